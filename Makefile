@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+N ?= auto
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format rules docs bench crash clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Onceward needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@echo "Setting up $(VENV) (once; about half a minute) ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing (on Debian: apt-get install python3-venv)"; exit 2; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null || $(BIN)/python -m pip install uv
+
+$(VENV)/user.stamp: $(BIN)/uv pyproject.toml
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/user.stamp
+	@echo "Installing what the tests need (a real PostgreSQL included) ..."
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres]' --group dev
+	@touch $@
+
+$(VENV)/bench.stamp: $(VENV)/dev.stamp
+	@echo "Installing the peers to measure against ..."
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	@touch $@
+
+demo: $(VENV)/user.stamp ## watch the engine at work: moves, a refused move, a kill -9, a reopen
+	@$(BIN)/python examples/first_life.py
+
+test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL
+	@$(BIN)/python -m pytest -n $(N) --dist worksteal -q
+
+check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > /tmp/onceward-imports.$$$$ 2>&1 || { cat /tmp/onceward-imports.$$$$; rm -f /tmp/onceward-imports.$$$$; exit 1; }; rm -f /tmp/onceward-imports.$$$$
+	@$(BIN)/python -m pytest -q tests/tidy
+	@echo "check: all good"
+
+format: $(VENV)/dev.stamp ## put the code into its usual form
+	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
+
+rules: $(VENV)/dev.stamp ## list the contract's rules that no test names yet
+	@$(BIN)/python tools/rules.py --missing
+
+docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
+	@$(BIN)/python tools/reference.py
+
+bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
+	@$(BIN)/python benchmarks/run.py
+
+crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
+	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/crashes -n $(N)
+
+clean: ## remove the virtual environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .coverage dist

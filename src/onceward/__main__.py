@@ -1,0 +1,5 @@
+"""`python -m onceward`."""
+
+from onceward.edges.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Ways in, thin: parse, call the engine, render."""

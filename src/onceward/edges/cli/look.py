@@ -1,0 +1,131 @@
+"""Commands that only look."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from onceward import __version__
+from onceward.edges.cli import render
+from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.errors import InvalidConfig, NotFound
+
+
+@click.command(cls=Command)
+@pass_globals
+def version(given: Globals) -> None:
+    """Print the version."""
+    render.document({"version": __version__}) if given.json else render.say(f"onceward {__version__}")
+
+
+@click.command(cls=Command)
+@click.argument("name", required=False)
+@click.option("--mermaid", is_flag=True, help="Draw them as Mermaid state diagrams.")
+@pass_globals
+def machines(given: Globals, name: str | None, mermaid: bool) -> None:
+    """Show the lifecycles: states, moves, reasons and events."""
+    from onceward.lifecycles import build, change, child, permit, registry, saga
+
+    known = {m.name: m for m in (build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.VALUE, change.CHANGE)}
+    if name is not None and name not in known:
+        raise NotFound(f"there is no lifecycle {name!r}; there are {', '.join(known)}")
+    chosen = [known[name]] if name else list(known.values())
+    if given.json:
+        render.document(
+            [
+                {
+                    "name": m.name,
+                    "states": m.states,
+                    "terminal": m.terminal,
+                    "transient": m.transient,
+                    "arrows": [
+                        {"from": a.source, "to": a.target, "reason": a.reason, "event": a.event} for a in m.arrows
+                    ],
+                }
+                for m in chosen
+            ]
+        )
+        return
+    for number, machine in enumerate(chosen):
+        if number:
+            render.say()
+        if mermaid:
+            render.say(machine.mermaid())
+            continue
+        click.secho(f"{machine.name}  (final: {', '.join(machine.terminal)})", bold=True)
+        rows = [(a.source, a.target, a.reason or "-", a.event or "-") for a in machine.arrows]
+        render.table(("from", "to", "reason", "event"), rows)
+
+
+@click.command(cls=Command)
+@click.argument("file")
+@click.option("--digest", is_flag=True, help="Print the SHA-256 of the bytes instead.")
+@pass_globals
+def canon(given: Globals, file: str, digest: bool) -> None:
+    """Print the canonical bytes of a JSON FILE (- for standard input)."""
+    from onceward.kernel.canon import canonical, parse, sha256_hex
+
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else _read(file)
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {file}: {error.strerror}", context={"file": file}) from None
+    try:
+        data = canonical(parse(data))
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{file}: {error.message}", context={"file": file, **error.context}) from None
+    if digest:
+        render.document({"sha256": sha256_hex(data)}) if given.json else render.say(sha256_hex(data))
+        return
+    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _read(file: str) -> bytes:
+    with open(file, "rb") as handle:  # noqa: PTH123 - a file that may also be a pipe
+        return handle.read()
+
+
+@click.command(cls=Command)
+@click.argument("stream", required=False)
+@pass_globals
+def events(given: Globals, stream: str | None) -> None:
+    """Print the events of STREAM, one canonical line each; without STREAM, list the streams."""
+    from onceward.engine.reading import stream_lines, stream_list
+
+    store = given.workspace().store()
+    try:
+        if stream is not None:
+            for line in stream_lines(store, stream):
+                sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+            return
+        found = stream_list(store)
+    finally:
+        store.close()
+    if given.json:
+        render.document(found)
+    elif found:
+        render.table(("stream", "events"), [(row["stream"], row["events"]) for row in found])
+    else:
+        render.say("No events yet.")
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
+@pass_globals
+def completion(given: Globals, shell: str | None) -> None:
+    """Print the completion script of SHELL [default: yours].
+
+    For bash: onceward completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    from onceward.edges.cli.main import cli
+
+    shell = shell or os.path.basename(os.environ.get("SHELL", "bash"))  # noqa: PTH119
+    made = get_completion_class(shell)
+    if made is None:
+        raise InvalidConfig(f"there is no completion for {shell}; choose bash, zsh or fish")
+    render.say(made(cli, {}, "onceward", "_ONCEWARD_COMPLETE").source())

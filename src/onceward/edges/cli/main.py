@@ -1,0 +1,185 @@
+"""`onceward`: global options, lazy commands, exit statuses (I-1)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onceward import __version__
+from onceward.errors import OncewardError
+from onceward.kernel import faults
+from onceward.kernel.limits import REQUEST_WAIT_SECONDS
+
+if TYPE_CHECKING:
+    from onceward.wiring import Workspace
+
+# Where each command lives; none is imported before it is asked for.
+COMMANDS = {
+    "init": ("workspace", "make a workspace here"),
+    "doctor": ("workspace", "look everything over and say what to fix"),
+    "events": ("look", "print a stream's events, or list the streams"),
+    "outbox": ("outbox", "see and flush what waits for delivery"),
+    "principals": ("principals", "who may act here, and as what"),
+    "machines": ("look", "show the lifecycles as tables or diagrams"),
+    "canon": ("look", "print the canonical bytes or digest of a JSON file"),
+    "backup": ("workspace", "write a verified copy of the store into one file"),
+    "restore": ("workspace", "fill an empty workspace from a backup"),
+    "migrate": ("workspace", "bring the store to this version's schema"),
+    "completion": ("look", "print the shell completion script"),
+    "version": ("look", "print the version"),
+}
+
+
+class Globals:
+    """What the global options said; opens the workspace when a command needs it."""
+
+    def __init__(self) -> None:
+        self.workspace_folder: str | None = None
+        self.store_url: str | None = None
+        self.principal: str | None = None
+        self.json = False
+        self.wait = REQUEST_WAIT_SECONDS
+        self.request_id: str | None = None
+
+    def workspace(self) -> Workspace:
+        from onceward.settings import find_workspace
+        from onceward.wiring import Workspace
+
+        return Workspace(find_workspace(self.workspace_folder), store_url=self.store_url, principal=self.principal)
+
+    def new_request_id(self) -> str:
+        return self.request_id or str(uuid.uuid4())
+
+
+pass_globals = click.make_pass_decorator(Globals, ensure=True)
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if value not in (None, False):
+            setattr(ctx.ensure_object(Globals), name, value)
+        return value
+
+    return keep
+
+
+def global_options() -> list[click.Option]:
+    """They may stand before or after the command's name."""
+    return [
+        click.Option(
+            ["--workspace"],
+            metavar="DIR",
+            envvar="ONCEWARD_WORKSPACE",
+            expose_value=False,
+            callback=_keep("workspace_folder"),
+            help="The workspace folder [default: the nearest .onceward].",
+        ),
+        click.Option(
+            ["--store"],
+            metavar="URL",
+            envvar="ONCEWARD_STORE",
+            expose_value=False,
+            callback=_keep("store_url"),
+            help="Where the rows are: sqlite or postgresql://….",
+        ),
+        click.Option(
+            ["--as"],
+            metavar="PRINCIPAL",
+            envvar="ONCEWARD_AS",
+            expose_value=False,
+            callback=_keep("principal"),
+            help="Act as this principal [default: you].",
+        ),
+        click.Option(["--json"], is_flag=True, expose_value=False, callback=_keep("json"), help="Answer in JSON."),
+    ]
+
+
+class Command(click.Command):
+    """A command that takes the global options too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params = [*self.params, *global_options()]
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and imports one only when it is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"onceward.edges.cli.{COMMANDS[cmd_name][0]}")
+        found: click.Command = getattr(module, cmd_name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    params=global_options(),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+@click.version_option(__version__, prog_name="onceward")
+def cli() -> None:
+    """Runs costly, consequential work: nothing paid for is lost, nothing runs twice, everything is provable."""
+
+
+def main() -> None:
+    faults.arm_from_environment()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and answer its exit status."""
+    from onceward.edges.cli import render
+
+    as_json = "--json" in argv
+    try:
+        status = cli.main(argv, prog_name="onceward", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except click.ClickException as failure:
+        render.usage(failure, as_json)
+        return 2
+    except OncewardError as failure:
+        render.error(failure, as_json)
+        return failure.exit_status
+    except BrokenPipeError:
+        # Whoever read us has seen enough; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return 130
+    except Exception as bug:
+        if os.environ.get("ONCEWARD_TRACEBACK"):
+            raise
+        click.echo(
+            f"Onceward met an error of its own: {type(bug).__name__}: {bug}\n"
+            "  Nothing is half-written. Set ONCEWARD_TRACEBACK=1 to see where, and please report it.",
+            err=True,
+        )
+        return 1
+
+
+def file_argument(text: str) -> Path:
+    return Path(text).expanduser()

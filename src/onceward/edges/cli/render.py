@@ -1,0 +1,76 @@
+"""How answers and errors look, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from onceward.errors import OncewardError
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def say(text: str = "") -> None:
+    click.echo(text)
+
+
+def document(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, sort_keys=True))
+
+
+def plain(text: object) -> str:
+    """Stored text without the control bytes that could speak to a terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need to be; the last one as it comes."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in (headings, *cells)) for i in range(len(headings))]
+    click.secho(_line(headings, widths), bold=True)
+    for row in cells:
+        line = _line(row, widths)
+        colour = next((_COLOURS[cell] for cell in row if cell in _COLOURS), None)
+        click.echo(line if colour is None else _coloured(line, row, colour))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _coloured(line: str, row: Sequence[str], colour: str) -> str:
+    word = next(cell for cell in row if cell in _COLOURS)
+    return line.replace(f"  {word}", f"  {click.style(word, fg=colour)}", 1)
+
+
+def error(failure: OncewardError, as_json: bool) -> None:
+    """An error on standard error: what happened, and what to type next."""
+    if as_json:
+        click.echo(json.dumps({"error": failure.document()}, ensure_ascii=False, sort_keys=True), err=True)
+        return
+    click.echo(f"{click.style(failure.code, fg='red', bold=True)}: {plain(failure.message)}", err=True)
+    for way in failure.recovery:
+        risk = "" if way.risk == "none" else f"  [risk: {way.risk}]"
+        if way.command:
+            click.echo(f"  {plain(way.action)}:  {click.style(plain(way.command), bold=True)}{risk}", err=True)
+        else:
+            click.echo(f"  {plain(way.action)}{risk}", err=True)
+
+
+def usage(failure: click.ClickException, as_json: bool) -> None:
+    if as_json:
+        problem = {
+            "code": "INVALID_CONFIG",
+            "message": failure.format_message(),
+            "context": {},
+            "retryable": False,
+            "recovery": [],
+        }
+        click.echo(json.dumps({"error": problem}, sort_keys=True), err=True)
+    else:
+        failure.show(sys.stderr)

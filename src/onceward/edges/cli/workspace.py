@@ -1,0 +1,109 @@
+"""Making, keeping and mending a workspace."""
+
+from __future__ import annotations
+
+import click
+
+from onceward import __version__
+from onceward.edges.cli import render
+from onceward.edges.cli.main import Command, Globals, file_argument, pass_globals
+from onceward.errors import OncewardError
+
+
+@click.command(cls=Command)
+@pass_globals
+def init(given: Globals) -> None:
+    """Make a workspace here: a folder, a settings file and a store. Safe to repeat."""
+    workspace = given.workspace()
+    made = workspace.create()
+    kernel = workspace.kernel()
+    kernel.close()
+    if given.json:
+        render.document({"workspace": str(workspace.folder), "made": made, "principal": workspace.principal})
+        return
+    if not made:
+        render.say(f"The workspace {workspace.folder} is already there.")
+        return
+    for thing in made:
+        render.say(f"made {thing}")
+    render.say(f"You act as {workspace.principal} (admin).  Next: onceward doctor")
+
+
+@click.command(cls=Command)
+@pass_globals
+def doctor(given: Globals) -> int:
+    """Look over versions, store, durability, filesystem, clock, lock and outbox, and say what to fix."""
+    from onceward.engine import doctor as examine
+
+    checks = examine.examine_machine(__version__)
+    try:
+        workspace = given.workspace()
+        store = workspace.store()
+        try:
+            checks += examine.examine_store(store, [sink.name for sink in workspace.settings.sink])
+        finally:
+            store.close()
+    except OncewardError as error:
+        fix = next((way.command or way.action for way in error.recovery), "")
+        status = "warn" if error.code == "NOT_FOUND" else "fail"
+        checks.append(examine.Check("workspace", status, error.message, fix))
+    failed = [check for check in checks if check.status == "fail"]
+    if given.json:
+        listed = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
+        render.document({"ok": not failed, "checks": listed})
+        return 1 if failed else 0
+    render.table(("check", "", "found"), [(c.name, c.status, c.detail) for c in checks])
+    for check in checks:
+        if check.fix:
+            render.say(f"  {check.name}: {check.fix}")
+    return 1 if failed else 0
+
+
+@click.command(cls=Command)
+@click.option("--check", is_flag=True, help="Only say what would be done.")
+@pass_globals
+def migrate(given: Globals, check: bool) -> None:
+    """Bring the store to this version's schema."""
+    workspace = given.workspace()
+    done = workspace.pending_migrations() if check else workspace.migrate()
+    if given.json:
+        render.document({"pending" if check else "applied": [f"{m.number:04d}_{m.name}" for m in done]})
+        return
+    if not done:
+        render.say("The store is up to date.")
+    for migration in done:
+        render.say(f"{'would apply' if check else 'applied'} {migration.number:04d}_{migration.name}")
+
+
+@click.command(cls=Command)
+@click.argument("file")
+@pass_globals
+def backup(given: Globals, file: str) -> None:
+    """Write every row, as of one moment, into the new FILE and verify it. Others may go on working."""
+    from onceward.engine.backup import backup as write_backup
+
+    workspace = given.workspace()
+    store = workspace.store()
+    try:
+        made = write_backup(store, file_argument(file).absolute(), workspace.backup_file)
+    finally:
+        store.close()
+    if given.json:
+        render.document(made)
+        return
+    render.say(f"{made['file']}: {made['rows']:,} rows, {made['events']:,} events, verified.")
+
+
+@click.command(cls=Command)
+@click.argument("file")
+@pass_globals
+def restore(given: Globals, file: str) -> None:
+    """Fill an empty workspace from the backup FILE; on either kind of store."""
+    from onceward.engine.backup import restore as fill
+
+    workspace = given.workspace()
+    done = fill(workspace.empty_store(), file_argument(file).absolute(), workspace.backup_file)
+    if given.json:
+        render.document(done)
+        return
+    render.say(f"restored {done['rows']:,} rows and {done['events']:,} events from {done['file']}, verified.")

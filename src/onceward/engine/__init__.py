@@ -1,0 +1,1 @@
+"""The shell: read, decide, commit, act. Owns threads, processes, files and the network."""

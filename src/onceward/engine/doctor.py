@@ -1,0 +1,102 @@
+"""Looks the workspace over and says what to fix."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from onceward.engine import tenure
+from onceward.engine.reading import outbox_status
+from onceward.errors import OncewardError
+from onceward.locks.identity import Identity, judge, own_identity
+from onceward.store.check import check
+from onceward.store.store import Store
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+def examine_machine(version: str) -> list[Check]:
+    """What can be said without a workspace."""
+    clock = time.time()
+    sane = 1_700_000_000 < clock < 4_000_000_000
+    system = platform.system()
+    return [
+        Check("onceward", "ok", version),
+        Check("python", "ok", platform.python_version()),
+        Check(
+            "system",
+            "ok" if system == "Linux" else "warn",
+            f"{system} {platform.release()}",
+            "" if system == "Linux" else "Linux is supported; macOS is best effort",
+        ),
+        Check(
+            "clock",
+            "ok" if sane else "warn",
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock)),
+            "" if sane else "set the system clock; times are labels, nothing else depends on them",
+        ),
+    ]
+
+
+def examine_store(store: Store, sinks: Sequence[str]) -> list[Check]:
+    """Every check of a workspace; one that cannot be made is itself a finding."""
+    checks: list[Check] = []
+    for look in (_database, _evidence, _writer_lock, lambda s: _outbox(s, sinks)):
+        checks += _looked(look, store)
+    return checks
+
+
+def _looked(look: Callable[[Store], Iterable[Check]], store: Store) -> list[Check]:
+    try:
+        return list(look(store))
+    except OncewardError as error:
+        fix = error.recovery[0] if error.recovery else None
+        return [Check("store", "fail", f"{error.code}: {error.message}", (fix.command or fix.action) if fix else "")]
+
+
+def _database(store: Store) -> Iterable[Check]:
+    for name, status, detail, fix in store.database.health():
+        yield Check(name, status, detail, fix if status != "ok" else "")
+
+
+def _evidence(store: Store) -> Iterable[Check]:
+    with store.read() as rows:
+        found = check(rows)
+    seen = f"{found.events:,} events in {found.streams:,} streams, {found.subjects:,} subjects"
+    if found.faults:
+        yield Check("evidence", "fail", found.faults[0], "restore the last good backup: onceward restore FILE")
+    else:
+        yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
+
+
+def _writer_lock(store: Store) -> Iterable[Check]:
+    held = tenure.holder(store)
+    if held is None:
+        yield Check("writer lock", "ok", "free")
+        return
+    them = Identity(held.hostname, held.boot_id, held.acquired_by_pid, held.process_start)
+    verdict = judge(them, own_identity())
+    note = "" if verdict.liveness != "dead" else " (the next command takes it over)"
+    yield Check("writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {verdict.why}{note}")
+
+
+def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
+    for entry in outbox_status(store, sinks):
+        stuck = entry["parked"] or not entry["configured"]
+        fix = "onceward outbox flush" if entry["parked"] else "configure the sink again, or its events wait for ever"
+        yield Check(
+            f"sink {entry['sink']}",
+            "warn" if stuck else "ok",
+            f"{entry['waiting']} waiting, {entry['parked']} parked",
+            fix if stuck else "",
+        )

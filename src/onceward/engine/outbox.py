@@ -1,0 +1,102 @@
+"""Delivers the outbox: at least once, in order within a stream, and a failing sink holds up nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from onceward.engine.sinks import Sink
+from onceward.errors import OncewardError
+from onceward.kernel import faults
+from onceward.kernel.limits import (
+    OUTBOX_BACKOFF_MAX_MICROS,
+    OUTBOX_BACKOFF_MICROS,
+    OUTBOX_BATCH,
+    OUTBOX_TRIES,
+)
+from onceward.kernel.sources import Micros, Sources
+from onceward.store.store import Store
+from onceward.store.tables.outbox import Parcel, delivered, parcels, postponed
+from onceward.store.transaction import Transaction
+
+_GIVE_UP_AFTER = 3
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """What one pass over one sink came to."""
+
+    sink: str
+    delivered: int
+    failed: int
+    last_error: str | None = None
+
+
+def deliver(store: Store, sinks: Sequence[Sink]) -> list[Delivery]:
+    """One pass: everything that is due goes out."""
+    return [_deliver_to(store, sink) for sink in sinks]
+
+
+def pause_before_retry(attempts: int, sources: Sources) -> Micros:
+    """How long to wait after the `attempts`-th failure: doubling, with up to a quarter of jitter."""
+    pause = min(OUTBOX_BACKOFF_MICROS << min(attempts, 40), OUTBOX_BACKOFF_MAX_MICROS)
+    return int(pause * (1 - sources.fraction() / 4))
+
+
+def _deliver_to(store: Store, sink: Sink) -> Delivery:
+    after = sent = failed = 0
+    held_back: set[str] = set()
+    last_error: str | None = None
+    while failed < _GIVE_UP_AFTER:
+        with store.read() as rows:
+            page = parcels(rows, sink.name, after, OUTBOX_BATCH)
+        if not page:
+            break
+        after = page[-1].event.position
+        accepted, failures = _send(store, sink, page, held_back, _GIVE_UP_AFTER - failed)
+        faults.point("outbox.delivered")
+        if accepted or failures:
+            _settle(store, accepted, failures)
+        faults.point("outbox.settled")
+        sent, failed = sent + len(accepted), failed + len(failures)
+        last_error = failures[-1][1] if failures else last_error
+    return Delivery(sink.name, sent, failed, last_error)
+
+
+def _send(
+    store: Store, sink: Sink, page: list[Parcel], held_back: set[str], patience: int
+) -> tuple[list[Parcel], list[tuple[Parcel, str]]]:
+    """Offer a page to the sink. A stream whose event is not accepted waits behind it, to keep its order."""
+    now = store.sources.now()
+    accepted: list[Parcel] = []
+    failures: list[tuple[Parcel, str]] = []
+    for parcel in page:
+        stream = parcel.event.stream
+        if stream in held_back or parcel.parked or parcel.due_at > now:
+            held_back.add(stream)
+            continue
+        if len(failures) == patience:
+            break
+        try:
+            sink.send(parcel)
+        except OncewardError as error:
+            failures.append((parcel, error.message))
+            held_back.add(stream)
+        else:
+            accepted.append(parcel)
+    try:
+        sink.settle()
+    except OncewardError as error:
+        return [], [*failures, *((parcel, error.message) for parcel in accepted)][:patience]
+    return accepted, failures
+
+
+def _settle(store: Store, accepted: list[Parcel], failures: list[tuple[Parcel, str]]) -> None:
+    def settle(tx: Transaction) -> None:
+        delivered(tx, accepted)
+        for parcel, error in failures:
+            parked = parcel.attempts + 1 >= OUTBOX_TRIES
+            due_at = tx.now + pause_before_retry(parcel.attempts, tx.sources)
+            postponed(tx, parcel, due_at, tx.now if parked else None, error)
+
+    store.write(settle)

@@ -1,0 +1,90 @@
+"""Named crash points: one attribute test in production, armed in tests (`ONCEWARD_FAULT=name[:nth][:action]`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+POINTS: Final = (
+    "write.begun",
+    "move.event",
+    "move.state",
+    "move.outbox",
+    "write.worked",
+    "commit.before",
+    "commit.after",
+    "write.answered",
+    "request.filed",
+    "request.worked",
+    "outbox.delivered",
+    "outbox.settled",
+    "migrate.applied",
+    "lock.acquired",
+    "lock.recovered",
+    "restore.table",
+    "backup.copied",
+)
+"""Every place where a test may end the process."""
+
+
+class SimulatedCrash(BaseException):
+    """An in-process stand-in for kill -9: nothing may catch it and go on."""
+
+
+_armed: Callable[[str], None] | None = None
+
+
+def point(name: str) -> None:
+    """Reached a crash point."""
+    if _armed is not None:
+        _armed(name)
+
+
+def arm(name: str, nth: int = 1, act: Callable[[], None] | None = None) -> None:
+    """Let the `nth` arrival at `name` run `act` (by default: kill -9 of this process)."""
+    if name not in POINTS:
+        raise ValueError(f"no fault point {name!r}")
+    left = nth
+
+    def arrive(arrived: str) -> None:
+        nonlocal left
+        if arrived == name:
+            left -= 1
+            if left == 0:
+                (act or _kill)()
+
+    global _armed
+    _armed = arrive
+
+
+def disarm() -> None:
+    global _armed
+    _armed = None
+
+
+@contextmanager
+def armed(name: str, nth: int = 1, act: Callable[[], None] | None = None) -> Iterator[None]:
+    arm(name, nth, act)
+    try:
+        yield
+    finally:
+        disarm()
+
+
+def crash() -> None:
+    raise SimulatedCrash
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm_from_environment() -> None:
+    """Arm what a test put into the environment of a child process; called by the CLI's entry."""
+    asked = os.environ.get("ONCEWARD_FAULT")
+    if asked:
+        name, _, nth = asked.partition(":")
+        arm(name, int(nth or 1))

@@ -1,0 +1,59 @@
+"""Every bound, each with its reason. `docs/reference/limits.md` is made from this file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_INTEGER: Final = 2**53 - 1
+"""Largest integer in canonical bytes: what every JSON reader can hold exactly."""
+
+MAX_DEPTH: Final = 100
+"""Deepest nesting in canonical bytes: deeper values overflow some reader's stack."""
+
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+"""Longest request payload, answer or event detail: larger things are artifacts, not records."""
+
+MAX_REQUEST_ID_CHARS: Final = 128
+"""Longest `client_request_id`: enough for any UUID or hash, short enough for an index."""
+
+MAX_NAME_CHARS: Final = 128
+"""Longest principal, sink or subject name."""
+
+MAX_BATCH: Final = 128
+"""Most transactions that share one commit: bounds how long the first of them waits."""
+
+GATHER_SECONDS: Final = 0.00005
+"""A leader whose last commit was shared goes ahead when nobody joined for this long: less than a disk sync."""
+
+BUSY_MILLIS: Final = 10_000
+"""How long a SQLite writer waits for another process's transaction before it gives up."""
+
+TRANSIENT_RETRIES: Final = 5
+"""How often a transaction that PostgreSQL asked to repeat is run again before COMMIT."""
+
+HEAD_CACHE: Final = 4096
+"""Stream heads a kernel remembers; an evicted one is read again from the store."""
+
+REQUEST_WAIT_SECONDS: Final = 30.0
+"""How long a command waits for a live kernel's answer before it exits 3 with the request id."""
+
+REQUEST_POLL_SECONDS: Final = 0.05
+"""How often a kernel looks for requests, and an asker for its answer."""
+
+OUTBOX_BATCH: Final = 100
+"""Events delivered to a sink between two commits: how many are repeated at most after a crash."""
+
+OUTBOX_TRIES: Final = 10
+"""Tries after which an event is parked: about a day of backing off."""
+
+OUTBOX_BACKOFF_MICROS: Final = 1_000_000
+"""First pause after a failed delivery; it doubles with each try."""
+
+OUTBOX_BACKOFF_MAX_MICROS: Final = 6 * 3600 * 1_000_000
+"""Longest pause between two tries of one event."""
+
+WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
+"""How long a webhook may take: a slow sink must not hold up the others for long."""
+
+WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
+"""A write-ahead log larger than this means a reader is stuck; `doctor` says so."""

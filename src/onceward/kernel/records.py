@@ -1,0 +1,102 @@
+"""Frozen records that cross the rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+from onceward.kernel.canon import bounded, sha256_hex
+from onceward.kernel.limits import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS
+from onceward.kernel.machine import Machine
+from onceward.kernel.sources import Micros
+
+ROLES: Final = ("viewer", "operator", "reviewer", "executor", "verifier", "granter", "admin")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A decided change of one subject's state, ready to be committed by the store's `move`."""
+
+    machine: Machine
+    subject: str
+    source: str
+    target: str
+    version: int
+    """The version the subject had when the decision was made; 0 for a birth."""
+    actor: str
+    reason: str | None = None
+    detail: Mapping[str, Any] = _NOTHING
+    """What else the event says."""
+    columns: Mapping[str, Any] = _NOTHING
+    """Facts of the row that change with the state."""
+
+
+class Build(msgspec.Struct, frozen=True):
+    """A build as stored."""
+
+    build_id: str
+    name: str
+    state: str
+    version: int
+    created_at: Micros
+    updated_at: Micros
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """A named actor and what it may do."""
+
+    name: str
+    roles: frozenset[str]
+
+    def may(self, role: str) -> bool:
+        return role in self.roles or "admin" in self.roles
+
+
+class Tenure(msgspec.Struct, frozen=True):
+    """Proof of holding the writer lock: the token written in it and the fence it was given."""
+
+    token: str
+    fence: int
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What somebody asks the kernel to do, under an id that makes asking again safe (K-8)."""
+
+    verb: str
+    request_id: str
+    payload: Any
+    principal: str
+
+    def check(self) -> bytes:
+        """The payload's canonical bytes; refuses an id or payload that cannot be stored."""
+        if not 1 <= len(self.request_id) <= MAX_REQUEST_ID_CHARS or not self.request_id.isprintable():
+            raise InvalidConfig(
+                f"a request id has 1 to {MAX_REQUEST_ID_CHARS} printable characters",
+                context={"field": "client_request_id"},
+            )
+        return bounded(self.payload, "the request payload")
+
+    def payload_hash(self) -> str:
+        return sha256_hex(self.check())
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a request came to; `replayed` when it was answered before."""
+
+    value: Any
+    replayed: bool = False
+
+
+def check_name(name: str, what: str) -> str:
+    """A principal's, sink's or subject's name: short, printable, no surprises in a terminal or a path."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise InvalidConfig(
+            f"{what} must be 1 to {MAX_NAME_CHARS} printable characters, not {str(name)[:40]!r}",
+            context={"field": what},
+        )
+    return name

@@ -1,0 +1,106 @@
+"""Settings: `onceward.toml` beside the workspace and the environment, validated once, frozen."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+from onceward.kernel.records import check_name
+
+FOLDER = ".onceward"
+FILE = "onceward.toml"
+
+
+class SinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where events are delivered."""
+
+    name: str
+    kind: Literal["console", "ndjson", "webhook"]
+    path: str = ""
+    """For `ndjson`: the file, relative to `onceward.toml`."""
+    url: str = ""
+    """For `webhook`: where to POST."""
+    secret_env: str = ""
+    """For `webhook`: the environment variable that holds the signing secret."""
+
+
+class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the rows live."""
+
+    url: str = "sqlite"
+    """`sqlite`, or `postgresql://…` with `schema=` naming the workspace."""
+    unsafe_network_filesystem: bool = False
+    """Allow SQLite where its locks cannot be trusted."""
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a workspace can be told."""
+
+    store: StoreSettings = StoreSettings()
+    sink: tuple[SinkSettings, ...] = ()
+
+
+TEMPLATE = """\
+# Settings of this Onceward workspace. Everything here is optional.
+
+# [store]
+# url = "postgresql://user@host/database?schema=my_workspace"    # default: SQLite in .onceward/
+
+# [[sink]]                        # events can be delivered elsewhere, at least once and in order
+# name = "log"
+# kind = "ndjson"                 # or "console", or "webhook" with url = "https://…" and secret_env = "NAME"
+# path = "events.ndjson"
+"""
+
+
+def find_workspace(asked: str | None) -> Path:
+    """The workspace's folder: as asked, else the nearest `.onceward` upwards, else here."""
+    if asked:
+        return Path(asked).absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / FOLDER).is_dir():
+            return folder / FOLDER
+    return here / FOLDER
+
+
+def load(workspace: Path, store_url: str | None = None) -> Settings:
+    """The settings of a workspace; `store_url` from the command line wins."""
+    file = workspace.parent / FILE
+    try:
+        settings = msgspec.convert(tomllib.loads(file.read_text("utf-8")), Settings) if file.exists() else Settings()
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{file}: {error}", context={"file": str(file)}) from None
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{file}: {error}", context={"file": str(file)}) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"cannot read {file}: {error}", context={"file": str(file)}) from None
+    if store_url:
+        settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, url=store_url))
+    _check(settings, file)
+    return settings
+
+
+def _check(settings: Settings, file: Path) -> None:
+    url = settings.store.url
+    if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
+        raise InvalidConfig(
+            'the store URL must be "sqlite" or begin with postgresql://', context={"field": "store.url"}
+        )
+    names = [sink.name for sink in settings.sink]
+    for sink in settings.sink:
+        check_name(sink.name, "sink.name")
+        needed = {"ndjson": "path", "webhook": "url", "console": "name"}[sink.kind]
+        if not getattr(sink, needed):
+            raise InvalidConfig(f"{file}: sink {sink.name!r} of kind {sink.kind} needs {needed}")
+        if sink.kind == "webhook" and not sink.url.startswith(("http://", "https://")):
+            raise InvalidConfig(f"{file}: sink {sink.name!r}: url must begin with http:// or https://")
+        if sink.secret_env and sink.secret_env not in os.environ:
+            raise InvalidConfig(f"{file}: sink {sink.name!r}: the environment has no {sink.secret_env}")
+    if len(set(names)) != len(names):
+        raise InvalidConfig(f"{file}: two sinks have one name")

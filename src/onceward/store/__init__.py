@@ -1,0 +1,1 @@
+"""Rows, events and the outbox on disk. Knows the kernel, not the engine."""

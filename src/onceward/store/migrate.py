@@ -1,0 +1,116 @@
+"""Numbered migrations: each in its own transaction, with a checksum, never past what this code knows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+from typing import NamedTuple
+
+from onceward.errors import CorruptState, Recovery, SchemaTooNew
+from onceward.kernel import faults
+from onceward.kernel.sources import Sources
+from onceward.store.port import Database, Session
+
+_PART = re.compile(r"^\s*--\[(\w+)\n(.*?)^\s*--\]\n", re.DOTALL | re.MULTILINE)
+
+
+class Migration(NamedTuple):
+    """One numbered step of the schema."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def sql_for(self, kind: str) -> str:
+        """The statements for one kind of database: the common ones and its own parts."""
+        return _PART.sub(lambda part: part.group(2) if part.group(1) == kind else "", self.text)
+
+
+def known() -> list[Migration]:
+    """The migrations that ship with this version, in order."""
+    found = []
+    for file in resources.files("onceward.store").joinpath("migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, file.read_text("utf-8")))
+    return sorted(found)
+
+
+def applied(database: Database, session: Session) -> list[tuple[int, str]]:
+    """Number and checksum of what the store already has; refuses a newer or altered history."""
+    if "schema_migrations" not in database.tables(session):
+        return []
+    rows = [(n, c) for n, c in session.read("SELECT number, checksum FROM schema_migrations ORDER BY number")]
+    ours = {m.number: m for m in known()}
+    newest = max(ours)
+    for number, checksum in rows:
+        if number > newest:
+            raise SchemaTooNew(
+                f"the store has schema {rows[-1][0]}; this Onceward knows schemas up to {newest}",
+                context={"found": rows[-1][0], "known": newest},
+                recovery=[Recovery("use the newer Onceward that wrote it", "pip install --upgrade onceward")],
+            )
+        if ours[number].checksum != checksum:
+            raise CorruptState(
+                f"migration {number} was applied with other statements than this Onceward has",
+                context={"migration": number},
+            )
+    return rows
+
+
+def migrate(database: Database, sources: Sources) -> list[Migration]:
+    """Bring the store to this version's schema; answers what was applied now."""
+    session = database.connect(kernel=True)
+    done: list[Migration] = []
+    try:
+        for migration in known():
+            if _apply(database, session, migration, sources):
+                done.append(migration)
+    finally:
+        session.close()
+    return done
+
+
+def pending(database: Database) -> list[Migration]:
+    """What `migrate` would apply."""
+    session = database.connect()
+    try:
+        have = {number for number, _ in applied(database, session)}
+    finally:
+        session.close()
+    return [m for m in known() if m.number not in have]
+
+
+def _apply(database: Database, session: Session, migration: Migration, sources: Sources) -> bool:
+    database.exclusive(session)
+    try:
+        if migration.number in {number for number, _ in applied(database, session)}:
+            session.rollback()
+            return False
+        if migration.number == 1:
+            database.script(
+                session,
+                "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL,"
+                " checksum TEXT NOT NULL, applied_at INTEGER NOT NULL) STRICT;",
+            )
+        database.script(session, migration.sql_for(database.kind))
+        if migration.number == 1:
+            session.write(
+                "INSERT INTO workspace (one, workspace_id, created_at) VALUES (1, ?, ?)",
+                (sources.new_id("wsp"), sources.now()),
+            )
+        session.write(
+            "INSERT INTO schema_migrations (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
+            (migration.number, migration.name, migration.checksum, sources.now()),
+        )
+        faults.point("migrate.applied")
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+    return True

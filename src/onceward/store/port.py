@@ -1,0 +1,127 @@
+"""What a database must offer, and the little that callers see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
+from onceward.kernel.records import Tenure
+from onceward.kernel.sources import Micros
+
+Value = str | int | bytes | None
+Row = tuple[Any, ...]
+Otherwise = Callable[[], OncewardError]
+
+
+class Reads(Protocol):
+    """Anything rows can be read from: a snapshot or a transaction."""
+
+    def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]: ...
+
+
+class Writes(Reads, Protocol):
+    """Anything rows can be written to: a transaction, or a session inside one."""
+
+    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+        """Write; with `otherwise`, exactly one row or the error it makes."""
+        ...
+
+
+class Session(Writes, Protocol):
+    """One connection. Writes may be held back until a read, a savepoint's end or the commit needs them."""
+
+    lost: bool
+    """The server hung up; only a new connection can go on."""
+
+    def begin(self, tenure: Tenure | None) -> None:
+        """Begin a write; with a tenure, LOCK_LOST unless the lock row still carries it."""
+        ...
+
+    def snapshot(self) -> None:
+        """Begin a read of one moment."""
+        ...
+
+    def now(self) -> Micros: ...
+
+    def savepoint(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def undo(self) -> None:
+        """Back to the savepoint."""
+        ...
+
+    def commit(self) -> None:
+        """Make it durable. CommitUnknown when nobody can tell whether it is."""
+        ...
+
+    def rollback(self) -> None: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether a transaction is under way."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Database(Protocol):
+    """A place for one workspace's rows."""
+
+    kind: str
+
+    def connect(self, *, kernel: bool = False) -> Session:
+        """A connection; the kernel's is the only one that checkpoints."""
+        ...
+
+    def script(self, session: Session, sql: str) -> None:
+        """Run a migration's statements inside the session's transaction."""
+        ...
+
+    def exclusive(self, session: Session) -> None:
+        """Begin a write that excludes every other writer, before there is a lock row to ask."""
+        ...
+
+    def tables(self, session: Session) -> list[str]: ...
+
+    def columns(self, session: Reads, table: str) -> list[str]: ...
+
+    def filled(self, session: Reads) -> None:
+        """Rows were put in with their own numbers: let the next numbers follow them."""
+        ...
+
+    def health(self) -> list[tuple[str, str, str, str]]:
+        """What `doctor` shows: (name, ok | warn | fail, detail, what to do)."""
+        ...
+
+
+class Transient(Exception):
+    """The database asked for the transaction to be run again; nothing was committed."""
+
+
+class CommitFailed(Exception):
+    """COMMIT raised: the transaction is there or it is not, and only looking can tell."""
+
+
+_REFUSALS = {
+    "builds_state": "a build has no such state",
+    "builds_moved": "a build's state may only be written together with its event",
+    "builds_kept": "builds are never deleted",
+    "events_append_only": "events are never changed or deleted",
+    "events_chain": "the event does not follow the last one of its stream",
+    "events_stream_seq": "two events claim one place in a stream",
+    "events_stream_prev": "two events claim one predecessor",
+    "singleton_lock_fence": "the fence only grows",
+    "streams_name": "a stream has two numbers",
+}
+
+
+def refused(constraint: str) -> OncewardError:
+    """The coded error of a constraint that the schema enforces, by the constraint's name."""
+    if constraint == "principal_roles_role":
+        return InvalidConfig("there is no such role", context={"constraint": constraint})
+    return IntegrityFault(
+        f"the database refused the write: {_REFUSALS.get(constraint, constraint)}",
+        context={"constraint": constraint},
+    )

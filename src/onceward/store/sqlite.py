@@ -1,0 +1,274 @@
+"""SQLite by apsw: WAL, synchronous=FULL, one writer, one checkpointer."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from onceward.errors import (
+    CorruptState,
+    InvalidConfig,
+    LockLost,
+    Recovery,
+    StorageError,
+)
+from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES
+from onceward.kernel.records import Tenure
+from onceward.kernel.sources import Micros, Sources
+from onceward.store.filesystems import filesystem_of, is_network
+from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, refused
+
+_SAFE = "3.51.3"
+_UNIQUE = re.compile(r"(UNIQUE|CHECK) constraint failed: (.*)")
+# SQLite names the columns of a broken UNIQUE, not the constraint.
+_BY_COLUMNS = {
+    "events.stream_no, events.seq": "events_stream_seq",
+    "events.stream_no, events.prev_hash": "events_stream_prev",
+    "event_outbox.sink, event_outbox.dedupe_key": "event_outbox_dedupe",
+    "requests.verb, requests.request_id": "requests_verb_id",
+    "streams.stream": "streams_name",
+}
+
+
+class SqliteDatabase:
+    """One workspace's rows in one file."""
+
+    kind = "sqlite"
+
+    def __init__(self, path: Path, sources: Sources, *, unsafe_network_filesystem: bool = False) -> None:
+        self.path = path
+        self._sources = sources
+        self._unsafe = unsafe_network_filesystem
+
+    def connect(self, *, kernel: bool = False) -> SqliteSession:
+        require_safe_version(apsw.sqlite_lib_version())
+        self._require_local()
+        try:
+            connection = apsw.Connection(str(self.path))
+            _prepare(connection, kernel)
+        except apsw.Error as error:
+            raise _translate(error, self.path) from error
+        return SqliteSession(connection, self._sources, self.path)
+
+    def script(self, session: Session, sql: str) -> None:
+        assert isinstance(session, SqliteSession)
+        session.execute(sql)
+
+    def exclusive(self, session: Session) -> None:
+        session.begin(None)
+
+    def tables(self, session: Session) -> list[str]:
+        rows = session.read(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        )
+        return [name for (name,) in rows]
+
+    def columns(self, session: Reads, table: str) -> list[str]:
+        return [name for (name,) in session.read("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))]
+
+    def filled(self, session: Reads) -> None:
+        """SQLite follows the largest number by itself."""
+
+    def health(self) -> list[tuple[str, str, str, str]]:
+        session = self.connect()
+        try:
+            verdict = session.read("PRAGMA quick_check(1)")[0][0]
+            journal = session.read("PRAGMA journal_mode")[0][0]
+            synchronous = session.read("PRAGMA synchronous")[0][0]
+        finally:
+            session.close()
+        wal = self.path.with_name(self.path.name + "-wal")
+        wal_bytes = wal.stat().st_size if wal.exists() else 0
+        kind = filesystem_of(self.path)
+        return [
+            ("sqlite", "ok", apsw.sqlite_lib_version(), ""),
+            (
+                "store health",
+                "ok" if verdict == "ok" else "fail",
+                f"quick check: {verdict}",
+                "restore the last backup: onceward restore FILE",
+            ),
+            (
+                "durability",
+                "ok" if (journal, synchronous) == ("wal", 2) else "fail",
+                f"journal_mode={journal} synchronous={synchronous} (2 is FULL)",
+                "",
+            ),
+            (
+                "write-ahead log",
+                "ok" if wal_bytes < WAL_ALARM_BYTES else "warn",
+                f"{wal_bytes:,} bytes",
+                "a reader holds an old snapshot open; end it",
+            ),
+            (
+                "filesystem",
+                "warn" if is_network(kind) else "ok",
+                kind,
+                "move the workspace to a local disk; locks are not safe on a network",
+            ),
+        ]
+
+    def _require_local(self) -> None:
+        kind = filesystem_of(self.path)
+        if is_network(kind) and not self._unsafe:
+            raise InvalidConfig(
+                f"{self.path.parent} is on a network filesystem ({kind}), where SQLite's locks cannot be trusted",
+                context={"filesystem": kind},
+                recovery=[
+                    Recovery("put the workspace on a local disk"),
+                    Recovery("or use PostgreSQL: set [store] url in onceward.toml"),
+                    Recovery(
+                        "or, knowing that data may be lost, set unsafe_network_filesystem = true under [store]",
+                        risk="high",
+                    ),
+                ],
+            )
+
+
+class SqliteSession:
+    """One connection; writes happen at once."""
+
+    lost = False
+
+    def __init__(self, connection: apsw.Connection, sources: Sources, path: Path) -> None:
+        self._connection = connection
+        self._sources = sources
+        self._path = path
+        self._pid = os.getpid()
+
+    @property
+    def open(self) -> bool:
+        return not self._connection.get_autocommit()
+
+    def begin(self, tenure: Tenure | None) -> None:
+        if os.getpid() != self._pid:
+            raise StorageError("a store cannot be used across fork; open it in the new process")
+        self.execute("BEGIN IMMEDIATE")
+        if tenure is not None:
+            held = self.execute("SELECT token, fence FROM singleton_lock WHERE lock_id = 1")
+            if held != [(tenure.token, tenure.fence)]:
+                self.rollback()
+                raise LockLost("another kernel has taken this workspace; nothing was written")
+
+    def snapshot(self) -> None:
+        self.execute("BEGIN")
+
+    def now(self) -> Micros:
+        return self._sources.now()
+
+    def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
+        return self.execute(sql, params)
+
+    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+        self.execute(sql, params)
+        if otherwise is not None and self._connection.changes() != 1:
+            raise otherwise()
+
+    def savepoint(self) -> None:
+        self.execute("SAVEPOINT one")
+
+    def release(self) -> None:
+        self.execute("RELEASE one")
+
+    def undo(self) -> None:
+        self.execute("ROLLBACK TO one")
+        self.execute("RELEASE one")
+
+    def commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except apsw.Error as error:
+            raise CommitFailed(str(error)) from error
+
+    def rollback(self) -> None:
+        if self.open:
+            self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def execute(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._connection.execute(sql, params).fetchall()
+        except apsw.Error as error:
+            raise _translate(error, self._path) from error
+
+
+def require_safe_version(version: str) -> None:
+    """Refuse the SQLite versions whose WAL can lose a commit when several processes checkpoint."""
+    number = tuple(int(part) for part in version.split("."))
+    patched = number[:2] in ((3, 50), (3, 44)) and number >= {50: (3, 50, 7), 44: (3, 44, 6)}[number[1]]
+    if number < (3, 51, 3) and not patched:
+        raise InvalidConfig(
+            f"SQLite {version} has the WAL-reset race; {_SAFE} or newer is needed",
+            context={"version": version},
+            recovery=[Recovery("upgrade the driver", "pip install --upgrade apsw")],
+        )
+
+
+def _prepare(connection: apsw.Connection, kernel: bool) -> None:
+    connection.set_busy_timeout(BUSY_MILLIS)
+    settings: list[tuple[str, Any]] = [
+        ("journal_mode = WAL", "wal"),
+        ("synchronous = FULL", 2),
+        ("foreign_keys = ON", 1),
+        ("trusted_schema = OFF", 0),
+        ("cell_size_check = ON", 1),
+        ("mmap_size = 0", 0),
+        (f"wal_autocheckpoint = {1000 if kernel else 0}", 1000 if kernel else 0),
+    ]
+    for setting, wanted in settings:
+        name = setting.split(" ", 1)[0]
+        connection.execute(f"PRAGMA {setting}")
+        found = connection.execute(f"PRAGMA {name}").fetchall()
+        if found and found[0][0] != wanted:
+            raise StorageError(f"SQLite did not take {setting}: it reads back {found[0][0]!r}")
+    if not kernel:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+def _translate(error: apsw.Error, path: Path) -> Exception:
+    if isinstance(error, apsw.ConstraintError):
+        if getattr(error, "extendedresult", 0) == apsw.SQLITE_CONSTRAINT_TRIGGER:
+            return refused(str(error))
+        broken = _UNIQUE.fullmatch(str(error))
+        named = broken.group(2) if broken else str(error)
+        return refused(_BY_COLUMNS.get(named, named))
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return CorruptState(
+            f"{path} is not a healthy database: {error}",
+            context={"file": path.name},
+            recovery=[
+                Recovery(
+                    "move the damaged file away and restore the last backup",
+                    "onceward restore FILE",
+                    "medium",
+                )
+            ],
+        )
+    if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
+        return InvalidConfig(
+            f"cannot write in {path.parent}: {error}",
+            context={"folder": str(path.parent)},
+            recovery=[Recovery("make the folder writable, or choose another with --workspace")],
+        )
+    if isinstance(error, apsw.FullError):
+        return StorageError(
+            f"the disk of {path.parent} is full; nothing was written",
+            context={"outcome": "failed"},
+            recovery=[Recovery("free some space and run the same command again")],
+        )
+    if isinstance(error, apsw.BusyError):
+        return StorageError(
+            "another process kept the database busy for too long; nothing was written",
+            context={"outcome": "failed"},
+            recovery=[Recovery("run the same command again")],
+        )
+    if isinstance(error, apsw.IOError):
+        return StorageError(f"reading or writing {path} failed: {error}", context={"outcome": "failed"})
+    return error

@@ -1,0 +1,145 @@
+"""A workspace's store: one writer, any number of readers, over either database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.kernel import faults
+from onceward.kernel.records import Answer, Request, Tenure
+from onceward.kernel.sources import Sources
+from onceward.store import migrate
+from onceward.store.port import Database, Session
+from onceward.store.tables.requests import Requests, answer_request, file_request
+from onceward.store.transaction import Transaction
+from onceward.store.writer import Work, Writer
+
+T = TypeVar("T")
+
+
+class Store:
+    """The one door to the rows. Reads never wait for the writer; writes go through `write` and the fence."""
+
+    def __init__(self, database: Database, sources: Sources, sinks: Sequence[str] = ()) -> None:
+        self.database = database
+        self.sources = sources
+        self._sinks = sinks
+        self._writer: Writer | None = None
+        self._idle: list[Session] = []
+        self._mutex = threading.Lock()
+
+    def require_schema(self) -> None:
+        """Refuse a store that is absent, older or newer than this code."""
+        waiting = migrate.pending(self.database)
+        if len(waiting) == len(migrate.known()):
+            raise NotFound("there is no store here yet", recovery=[Recovery("make one", "onceward init")])
+        if waiting:
+            raise InvalidConfig(
+                f"the store has an older schema; {len(waiting)} migrations wait",
+                recovery=[Recovery("bring it up to date", "onceward migrate", "low")],
+            )
+
+    @property
+    def writer(self) -> Writer:
+        with self._mutex:
+            if self._writer is None:
+                self._writer = Writer(self.database, self.sources, self._sinks)
+            return self._writer
+
+    @property
+    def tenure(self) -> Tenure | None:
+        return self._writer.tenure if self._writer else None
+
+    def write(self, work: Work[T]) -> T:
+        """Run `work` in one durable, fenced transaction; it must not act outside, for it may be run again."""
+        return self.writer.write(work)
+
+    def answer(self, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req") -> Answer:
+        """Carry out a request at most once: the effect and its answer are one transaction (K-8)."""
+
+        def once(tx: Transaction) -> Answer:
+            return answer_once(tx, request, work, prefix)
+
+        answer = self.write(once)
+        faults.point("write.answered")
+        return answer
+
+    def reserve(self, request: Request, prefix: str) -> str:
+        """The resource id of a request, fixed before its long work begins, the same however often it is asked."""
+
+        def once(tx: Transaction) -> str:
+            found = tx.requests.find(request)
+            if found is None:
+                file_request(tx, request, tx.sources.new_id(prefix), tx.now)
+                found = tx.requests.find(request)
+                assert found is not None
+            return found.resource_id
+
+        return self.write(once)
+
+    def file(self, request: Request) -> None:
+        """Append a request for the live kernel: the only write outside the fence (K-13)."""
+        session = self.database.connect()
+        try:
+            session.begin(None)
+            if Requests(session).find(request) is None:
+                file_request(session, request, self.sources.new_id("req"), session.now())
+            session.commit()
+            faults.point("request.filed")
+        finally:
+            session.rollback()
+            session.close()
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Rows as of one moment, on a connection of its own."""
+        with self._mutex:
+            session = self._idle.pop() if self._idle else None
+        session = session or self.database.connect()
+        try:
+            session.snapshot()
+            yield session
+            session.rollback()
+        except BaseException:
+            self._discard(session)
+            raise
+        with self._mutex:
+            self._idle.append(session)
+
+    def _discard(self, session: Session) -> None:
+        """Close a connection that met an error and, if its server went away, those that slept through it."""
+        with self._mutex:
+            sleeping, self._idle = (self._idle, []) if session.lost else ([], self._idle)
+        for stale in (session, *sleeping):
+            stale.close()
+
+    def close(self) -> None:
+        """Close every connection; the writer's last, so that it is the one that tidies the log."""
+        with self._mutex:
+            sessions, self._idle = self._idle, []
+            writer, self._writer = self._writer, None
+        for session in sessions:
+            session.close()
+        if writer is not None:
+            writer.close()
+
+
+def answer_once(
+    tx: Transaction, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req"
+) -> Answer:
+    """Inside a transaction: the stored answer of a request, or its work done now and recorded."""
+    found = tx.requests.find(request)
+    if found is not None and found.answered_at is not None:
+        return Answer(found.value(), replayed=True)
+    if found is None:
+        resource_id = tx.sources.new_id(prefix)
+        file_request(tx, request, resource_id, tx.now)
+    else:
+        resource_id = found.resource_id
+    value = work(tx, resource_id)
+    faults.point("request.worked")
+    answer_request(tx, request, value, tx.now)
+    return Answer(value)

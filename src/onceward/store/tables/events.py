@@ -1,0 +1,67 @@
+"""Streams and their events, to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onceward.errors import NotFound
+from onceward.kernel.chain import Event
+from onceward.store.port import Reads
+
+_PAGE = 1000
+
+
+def streams(rows: Reads) -> list[tuple[str, int]]:
+    """Every stream and how many events it has."""
+    found = rows.read(
+        "SELECT s.stream, count(e.position) FROM streams s LEFT JOIN events e ON e.stream_no = s.stream_no"
+        " GROUP BY s.stream ORDER BY s.stream"
+    )
+    return [(stream, count) for stream, count in found]
+
+
+def events_of(rows: Reads, stream: str, after: int = 0) -> Iterator[Event]:
+    """A stream's events in order, a page at a time, so that memory stays flat."""
+    numbers = rows.read("SELECT stream_no FROM streams WHERE stream = ?", (stream,))
+    if not numbers:
+        raise NotFound(f"there is no stream {stream}", context={"stream": stream})
+    while True:
+        page = rows.read(
+            "SELECT seq, at, source, body, prev_hash, hash, position FROM events"
+            " WHERE stream_no = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (numbers[0][0], after, _PAGE),
+        )
+        for seq, at, source, body, prev_hash, hash_, position in page:
+            yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+        if len(page) < _PAGE:
+            return
+        after = page[-1][0]
+
+
+def all_events(rows: Reads) -> Iterator[Event]:
+    """Every event, stream after stream, each in order: one pass in flat memory."""
+    after = (0, 0)
+    while True:
+        page = rows.read(
+            "SELECT e.stream_no, s.stream, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
+            " FROM events e LEFT JOIN streams s ON s.stream_no = e.stream_no"
+            " WHERE (e.stream_no, e.seq) > (?, ?) ORDER BY e.stream_no, e.seq LIMIT ?",
+            (*after, _PAGE),
+        )
+        for _, stream, seq, at, source, body, prev_hash, hash_, position in page:
+            yield Event(stream or "", seq, at, source, body.encode(), prev_hash, hash_, position)
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][0], page[-1][2])
+
+
+def event_at(rows: Reads, position: int) -> Event | None:
+    found = rows.read(
+        "SELECT s.stream, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
+        " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position = ?",
+        (position,),
+    )
+    if not found:
+        return None
+    stream, seq, at, source, body, prev_hash, hash_, position = found[0]
+    return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)

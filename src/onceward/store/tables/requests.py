@@ -1,0 +1,91 @@
+"""The request ledger: what was asked under which id, and what it came to (K-8, K-13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from onceward.errors import RequestConflict
+from onceward.kernel.canon import bounded
+from onceward.kernel.records import Request
+from onceward.store.port import Reads, Writes
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """One request as stored."""
+
+    request_no: int
+    verb: str
+    request_id: str
+    payload: str
+    payload_hash: str
+    principal: str
+    resource_id: str
+    answered_at: int | None
+    answer: str | None
+
+    @property
+    def request(self) -> Request:
+        return Request(self.verb, self.request_id, msgspec.json.decode(self.payload), self.principal)
+
+    def value(self) -> Any:
+        return msgspec.json.decode(self.answer or "null")
+
+
+_COLUMNS = "request_no, verb, request_id, payload, payload_hash, principal, resource_id, answered_at, answer"
+
+
+class Requests:
+    def __init__(self, rows: Reads) -> None:
+        self._rows = rows
+
+    def find(self, request: Request) -> Ledger | None:
+        """The ledger's row of this id; URM_IDEMPOTENCY_KEY_CONFLICT if it was for another payload."""
+        rows = self._rows.read(
+            f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?",
+            (request.verb, request.request_id),
+        )
+        if not rows:
+            return None
+        found = Ledger(*rows[0])
+        ours = request.payload_hash()
+        if found.payload_hash != ours or found.principal != request.principal:
+            raise RequestConflict(
+                f"request id {request.request_id!r} was already used for another {request.verb}",
+                context={"stored": found.payload_hash, "given": ours, "request_id": request.request_id},
+            )
+        return found
+
+    def open(self, limit: int) -> list[Ledger]:
+        """Requests that wait for an answer, in the order they were filed."""
+        rows = self._rows.read(
+            f"SELECT {_COLUMNS} FROM requests WHERE answered_at IS NULL ORDER BY request_no LIMIT ?", (limit,)
+        )
+        return [Ledger(*row) for row in rows]
+
+
+def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> None:
+    """Put a request into the ledger, still unanswered; one already there stays as it is."""
+    payload = request.check().decode()
+    tx.write(
+        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, resource_id, asked_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
+        (
+            request.verb,
+            request.request_id,
+            payload,
+            request.payload_hash(),
+            request.principal,
+            resource_id,
+            now,
+        ),
+    )
+
+
+def answer_request(tx: Writes, request: Request, value: Any, now: int) -> None:
+    """Record what a request came to, in the transaction that did it."""
+    tx.write(
+        "UPDATE requests SET answered_at = ?, answer = ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
+        (now, bounded(value, "the answer").decode(), request.verb, request.request_id),
+    )

@@ -1,0 +1,66 @@
+"""The writer lock's one row (L-20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from onceward.errors import OncewardError
+from onceward.store.port import Reads, Writes
+
+PROCESS_NAME = "dirkernel"
+_COLUMNS = (
+    "token, build_id, acquired_by_pid, process_name, exe_sha256, acquired_at, last_heartbeat_at,"
+    " fence, hostname, boot_id, process_start"
+)
+
+
+class LockRow(msgspec.Struct, frozen=True):
+    """Who holds the workspace; an empty token means nobody."""
+
+    token: str
+    build_id: str | None
+    acquired_by_pid: int
+    process_name: str
+    exe_sha256: str
+    acquired_at: str
+    last_heartbeat_at: str
+    fence: int
+    hostname: str
+    boot_id: str
+    process_start: str
+
+    @property
+    def held(self) -> bool:
+        return self.token != ""
+
+
+def lock_row(rows: Reads) -> LockRow | None:
+    found = rows.read(f"SELECT {_COLUMNS} FROM singleton_lock WHERE lock_id = 1")
+    return LockRow(*found[0]) if found else None
+
+
+def take_lock(tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[], OncewardError]) -> None:
+    """Compare-and-set: `taken` replaces exactly what was seen, or `lost`."""
+    values = msgspec.structs.astuple(taken)
+    if seen is None:
+        tx.write(
+            f"INSERT INTO singleton_lock (lock_id, {_COLUMNS}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (lock_id) DO NOTHING",
+            values,
+            lost,
+        )
+        return
+    tx.write(
+        "UPDATE singleton_lock SET token = ?, build_id = ?, acquired_by_pid = ?, process_name = ?, exe_sha256 = ?,"
+        " acquired_at = ?, last_heartbeat_at = ?, fence = ?, hostname = ?, boot_id = ?, process_start = ?"
+        " WHERE lock_id = 1 AND token = ? AND last_heartbeat_at = ? AND fence = ?",
+        (*values, seen.token, seen.last_heartbeat_at, seen.fence),
+        lost,
+    )
+
+
+def free_lock(tx: Writes, token: str) -> None:
+    """Give the lock back; the fence stays, for it only grows."""
+    tx.write("UPDATE singleton_lock SET token = '', build_id = NULL WHERE lock_id = 1 AND token = ?", (token,))

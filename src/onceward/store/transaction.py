@@ -1,0 +1,178 @@
+"""The one write path: `move` is the only code that writes a state column (K-4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from onceward.errors import InvalidConfig, StaleVersion
+from onceward.kernel import faults
+from onceward.kernel.canon import sha256_hex
+from onceward.kernel.chain import Event, body_of, check_stream, link
+from onceward.kernel.machine import NEW
+from onceward.kernel.records import Move
+from onceward.kernel.sources import Micros, Sources
+from onceward.store.heads import Head, Heads
+from onceward.store.port import Otherwise, Row, Session, Value
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.principals import Principals
+from onceward.store.tables.requests import Requests
+from onceward.store.tables.subjects import SUBJECTS, Subject
+
+_RESERVED = frozenset({"from", "to", "reason", "transition_seq"})
+
+
+class Transaction:
+    """What a unit of work may do inside its commit. Work may be run again, so it must not act outside."""
+
+    def __init__(self, session: Session, heads: Heads, fence: int, sinks: Sequence[str], sources: Sources) -> None:
+        self._session = session
+        self._heads = heads
+        self._sinks = sinks
+        self.fence = fence
+        self.sources = sources
+        self.last_event: Event | None = None
+        self._now: Micros | None = None
+
+    @property
+    def now(self) -> Micros:
+        """The time of this transaction, the same for all that it writes."""
+        if self._now is None:
+            self._now = self._session.now()
+        return self._now
+
+    @property
+    def builds(self) -> Builds:
+        return Builds(self)
+
+    @property
+    def principals(self) -> Principals:
+        return Principals(self)
+
+    @property
+    def requests(self) -> Requests:
+        return Requests(self)
+
+    def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
+        return self._session.read(sql, params)
+
+    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+        self._session.write(sql, params, otherwise)
+
+    def move(self, move: Move) -> Event | None:
+        """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
+        arrow = move.machine.follow(move.source, move.target, move.reason)
+        subject = SUBJECTS[move.machine.name]
+        version = move.version + 1
+        event = None
+        if arrow.event is not None:
+            event = self._append(
+                subject.stream(move.subject),
+                move.machine.name,
+                arrow.event,
+                {**subject.context(move.subject), "actor": move.actor, "fence": self.fence},
+                _detail(move, version),
+            )
+            faults.point("move.event")
+        self._write_state(subject, move, version)
+        faults.point("move.state")
+        if event is not None and arrow.event is not None:
+            self._post(event, arrow.event, move.subject, version, f"{move.target}:{move.reason or ''}")
+        return event
+
+    def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
+        """A fact that is no change of state."""
+        event = self._append(
+            check_stream(stream),
+            stream.partition(":")[0],
+            name,
+            {"actor": actor, "fence": self.fence},
+            dict(detail),
+        )
+        self._post(event, name, stream, event.seq, name)
+        return event
+
+    def _append(self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]) -> Event:
+        body = body_of(name, context, detail)
+        head = self._heads.head(stream, self)
+        seq, at, position = head.seq + 1, self.now, self._heads.next_position(self)
+        hash_ = link(stream, seq, at, source, body, head.hash)
+        self.write(
+            "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_),
+        )
+        self._heads.put(stream, Head(head.stream_no, seq, hash_), position)
+        self.last_event = Event(stream, seq, at, source, body, head.hash, hash_, position)
+        return self.last_event
+
+    def _write_state(self, subject: Subject, move: Move, version: int) -> None:
+        columns = tuple(move.columns)
+        position = self._heads.position
+        if move.source == NEW:
+            self.write(
+                _insert_sql(subject, columns),
+                (move.subject, move.target, version, position, self.now, self.now, *move.columns.values()),
+            )
+            return
+        params = (move.target, version, position, self.now, self.now, *move.columns.values())
+        self.write(
+            _update_sql(subject, columns),
+            (*params, move.subject, move.source, move.version),
+            lambda: StaleVersion(
+                f"{move.machine.name} {move.subject} is no longer {move.source} at version {move.version};"
+                " read it again",
+                context={"subject": move.subject, "state": move.source, "version": move.version},
+            ),
+        )
+
+    def _post(self, event: Event, name: str, subject: str, seq: int, target: str) -> None:
+        if not self._sinks:
+            return
+        key = dedupe_key(name, subject, seq, target)
+        for sink in self._sinks:
+            self.write(
+                "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at)"
+                " SELECT ?, ?, ?, 0, ? WHERE NOT EXISTS"
+                " (SELECT 1 FROM outbox_used WHERE sink = ? AND dedupe_key = ?)"
+                " ON CONFLICT (sink, dedupe_key) DO NOTHING",
+                (sink, event.position, key, event.at, sink, key),
+            )
+        faults.point("move.outbox")
+
+
+def dedupe_key(event: str, subject: str, seq: int, target: str) -> bytes:
+    """K-6's key: the same event has the same key for ever, and no other event has it."""
+    return hashlib.sha256(f"{event}|{subject}|{seq}|{sha256_hex(target.encode())}".encode()).digest()
+
+
+def _detail(move: Move, version: int) -> dict[str, Any]:
+    if not _RESERVED.isdisjoint(move.detail):
+        raise InvalidConfig(
+            f"an event's detail may not set {sorted(_RESERVED & set(move.detail))}",
+            context={"field": "detail"},
+        )
+    detail = {**move.detail, "to": move.target, "transition_seq": version}
+    if move.source != NEW:
+        detail["from"] = move.source
+    if move.reason is not None:
+        detail["reason"] = move.reason
+    return detail
+
+
+@lru_cache(maxsize=256)
+def _insert_sql(subject: Subject, columns: tuple[str, ...]) -> str:
+    names = (subject.key, subject.state, "version", "position", "created_at", "updated_at", *columns)
+    return f"INSERT INTO {subject.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+@lru_cache(maxsize=256)
+def _update_sql(subject: Subject, columns: tuple[str, ...]) -> str:
+    also = "".join(f", {column} = ?" for column in columns)
+    return (
+        f"UPDATE {subject.table} SET {subject.state} = ?, version = ?, position = ?,"
+        f" updated_at = CASE WHEN updated_at > ? THEN updated_at ELSE ? END{also}"
+        f" WHERE {subject.key} = ? AND {subject.state} = ? AND version = ?"
+    )

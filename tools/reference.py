@@ -1,0 +1,110 @@
+"""Writes docs/reference from the code: machines, errors, limits, tables, rules, CLI."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import click
+import rules
+
+from onceward.edges.cli.main import COMMANDS, cli
+from onceward.errors import CODES
+from onceward.kernel import limits
+from onceward.kernel.machine import Machine
+from onceward.lifecycles import build, change, child, permit, registry, saga
+from onceward.store import migrate
+
+OUT = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MACHINES: tuple[Machine, ...] = (
+    build.BUILD,
+    child.CHILD,
+    saga.SAGA,
+    permit.GRANT,
+    registry.VALUE,
+    change.CHANGE,
+)
+
+
+def machines() -> str:
+    text = ["# Lifecycles", "", "Made by `make docs` from `src/onceward/lifecycles/`.", ""]
+    for machine in MACHINES:
+        text += [f"## {machine.name}", "", "```mermaid", machine.mermaid(), "```", ""]
+        text += ["| from | to | reason | event |", "|---|---|---|---|"]
+        text += [f"| {a.source} | {a.target} | {a.reason or '–'} | {a.event or '–'} |" for a in machine.arrows]
+        text += [""]
+    return "\n".join(text)
+
+
+def errors() -> str:
+    text = ["# Error codes", "", "Made by `make docs` from `src/onceward/errors.py`. Codes never change meaning.", ""]
+    text += ["| code | exit | HTTP | retry helps | meaning |", "|---|---|---|---|---|"]
+    for code, facts in CODES.items():
+        retry = "yes" if facts.retryable else "no"
+        text.append(f"| `{code}` | {facts.exit_status} | {facts.http_status} | {retry} | {facts.meaning} |")
+    return "\n".join(text) + "\n"
+
+
+def bounds() -> str:
+    text = ["# Limits", "", "Made by `make docs` from `src/onceward/kernel/limits.py`.", ""]
+    text += ["| limit | value | why |", "|---|---|---|"]
+    body = ast.parse(Path(limits.__file__).read_text("utf-8")).body
+    for node, following in itertools.pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
+            name = node.target.id
+            text.append(f"| `{name}` | {getattr(limits, name):,} | {ast.literal_eval(following.value)} |")
+    return "\n".join(text) + "\n"
+
+
+def tables() -> str:
+    text = ["# Tables", "", "Made by `make docs` from `src/onceward/store/migrations/`, in SQLite's words.", ""]
+    for migration in migrate.known():
+        sql = migration.sql_for("sqlite")
+        for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)^\)", sql, re.DOTALL | re.MULTILINE):
+            text += [f"## {name}", "", "```sql", body.strip("\n"), "```", ""]
+    return "\n".join(text)
+
+
+def commands() -> str:
+    text = ["# Command line", "", "Made by `make docs` from the commands' own help.", ""]
+    context = click.Context(cli, info_name="onceward")
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        text += _help(command, f"onceward {name}", context)
+    return "\n".join(text)
+
+
+def _help(command: click.Command, path: str, parent: click.Context) -> list[str]:
+    context = click.Context(command, info_name=path.split()[-1], parent=parent, max_content_width=100)
+    text = [f"## {path}", "", "```text", command.get_help(context), "```", ""]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            text += _help(inner, f"{path} {name}", context)
+    return text
+
+
+PAGES = {
+    "machines.md": machines,
+    "errors.md": errors,
+    "limits.md": bounds,
+    "tables.md": tables,
+    "cli.md": commands,
+    "rules.md": rules.page,
+}
+
+
+def main() -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (OUT / name).write_text(make(), "utf-8")
+    print(f"wrote {len(PAGES)} pages into docs/reference", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
