@@ -36,6 +36,7 @@ def backup(store: Store, path: Path, open_file: OpenFile) -> dict[str, Any]:
         _require_same(expected, database)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
+        partial.chmod(0o600)
         partial.rename(path)
         _sync_folder(path.parent)
     finally:

@@ -47,7 +47,8 @@ def _check_subjects(rows: Reads, machine: str, faults: list[str]) -> int:
     while True:
         page = rows.read(
             f"SELECT t.{subject.key}, t.{subject.state}, t.version, e.body FROM {subject.table} t"
-            f" LEFT JOIN events e ON e.position = t.position WHERE t.{subject.key} > ? ORDER BY t.{subject.key} LIMIT ?",
+            f" LEFT JOIN events e ON e.position = t.position"
+            f" WHERE t.{subject.key} > ? ORDER BY t.{subject.key} LIMIT ?",
             (after, _PAGE),
         )
         for key, state, version, body in page:

@@ -1,0 +1,215 @@
+"""Who may write: one kernel, and others that ask it (K-13)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import count, create, orphan_lock
+from onceward.engine.kernel import Asker, Kernel, Pending
+from onceward.engine.reading import principal_list
+from onceward.errors import InvalidConfig, LockConflict, LockLost, PermissionDenied, RequestConflict, StoredError
+from onceward.kernel import faults
+from onceward.kernel.records import Request
+from onceward.wiring import Workspace, os_user
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, store_url: str) -> Workspace:
+    made = Workspace(tmp_path / ".onceward", store_url=store_url)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def kernel(workspace):
+    kernel = workspace.kernel()
+    yield kernel
+    kernel.close()
+
+
+def add(name, request_id="r1", role="operator", by=None):
+    return Request("principals.add", request_id, {"name": name, "roles": [role]}, by or os_user())
+
+
+@pytest.mark.rule("K-13")
+def test_the_first_to_open_a_workspace_is_its_admin(kernel):
+    assert principal_list(kernel.store) == [{"name": os_user(), "roles": ["admin"]}]
+
+
+@pytest.mark.rule("K-13", "K-8")
+def test_a_kernel_carries_out_a_request_once(kernel):
+    first = kernel.ask(add("bob"))
+    assert first.value == {"name": "bob", "roles": ["operator"]}
+    again = kernel.ask(add("bob"))
+    assert again.replayed
+    assert again.value == first.value
+    with pytest.raises(RequestConflict):
+        kernel.ask(add("eve"))
+
+
+@pytest.mark.rule("K-13")
+def test_another_process_asks_and_the_kernel_answers_in_the_order_asked(workspace, kernel):
+    asker = workspace.engine()
+    assert isinstance(asker, Asker)
+    stop = threading.Event()
+    serving = threading.Thread(target=kernel.run, args=(stop,))
+    try:
+        for number in range(5):
+            assert asker.ask(add(f"p{number}", f"r{number}"), wait=0) == Pending(f"r{number}")
+        serving.start()
+        for number in range(5):
+            assert asker.ask(add(f"p{number}", f"r{number}"), wait=10).value["name"] == f"p{number}"
+    finally:
+        stop.set()
+        serving.join()
+        asker.close()
+    with kernel.store.read() as rows:
+        order = rows.read("SELECT body FROM events ORDER BY position")
+    names = [json.loads(body)["detail"]["principal"] for (body,) in order]
+    assert names == [os_user(), "p0", "p1", "p2", "p3", "p4"]
+
+
+@pytest.mark.rule("K-13", "K-8")
+def test_a_filed_request_waits_for_the_next_kernel_and_is_done_once(workspace):
+    kernel = workspace.kernel()
+    asker = workspace.engine()
+    assert asker.ask(add("bob"), wait=0) == Pending("r1")
+    kernel.close()
+    heir = workspace.kernel()
+    assert heir.carry_out() == 1
+    assert heir.carry_out() == 0
+    assert asker.ask(add("bob"), wait=0).value["name"] == "bob"
+    assert heir.ask(add("bob")).replayed
+    asker.close()
+    heir.close()
+
+
+@pytest.mark.rule("K-13")
+def test_a_refusal_is_an_answer_too(workspace, kernel):
+    kernel.ask(add("bob", "r0", "admin"))
+    asker = workspace.engine()
+    bad = Request("principals.add", "r1", {"name": "x\ny", "roles": ["operator"]}, "bob")
+    assert asker.ask(bad, wait=0) == Pending("r1")
+    kernel.carry_out()
+    with pytest.raises(StoredError) as refused:
+        asker.ask(bad, wait=5)
+    assert refused.value.code == "INVALID_CONFIG"
+    assert refused.value.exit_status == 2
+    asker.close()
+
+
+@pytest.mark.rule("K-13", "H-9")
+def test_roles_are_checked_by_the_kernel_even_if_the_asker_lied(workspace, kernel):
+    kernel.ask(add("viewer", "r0", "viewer"))
+    asker = workspace.engine()
+    with pytest.raises(PermissionDenied, match="has only viewer"):
+        asker.ask(add("eve", by="viewer"), wait=0)
+    asker.store.file(add("eve", by="viewer"))
+    kernel.carry_out()
+    with asker.store.read() as rows:
+        ((answer,),) = rows.read("SELECT answer FROM requests WHERE request_id = 'r1'")
+    assert json.loads(answer)["error"]["code"] == "PERMISSION_DENIED"
+    with pytest.raises(PermissionDenied, match="not known here"):
+        kernel.ask(add("eve", "r2", by="nobody"))
+    asker.close()
+
+
+@pytest.mark.rule("K-13", "K-11")
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("no.such.verb", "r1", {}, os_user()),
+        Request("principals.add", "r1", {"name": "bob"}, os_user()),
+        Request("principals.add", "r1", {"name": "bob", "roles": ["king"]}, os_user()),
+        Request("principals.add", "r1", {"name": "bob", "roles": []}, os_user()),
+        Request("principals.add", "r1", {"name": "", "roles": ["viewer"]}, os_user()),
+        Request("principals.add", "r1", {"name": "bob", "roles": ["viewer"], "more": 1}, os_user()),
+    ],
+)
+def test_bad_requests_are_refused_and_nothing_is_written(kernel, request_):
+    before = count(kernel.store, "events")
+    with pytest.raises(InvalidConfig):
+        kernel.ask(request_)
+    assert (count(kernel.store, "events"), count(kernel.store, "requests")) == (before, 0)
+
+
+@pytest.mark.rule("K-13", "L-21")
+def test_a_second_kernel_is_refused_while_the_first_lives(workspace, kernel):
+    with pytest.raises(LockConflict):
+        workspace.kernel()
+
+
+@pytest.mark.rule("K-9", "K-13")
+def test_a_kernel_that_lost_its_fence_stops_and_answers_nothing(workspace, kernel):
+    asker = workspace.engine()
+    asker.ask(add("bob"), wait=0)
+    orphan_lock(workspace.database)
+    heir = workspace.kernel()
+    with pytest.raises(LockLost):
+        kernel.carry_out()
+    assert heir.carry_out() == 1
+    heir.close()
+    asker.close()
+
+
+@pytest.mark.rule("K-8", "K-13")
+@pytest.mark.parametrize("point", ["request.worked", "commit.before", "commit.after"])
+def test_a_crash_while_answering_neither_loses_nor_repeats_the_request(workspace, point):
+    kernel = workspace.kernel()
+    asker = workspace.engine()
+    asker.ask(add("bob"), wait=0)
+    with faults.armed(point, act=faults.crash), pytest.raises(faults.SimulatedCrash):
+        kernel.carry_out()
+    kernel.store.close()
+    orphan_lock(workspace.database)
+    heir = workspace.kernel()
+    heir.carry_out()
+    assert asker.ask(add("bob"), wait=0).value["name"] == "bob"
+    with heir.store.read() as rows:
+        told = rows.read('SELECT 1 FROM events WHERE body LIKE \'%"principal":"bob"%\'')
+    assert len(told) == 1
+    heir.close()
+    asker.close()
+
+
+def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, store_url):
+    made = Workspace(tmp_path / ".onceward", store_url=store_url)
+    made.create()
+    (tmp_path / "onceward.toml").write_text('[[sink]]\nname = "log"\nkind = "ndjson"\npath = "out.ndjson"\n')
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url)
+    kernel: Kernel = workspace.kernel()
+    entered = threading.Event()
+    leave = threading.Event()
+    send = kernel.sinks[0].send
+
+    def slow(parcel):
+        entered.set()
+        leave.wait(20)
+        send(parcel)
+
+    kernel.sinks[0].send = slow
+    create(kernel.store)
+    stop = threading.Event()
+    serving = threading.Thread(target=kernel.run, args=(stop,))
+    serving.start()
+    asker = workspace.engine()
+    try:
+        assert entered.wait(10)
+        assert asker.ask(add("bob"), wait=10).value["name"] == "bob"
+        leave.set()
+        deadline = time.monotonic() + 10
+        while count(kernel.store, "event_outbox") and time.monotonic() < deadline:
+            stop.wait(0.02)
+        assert count(kernel.store, "event_outbox") == 0
+    finally:
+        leave.set()
+        stop.set()
+        serving.join()
+        asker.close()
+        kernel.close()
+    assert len((tmp_path / "out.ndjson").read_text().splitlines()) == 3

@@ -1,0 +1,93 @@
+"""The habits of this repository, checked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import reference
+import rules
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PURE = [f for f in SOURCES if f.parent.name in ("kernel", "lifecycles") and f.name not in ("sources.py", "faults.py")]
+
+
+def names_of(file: Path) -> set[str]:
+    """Every dotted name a file imports or calls."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Attribute | ast.Name):
+            found.add(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.name)
+def test_files_stay_small(file):
+    assert len(file.read_text("utf-8").splitlines()) <= 400
+
+
+@pytest.mark.rule("K-2")
+@pytest.mark.parametrize("file", PURE, ids=lambda f: f"{f.parent.name}-{f.name}")
+def test_pure_rooms_do_no_input_read_no_clock_and_draw_no_randomness(file):
+    banned = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "pathlib", "datetime", "uuid"}
+    found = {name.split(".")[0] for name in names_of(file)}
+    assert not banned & found
+    assert "open" not in found
+
+
+@pytest.mark.rule("K-2")
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f"{f.parent.name}-{f.name}")
+def test_wall_time_and_randomness_come_in_through_one_door(file):
+    allowed = {"sources.py", "doctor.py"}
+    banned = {"time.time", "time.time_ns", "datetime.now", "random", "secrets", "uuid.uuid4", "os.urandom"}
+    if file.name not in allowed and file.parent.name != "cli":
+        assert not banned & names_of(file)
+
+
+@pytest.mark.guarantee("G25")
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f"{f.parent.name}-{f.name}")
+def test_stored_data_is_never_code(file):
+    banned = {"pickle", "marshal", "shelve", "eval", "exec", "yaml", "executescript", "compile"}
+    assert not banned & {name.split(".")[-1] for name in names_of(file)} - {"compile"}
+    assert not banned - {"compile"} & {name.split(".")[0] for name in names_of(file)}
+
+
+@pytest.mark.rule("K-4")
+def test_only_move_writes_a_state_column():
+    writes = re.compile(r"(UPDATE|INSERT INTO)\s+(builds|\{subject)", re.IGNORECASE)
+    found = [f.name for f in SOURCES if writes.search(f.read_text("utf-8"))]
+    assert found == ["transaction.py"]
+
+
+def test_generated_pages_are_fresh():
+    for name, make in reference.PAGES.items():
+        page = ROOT / "docs" / "reference" / name
+        assert page.read_text("utf-8") == make(), f"{name} is stale: run make docs"
+
+
+def test_marks_name_rules_of_the_contract():
+    assert not set(rules.proven()) - set(rules.all_rules())
+
+
+def test_nothing_of_this_machine_is_in_the_repository():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert "uv.lock" not in files
+    for name in filter(None, files):
+        path = ROOT / name
+        if path.exists() and path.suffix not in (".png", ".svg"):
+            text = path.read_text("utf-8")
+            assert str(ROOT.parent) + "/" not in text, name
+
+
+def test_the_version_is_said_once():
+    from onceward import __version__
+
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text("utf-8")
