@@ -83,7 +83,7 @@ def test_a_used_key_is_never_emitted_again_even_after_its_row_was_flushed(store)
             "SELECT e.position, e.at, s.stream FROM events e JOIN streams s ON s.stream_no = e.stream_no"
         )
         born = Event(stream, 1, at, "build", b"", b"", b"", position)
-        tx._post(born, "BUILD_CREATED", stream.removeprefix("session:"), 1, "PENDING:")
+        tx.write_together(tx._posts(born, "BUILD_CREATED", stream.removeprefix("session:"), 1, "PENDING:"))
 
     store.write(post_again)
     assert count(store, "event_outbox") == 0

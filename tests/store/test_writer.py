@@ -100,6 +100,27 @@ def test_a_kernel_whose_fence_moved_on_writes_nothing(store, database, sources):
     heir.close()
 
 
+@pytest.mark.rule("K-9")
+@pytest.mark.guarantee("G3")
+def test_callers_that_share_a_commit_all_learn_that_the_fence_moved_on(store, database, sources):
+    orphan_lock(database)
+    heir = Store(database, sources, ["log"])
+    acquire(heir, "heir")
+    before = everything(heir)
+    gate = threading.Barrier(12)
+
+    def write(number):
+        gate.wait()
+        for _ in range(10):
+            with pytest.raises(LockLost):
+                store.write(lambda tx: tx.append("workspace", "NOTED", "ghost", {"n": number}))
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(write, range(12)))
+    assert everything(heir) == before
+    heir.close()
+
+
 @pytest.mark.rule("L-21")
 @pytest.mark.guarantee("G3")
 def test_one_of_many_contenders_gets_the_writer_lock(database, sources):

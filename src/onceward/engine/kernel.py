@@ -18,6 +18,7 @@ from onceward.errors import InvalidConfig, LockLost, OncewardError, StoredError
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.store.store import Store, answer_once
+from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Ledger, Requests, answer_request
 from onceward.store.transaction import Transaction
 
@@ -46,7 +47,10 @@ class Kernel:
         self.principal = principal
         self.sinks = sinks
         self.fence = tenure.acquire(store, principal).fence
-        store.write(lambda tx: welcome(tx, principal))
+        with store.read() as rows:
+            nobody = not Principals(rows).all()
+        if nobody:
+            store.write(lambda tx: welcome(tx, principal))
 
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""

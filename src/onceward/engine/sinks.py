@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import http.client
 import os
 import sys
 from pathlib import Path
@@ -85,6 +84,8 @@ class WebhookSink:
         self._sources = sources
 
     def send(self, parcel: Parcel) -> None:
+        import http.client
+
         body = self.cloud_event(parcel)
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.netloc, timeout=WEBHOOK_TIMEOUT_SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
 from onceward.kernel.records import Tenure
@@ -20,11 +20,24 @@ class Reads(Protocol):
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]: ...
 
 
+class Write(NamedTuple):
+    """One write of several that do not see each other."""
+
+    fault: str
+    sql: str
+    params: Sequence[Value]
+    otherwise: Otherwise | None = None
+
+
 class Writes(Reads, Protocol):
     """Anything rows can be written to: a transaction, or a session inside one."""
 
     def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
         """Write; with `otherwise`, exactly one row or the error it makes."""
+        ...
+
+    def write_together(self, writes: Sequence[Write]) -> None:
+        """Writes to different rows that need not see each other: one statement where the database can."""
         ...
 
 
@@ -36,6 +49,10 @@ class Session(Writes, Protocol):
 
     def begin(self, tenure: Tenure | None) -> None:
         """Begin a write; with a tenure, LOCK_LOST unless the lock row still carries it."""
+        ...
+
+    def hold(self) -> None:
+        """Wait for the word that the fence of `begin` holds; without it the commit finds out."""
         ...
 
     def snapshot(self) -> None:

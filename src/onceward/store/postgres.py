@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import psycopg
 
 from onceward.errors import InvalidConfig, LockLost, Recovery, StorageError
+from onceward.kernel import faults
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.pipeline import Disconnected, Pipeline, Refusal
-from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Transient, Value, refused
+from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Transient, Value, Write, refused
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _REPEAT = ("40001", "40P01")
@@ -128,7 +131,7 @@ class PostgresSession:
         self._connection = connection
         self._pipeline = Pipeline(connection)
         self._sources = sources
-        self._now: Micros | None = None
+        self._told = (0, 0)
         self._begun = False
         self._expected: list[Otherwise] = []
         self._open = False
@@ -139,24 +142,27 @@ class PostgresSession:
         return self._open
 
     def begin(self, tenure: Tenure | None) -> None:
-        self._now, self._open, self._begun = None, True, True
+        self._open, self._begun = True, True
         self._send("BEGIN")
         if tenure is None:
             self._send("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         else:
             self._send("SELECT onceward_fence(?, ?)", (tenure.token, tenure.fence))
 
+    def hold(self) -> None:
+        self._flush()
+
     def snapshot(self) -> None:
         self._open = True
         self._send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def now(self) -> Micros:
+        """The database's clock: as it told us with the last fence, carried on by our own steady one."""
         if not self._sources.live:
             return self._sources.now()
-        if self._now is None:
+        if not self._told[1]:
             self._flush()
-        assert self._now is not None
-        return self._now
+        return self._told[0] + (_steady() - self._told[1]) // 1000
 
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
         self._send(sql, params)
@@ -171,6 +177,18 @@ class PostgresSession:
             f"WITH done AS ({sql} RETURNING 1) SELECT onceward_one(count(*), ?) FROM done",
             (*params, len(self._expected) - 1),
         )
+
+    def write_together(self, writes: Sequence[Write]) -> None:
+        """One statement: each write a part of it, none seeing the others, their triggers fired after all."""
+        params: list[Value] = []
+        counted: list[str] = []
+        for number, write in enumerate(writes):
+            params += write.params
+            if write.otherwise is not None:
+                counted.append(f"onceward_one((SELECT count(*) FROM w{number}), {len(self._expected)})")
+                self._expected.append(write.otherwise)
+            faults.point(write.fault)
+        self._send(_folded(tuple(write.sql for write in writes), tuple(counted)), params)
 
     def savepoint(self) -> None:
         self._send("SAVEPOINT one")
@@ -223,7 +241,7 @@ class PostgresSession:
         except Refusal as refusal:
             raise _translate(refusal, expected) from refusal
         if begun:
-            self._now = rows[1][0][0]
+            self._told = (rows[1][0][0], _steady())
         return rows
 
     def _send(self, sql: str, params: Sequence[Value] = ()) -> None:
@@ -239,6 +257,11 @@ class PostgresSession:
             context={"outcome": "failed"},
             recovery=[Recovery("run the same command again")],
         )
+
+
+def _steady() -> int:
+    """Nanoseconds that no clock setting moves, and that count while the machine sleeps."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class _Lost(StorageError):
@@ -260,6 +283,12 @@ def _translate(refusal: Refusal, expected: list[Otherwise]) -> Exception:
         f"PostgreSQL refused: {refusal.message}",
         context={"outcome": "failed", "sqlstate": refusal.sqlstate},
     )
+
+
+@lru_cache(maxsize=1024)
+def _folded(statements: tuple[str, ...], counted: tuple[str, ...]) -> str:
+    parts = ", ".join(f"w{number} AS ({sql} RETURNING 1)" for number, sql in enumerate(statements))
+    return f"WITH {parts} SELECT {', '.join(counted) or '1::bigint'}"
 
 
 def split_schema(url: str) -> tuple[str, str]:

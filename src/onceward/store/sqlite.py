@@ -17,11 +17,12 @@ from onceward.errors import (
     Recovery,
     StorageError,
 )
+from onceward.kernel import faults
 from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.filesystems import filesystem_of, is_network
-from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, refused
+from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, Write, refused
 
 _SAFE = "3.51.3"
 _UNIQUE = re.compile(r"(UNIQUE|CHECK) constraint failed: (.*)")
@@ -155,6 +156,9 @@ class SqliteSession:
                 self.rollback()
                 raise LockLost("another kernel has taken this workspace; nothing was written")
 
+    def hold(self) -> None:
+        """`begin` has already looked."""
+
     def snapshot(self) -> None:
         self.execute("BEGIN")
 
@@ -165,9 +169,17 @@ class SqliteSession:
         return self.execute(sql, params)
 
     def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
-        self.execute(sql, params)
+        try:
+            self._connection.execute(sql, params)
+        except apsw.Error as error:
+            raise _translate(error, self._path) from error
         if otherwise is not None and self._connection.changes() != 1:
             raise otherwise()
+
+    def write_together(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            self.write(write.sql, write.params, write.otherwise)
+            faults.point(write.fault)
 
     def savepoint(self) -> None:
         self.execute("SAVEPOINT one")

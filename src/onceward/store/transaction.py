@@ -8,19 +8,26 @@ from functools import lru_cache
 from typing import Any
 
 from onceward.errors import InvalidConfig, StaleVersion
-from onceward.kernel import faults
-from onceward.kernel.canon import sha256_hex
+from onceward.kernel.canon import check, sha256_hex
 from onceward.kernel.chain import Event, body_of, check_stream, link
 from onceward.kernel.machine import NEW
 from onceward.kernel.records import Move
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.heads import Head, Heads
-from onceward.store.port import Otherwise, Row, Session, Value
+from onceward.store.port import Otherwise, Row, Session, Value, Write
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Requests
 from onceward.store.tables.subjects import SUBJECTS, Subject
 
+_INSERT_EVENT = (
+    "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_PARCEL = (
+    "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at) SELECT ?, ?, ?, 0, ?"
+    " WHERE NOT EXISTS (SELECT 1 FROM outbox_used WHERE sink = ? AND dedupe_key = ?)"
+    " ON CONFLICT (sink, dedupe_key) DO NOTHING"
+)
 _RESERVED = frozenset({"from", "to", "reason", "transition_seq"})
 
 
@@ -61,64 +68,57 @@ class Transaction:
     def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
         self._session.write(sql, params, otherwise)
 
+    def write_together(self, writes: Sequence[Write]) -> None:
+        self._session.write_together(writes)
+
     def move(self, move: Move) -> Event | None:
         """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
         arrow = move.machine.follow(move.source, move.target, move.reason)
         subject = SUBJECTS[move.machine.name]
         version = move.version + 1
-        event = None
-        if arrow.event is not None:
-            event = self._append(
-                subject.stream(move.subject),
-                move.machine.name,
-                arrow.event,
-                {**subject.context(move.subject), "actor": move.actor, "fence": self.fence},
-                _detail(move, version),
-            )
-            faults.point("move.event")
-        self._write_state(subject, move, version)
-        faults.point("move.state")
-        if event is not None and arrow.event is not None:
-            self._post(event, arrow.event, move.subject, version, f"{move.target}:{move.reason or ''}")
+        if arrow.event is None:
+            self._session.write_together([self._state(subject, move, version)])
+            return None
+        context = {**subject.context(move.subject), "actor": move.actor, "fence": self.fence}
+        stream = subject.stream(move.subject)
+        event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move, version))
+        posted = self._posts(event, arrow.event, move.subject, version, f"{move.target}:{move.reason or ''}")
+        self._session.write_together([linked, self._state(subject, move, version), *posted])
         return event
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
         """A fact that is no change of state."""
-        event = self._append(
-            check_stream(stream),
-            stream.partition(":")[0],
-            name,
-            {"actor": actor, "fence": self.fence},
-            dict(detail),
-        )
-        self._post(event, name, stream, event.seq, name)
+        check_stream(stream)
+        said = dict(detail)
+        check(said)
+        context = {"actor": actor, "fence": self.fence}
+        event, linked = self._link(stream, stream.partition(":")[0], name, context, said)
+        self._session.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
 
-    def _append(self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]) -> Event:
+    def _link(
+        self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]
+    ) -> tuple[Event, Write]:
+        """The next event of a stream and the write that makes it so."""
         body = body_of(name, context, detail)
         head = self._heads.head(stream, self)
         seq, at, position = head.seq + 1, self.now, self._heads.next_position(self)
         hash_ = link(stream, seq, at, source, body, head.hash)
-        self.write(
-            "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_),
-        )
         self._heads.put(stream, Head(head.stream_no, seq, hash_), position)
-        self.last_event = Event(stream, seq, at, source, body, head.hash, hash_, position)
-        return self.last_event
+        self.last_event = event = Event(stream, seq, at, source, body, head.hash, hash_, position)
+        row = (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_)
+        return event, Write("move.event", _INSERT_EVENT, row)
 
-    def _write_state(self, subject: Subject, move: Move, version: int) -> None:
-        columns = tuple(move.columns)
-        position = self._heads.position
+    def _state(self, subject: Subject, move: Move, version: int) -> Write:
+        """The write of a state column: the only one there is."""
+        columns, values = tuple(move.columns), move.columns.values()
+        position = self._heads.next_position(self) - 1
         if move.source == NEW:
-            self.write(
-                _insert_sql(subject, columns),
-                (move.subject, move.target, version, position, self.now, self.now, *move.columns.values()),
-            )
-            return
-        params = (move.target, version, position, self.now, self.now, *move.columns.values())
-        self.write(
+            row = (move.subject, move.target, version, position, self.now, self.now, *values)
+            return Write("move.state", _insert_sql(subject, columns), row)
+        params = (move.target, version, position, self.now, self.now, *values)
+        return Write(
+            "move.state",
             _update_sql(subject, columns),
             (*params, move.subject, move.source, move.version),
             lambda: StaleVersion(
@@ -128,32 +128,35 @@ class Transaction:
             ),
         )
 
-    def _post(self, event: Event, name: str, subject: str, seq: int, target: str) -> None:
+    def _posts(self, event: Event, name: str, subject: str, seq: int, target: str) -> list[Write]:
+        """The outbox rows of an event, one a sink; a key that was used before makes none."""
         if not self._sinks:
-            return
+            return []
         key = dedupe_key(name, subject, seq, target)
-        for sink in self._sinks:
-            self.write(
-                "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at)"
-                " SELECT ?, ?, ?, 0, ? WHERE NOT EXISTS"
-                " (SELECT 1 FROM outbox_used WHERE sink = ? AND dedupe_key = ?)"
-                " ON CONFLICT (sink, dedupe_key) DO NOTHING",
-                (sink, event.position, key, event.at, sink, key),
-            )
-        faults.point("move.outbox")
+        return [
+            Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, event.at, sink, key))
+            for sink in self._sinks
+        ]
 
 
 def dedupe_key(event: str, subject: str, seq: int, target: str) -> bytes:
     """K-6's key: the same event has the same key for ever, and no other event has it."""
-    return hashlib.sha256(f"{event}|{subject}|{seq}|{sha256_hex(target.encode())}".encode()).digest()
+    return hashlib.sha256(f"{event}|{subject}|{seq}|{_target_hash(target)}".encode()).digest()
+
+
+@lru_cache(maxsize=1024)
+def _target_hash(target: str) -> str:
+    return sha256_hex(target.encode())
 
 
 def _detail(move: Move, version: int) -> dict[str, Any]:
-    if not _RESERVED.isdisjoint(move.detail):
-        raise InvalidConfig(
-            f"an event's detail may not set {sorted(_RESERVED & set(move.detail))}",
-            context={"field": "detail"},
-        )
+    if move.detail:
+        check(dict(move.detail))
+        if not _RESERVED.isdisjoint(move.detail):
+            raise InvalidConfig(
+                f"an event's detail may not set {sorted(_RESERVED & set(move.detail))}",
+                context={"field": "detail"},
+            )
     detail = {**move.detail, "to": move.target, "transition_seq": version}
     if move.source != NEW:
         detail["from"] = move.source

@@ -162,6 +162,8 @@ class Writer:
         session = self._session
         heads = Heads(self._heads)
         session.begin(None if batch[0].alone else self.tenure)
+        if len(batch) > 1:
+            session.hold()
         faults.point("write.begun")
         for slot in batch:
             self._work(slot, heads, guarded)
@@ -177,7 +179,8 @@ class Writer:
 
     def _work(self, slot: _Slot, heads: Heads, guarded: bool) -> None:
         slot.error = None
-        mine = Heads(heads)
+        # An unguarded batch stands or falls together, so its works may share what they learn.
+        mine = Heads(heads) if guarded else heads
         fence = self.tenure.fence if self.tenure else 0
         tx = Transaction(self._session, mine, fence, self._sinks, self._sources)
         try:
@@ -198,7 +201,8 @@ class Writer:
             self._session.undo()
         else:
             slot.last_event = tx.last_event
-            mine.keep()
+            if guarded:
+                mine.keep()
 
     def _commit(self, slots: list[_Slot], guarded: bool) -> None:
         faults.point("commit.before")

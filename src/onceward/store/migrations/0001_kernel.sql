@@ -125,24 +125,21 @@ CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'OW003', MESSAGE = TG_ARGV[0], CONSTRAINT = TG_ARGV[0];
 END $$;
+-- After the statement, so that it sees events that came in the same one.
 CREATE FUNCTION events_chain() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-  last_seq BIGINT := 0;
   last_hash BYTEA := decode(repeat('00', 32), 'hex');
 BEGIN
-  SELECT seq, hash INTO last_seq, last_hash FROM events
-    WHERE stream_no = NEW.stream_no ORDER BY seq DESC LIMIT 1;
-  IF NOT FOUND THEN
-    last_seq := 0;
-    last_hash := decode(repeat('00', 32), 'hex');
+  IF NEW.seq <> 1 THEN
+    last_hash := (SELECT hash FROM events WHERE stream_no = NEW.stream_no AND seq = NEW.seq - 1);
   END IF;
-  IF NEW.seq <> last_seq + 1 OR NEW.prev_hash <> last_hash
-     OR NEW.position <= (SELECT coalesce(max(position), 0) FROM events) THEN
+  IF NEW.prev_hash IS DISTINCT FROM last_hash OR NEW.seq < 1
+     OR NEW.position < (SELECT max(position) FROM events) THEN
     RAISE EXCEPTION USING ERRCODE = 'OW003', MESSAGE = 'events_chain', CONSTRAINT = 'events_chain';
   END IF;
-  RETURN NEW;
+  RETURN NULL;
 END $$;
-CREATE TRIGGER events_chain BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION events_chain();
+CREATE TRIGGER events_chain AFTER INSERT ON events FOR EACH ROW EXECUTE FUNCTION events_chain();
 CREATE TRIGGER events_change BEFORE UPDATE OR DELETE ON events
   FOR EACH ROW EXECUTE FUNCTION refuse('events_append_only');
 CREATE TRIGGER events_truncate BEFORE TRUNCATE ON events
@@ -179,7 +176,7 @@ BEGIN
   IF TG_OP = 'UPDATE' THEN
     IF NEW.build_id = OLD.build_id AND NEW.state = OLD.state
        AND NEW.version = OLD.version AND NEW.position = OLD.position THEN
-      RETURN NEW;
+      RETURN NULL;
     END IF;
   END IF;
   SELECT body::json INTO said FROM events WHERE position = NEW.position;
@@ -191,9 +188,9 @@ BEGIN
          OR said #>> '{detail,from}' IS DISTINCT FROM OLD.state)) THEN
     RAISE EXCEPTION USING ERRCODE = 'OW003', MESSAGE = 'builds_moved', CONSTRAINT = 'builds_moved';
   END IF;
-  RETURN NEW;
+  RETURN NULL;
 END $$;
-CREATE TRIGGER builds_moved BEFORE INSERT OR UPDATE ON builds FOR EACH ROW EXECUTE FUNCTION builds_moved();
+CREATE TRIGGER builds_moved AFTER INSERT OR UPDATE ON builds FOR EACH ROW EXECUTE FUNCTION builds_moved();
 CREATE TRIGGER builds_delete BEFORE DELETE ON builds FOR EACH ROW EXECUTE FUNCTION refuse('builds_kept');
 --]
 

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.rule("L-21", "L-23", "K-8")
+def test_the_demo_pays_for_every_call_once_through_a_kill():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "first_life.py")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "10 calls wanted, 10 paid, none twice" in done.stdout
+    assert "killed (signal 9)" in done.stdout
+    assert done.stdout.count("already paid") == 6
+    assert "\x1b" not in done.stdout
