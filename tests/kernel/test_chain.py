@@ -51,6 +51,7 @@ def test_every_cut_swap_and_edit_of_a_chain_is_found():
             Event("child:x", event.seq, event.at, event.source, event.body, event.prev_hash, event.hash),
             Event(event.stream, event.seq, event.at, event.source, event.body + b" ", event.prev_hash, event.hash),
             Event(event.stream, event.seq, event.at, event.source, event.body, event.prev_hash, bytes(32)),
+            Event(event.stream, event.seq, event.at, event.source, event.body, b"p" * 32, event.hash),
         ):
             assert first_break([*events[:index], changed, *events[index + 1 :]]), changed
 

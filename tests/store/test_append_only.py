@@ -119,6 +119,31 @@ def test_a_state_written_without_its_event_is_refused(store, build_id, sql):
         assert check(rows).faults == []
 
 
+@pytest.mark.rule("K-4")
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"from": "ACTIVE", "to": "CRASHED", "transition_seq": 3},
+        {"from": "PENDING", "to": "SUCCESS", "transition_seq": 3},
+        {"from": "ACTIVE", "to": "SUCCESS", "transition_seq": 2},
+    ],
+)
+def test_a_state_written_with_an_event_that_says_something_else_is_refused(store, build_id, said):
+    def lie(tx):
+        context = {"actor": "x", "build_id": build_id, "fence": 1, "session_id": build_id}
+        event, linked = tx._link(f"session:{build_id}", "build", "BUILD_SUCCEEDED", context, said)
+        state = "UPDATE builds SET state = 'SUCCESS', version = 3, position = ? WHERE build_id = ?"
+        tx.write_together([linked])
+        tx.write(state, (event.position, build_id))
+
+    before = everything(store)
+    with pytest.raises(IntegrityFault) as refused:
+        store.write(lie)
+    assert refused.value.context["constraint"] == "builds_moved"
+    assert everything(store) == before
+
+
 @pytest.mark.rule("K-3")
 def test_a_state_outside_the_table_is_refused_by_the_schema(store, build_id):
     with pytest.raises(IntegrityFault):
