@@ -75,7 +75,7 @@ def main() -> None:
 
 def tell(folder: Path) -> None:
     workspace = Workspace(folder)
-    heading("1. A workspace: one folder, SQLite inside, every commit synced to disk")
+    heading("1. A workspace in a temporary folder: SQLite inside, every commit synced to disk")
     for thing in workspace.create():
         say(f"  made {Path(thing).name if '/' in thing else thing}")
     kernel = workspace.kernel()

@@ -68,9 +68,34 @@ def tables() -> str:
     return "\n".join(text)
 
 
+CLI_FACTS = """\
+Answers go to standard output, errors to standard error; with `--json` both are JSON, an error as
+`{"error": {"code", "message", "context", "retryable", "recovery"}}`. The global options may stand before or after a
+command's name.
+
+| exit | means |
+|---|---|
+| 0 | done |
+| 1 | the work failed |
+| 2 | bad usage or refused input |
+| 3 | waiting: for a person, or for a kernel that has not answered yet |
+| 4 | lock or concurrency conflict |
+| 5 | integrity fault |
+| 130, 143 | interrupted |
+
+| variable | means |
+|---|---|
+| `ONCEWARD_WORKSPACE` `ONCEWARD_STORE` `ONCEWARD_AS` | as `--workspace`, `--store`, `--as` |
+| `ONCEWARD_TRACEBACK` | show where an error of Onceward itself happened |
+| `ONCEWARD_FAULT` | end the process at a named crash point, for trying what a crash does: `commit.before:2` |
+| `NO_COLOR` | no colours |
+"""
+
+
 def commands() -> str:
-    text = ["# Command line", "", "Made by `make docs` from the commands' own help.", ""]
-    context = click.Context(cli, info_name="onceward")
+    text = ["# Command line", "", "Made by `make docs` from the commands' own help.", "", CLI_FACTS]
+    context = click.Context(cli, info_name="onceward", max_content_width=100, help_option_names=["-h", "--help"])
+    text += ["## onceward", "", "```text", cli.get_help(context), "```", ""]
     for name in COMMANDS:
         command = cli.get_command(context, name)
         assert command is not None

@@ -1,5 +1,5 @@
 """`python -m onceward`."""
 
-from onceward.edges.cli.main import main
+from onceward.edges.cli import main
 
 main()

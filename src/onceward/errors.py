@@ -154,6 +154,10 @@ class CommitUnknown(StorageError):
     """COMMIT itself went wrong: the work may or may not be there. Ask again with the same request id."""
 
 
+class ExecutionFailed(OncewardError):
+    code = "EXECUTION_FAILED"
+
+
 class NetworkError(OncewardError):
     code = "NETWORK_ERROR"
 

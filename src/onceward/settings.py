@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -53,17 +53,17 @@ TEMPLATE = """\
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
-# kind = "ndjson"                 # or "console", or "webhook" with url = "https://…" and secret_env = "NAME"
+# kind = "ndjson"                 # or "console", or "webhook" with url = "https://..." and secret_env = "NAME"
 # path = "events.ndjson"
 """
 
 
-def find_workspace(asked: str | None) -> Path:
+def find_workspace(asked: str | None, *, nearest: bool = True) -> Path:
     """The workspace's folder: as asked, else the nearest `.onceward` upwards, else here."""
     if asked:
         return Path(asked).absolute()
     here = Path.cwd()
-    for folder in (here, *here.parents):
+    for folder in (here, *here.parents) if nearest else ():
         if (folder / FOLDER).is_dir():
             return folder / FOLDER
     return here / FOLDER
@@ -86,6 +86,18 @@ def load(workspace: Path, store_url: str | None = None) -> Settings:
     return settings
 
 
+def _check_webhook(sink: SinkSettings, file: Path) -> None:
+    try:
+        url = urlsplit(sink.url)
+        fits = bool(url.hostname) and (url.port or 1) > 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InvalidConfig(f"{file}: sink {sink.name!r}: url cannot be read")
+    if "@" in url.netloc:
+        raise InvalidConfig(f"{file}: sink {sink.name!r}: no password in url; sign with secret_env instead")
+
+
 def _check(settings: Settings, file: Path) -> None:
     url = settings.store.url
     if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
@@ -100,7 +112,7 @@ def _check(settings: Settings, file: Path) -> None:
             raise InvalidConfig(f"{file}: sink {sink.name!r} of kind {sink.kind} needs {needed}")
         if sink.kind == "webhook" and not sink.url.startswith(("http://", "https://")):
             raise InvalidConfig(f"{file}: sink {sink.name!r}: url must begin with http:// or https://")
-        if sink.secret_env and sink.secret_env not in os.environ:
-            raise InvalidConfig(f"{file}: sink {sink.name!r}: the environment has no {sink.secret_env}")
+        if sink.kind == "webhook":
+            _check_webhook(sink, file)
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 from pathlib import Path
+from typing import TextIO
 
 from onceward import settings as settings_module
 from onceward.engine.kernel import Asker, Engine, Kernel
@@ -30,8 +32,10 @@ class Workspace:
         store_url: str | None = None,
         principal: str | None = None,
         sources: Sources | None = None,
+        console: TextIO | None = None,
     ) -> None:
         self.folder = folder
+        self._console = console
         self.settings: Settings = settings_module.load(folder, store_url)
         self.principal = check_name(principal or os_user(), "principal")
         self.sources = sources or LiveSources()
@@ -52,7 +56,7 @@ class Workspace:
                 self.folder.mkdir(mode=0o700, parents=True)
                 made.append(str(self.folder))
             if not settings_file.exists():
-                settings_file.write_text(settings_module.TEMPLATE)
+                settings_file.write_text(settings_module.TEMPLATE, "utf-8")
                 made.append(str(settings_file))
         except OSError as error:
             raise InvalidConfig(
@@ -97,7 +101,7 @@ class Workspace:
         try:
             return self.kernel()
         except LockConflict:
-            return Asker(self.store())
+            return Asker(self.store(), self.kernel)
 
     def sinks(self, store: Store) -> list[Sink]:
         if not self.settings.sink:
@@ -106,15 +110,20 @@ class Workspace:
             ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
         return [self._sink(sink, workspace_id) for sink in self.settings.sink]
 
-    def backup_file(self, path: Path) -> Database:
+    def new_file(self, path: Path) -> SqliteDatabase:
+        """A file to back up into."""
         return SqliteDatabase(path, self.sources, unsafe_network_filesystem=True)
+
+    def old_file(self, path: Path) -> SqliteDatabase:
+        """A backup to read from, left exactly as it is."""
+        return SqliteDatabase(path, self.sources, unsafe_network_filesystem=True, read_only=True)
 
     def _sink(self, sink: SinkSettings, workspace_id: str) -> Sink:
         if sink.kind == "console":
-            return ConsoleSink(sink.name)
+            return ConsoleSink(sink.name, self._console)
         if sink.kind == "ndjson":
             return FileSink(sink.name, self.folder.parent / sink.path)
-        secret = os.environ[sink.secret_env] if sink.secret_env else ""
+        secret = os.environ.get(sink.secret_env) if sink.secret_env else ""
         return WebhookSink(sink.name, sink.url, secret, workspace_id, self.sources)
 
     def _make_database(self) -> Database:
@@ -138,7 +147,12 @@ class Workspace:
         if not self.folder.is_dir() or (
             self.settings.store.url == "sqlite" and not (self.folder / "onceward.db").exists()
         ):
-            raise NotFound(f"there is no workspace at {self.folder}", recovery=[Recovery("make one", "onceward init")])
+            here = self.folder == Path.cwd() / settings_module.FOLDER
+            where = "" if here else f"--workspace {shlex.quote(str(self.folder))} "
+            raise NotFound(
+                f"there is no workspace at {self.folder}",
+                recovery=[Recovery("make one", f"onceward {where}init")],
+            )
 
 
 def os_user() -> str:

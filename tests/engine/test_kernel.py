@@ -213,3 +213,62 @@ def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, st
         asker.close()
         kernel.close()
     assert len((tmp_path / "out.ndjson").read_text().splitlines()) == 3
+
+
+@pytest.mark.rule("K-13")
+def test_an_asker_whose_kernel_goes_becomes_the_kernel_and_answers_itself(workspace):
+    kernel = workspace.kernel()
+    asker = workspace.engine()
+    leaving = threading.Timer(0.3, kernel.close)
+    leaving.start()
+    assert asker.ask(add("bob"), wait=20).value["name"] == "bob"
+    leaving.join()
+    asker.close()
+    heir = workspace.kernel()
+    assert [p["name"] for p in principal_list(heir.store)] == sorted(["bob", os_user()])
+    heir.close()
+
+
+@pytest.mark.rule("K-8")
+def test_an_answer_found_before_asking_says_that_it_is_a_replay(workspace, kernel):
+    kernel.ask(add("bob"))
+    asker = workspace.engine()
+    assert asker.ask(add("bob"), wait=0).replayed
+    asker.close()
+
+
+@pytest.mark.rule("K-13")
+def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kernel, monkeypatch):
+    from onceward.engine import verbs
+
+    def bug(tx, actor, payload):
+        raise ZeroDivisionError("s3cret")
+
+    monkeypatch.setattr(verbs, "VERBS", verbs.VERBS)
+    monkeypatch.setitem(verbs.VERBS, "bug", verbs.Verb("viewer", bug))
+    huge = Request("principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user())
+    asker = workspace.engine()
+    asker.ask(huge, wait=0)
+    asker.ask(Request("bug", "r2", {}, os_user()), wait=0)
+    asker.ask(add("bob", "r3"), wait=0)
+    assert kernel.carry_out() == 3
+    assert kernel.carry_out() == 0
+    with pytest.raises(StoredError) as refused:
+        asker.ask(huge, wait=5)
+    assert refused.value.code == "INVALID_CONFIG"
+    with pytest.raises(StoredError, match="ZeroDivisionError") as failed:
+        asker.ask(Request("bug", "r2", {}, os_user()), wait=5)
+    assert "s3cret" not in str(failed.value.document())
+    assert asker.ask(add("bob", "r3"), wait=5).value["name"] == "bob"
+    asker.close()
+
+
+def test_a_kernel_that_fails_to_open_gives_the_lock_back(workspace, monkeypatch):
+    def fail(tx, name):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("onceward.engine.kernel.welcome", fail)
+    with pytest.raises(RuntimeError):
+        workspace.kernel()
+    monkeypatch.undo()
+    workspace.kernel().close()

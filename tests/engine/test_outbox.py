@@ -267,3 +267,52 @@ def test_a_webhook_nobody_listens_at_is_a_network_error(store):
     (done,) = deliver(store, [WebhookSink("log", "http://127.0.0.1:9/", "", "wsp_1", LiveSources())])
     assert done.failed == 1
     assert "cannot be reached" in (done.last_error or "")
+
+
+@pytest.mark.rule("K-6")
+@pytest.mark.guarantee("G14")
+def test_a_torn_last_line_of_the_file_is_cut_and_its_event_comes_again_whole(store, tmp_path):
+    out = tmp_path / "out.ndjson"
+    create(store)
+    deliver(store, [FileSink("log", out)])
+    whole = out.read_bytes()
+    out.write_bytes(whole + b'{"dedupe_key":"torn')
+    create(store)
+    deliver(store, [FileSink("log", out)])
+    assert out.read_bytes().startswith(whole)
+    assert [json.loads(line)["event"]["event"] for line in out.read_bytes().splitlines()] == ["BUILD_CREATED"] * 2
+
+
+@pytest.mark.rule("K-6")
+def test_a_sink_that_fails_in_its_own_way_stops_no_other_and_tells_no_secret(make_database, sources):
+    database = make_database(sources)
+    migrate.migrate(database, sources)
+    store = Store(database, sources, ["odd", "log"])
+    acquire(store, "tester")
+    create(store)
+
+    class Odd(Recorder):
+        def send(self, parcel):
+            raise ValueError("s3cret")
+
+    odd, log = Odd("odd"), Recorder()
+    first, second = deliver(store, [odd, log])
+    assert (first.failed, first.last_error) == (1, "the sink failed: ValueError")
+    assert second.delivered == 1
+    store.close()
+
+
+@pytest.mark.guarantee("G26")
+def test_events_stamped_in_the_future_are_delivered_now(scripted):
+    scripted.sources.advance(10**15)
+    create(scripted)
+    scripted.sources.set(1_700_000_000_000_000)
+    create(scripted)
+    assert deliver(scripted, [Recorder()])[0].delivered == 2
+
+
+def test_a_webhook_whose_secret_is_not_set_keeps_its_events_waiting(store, hook):
+    url, heard, _ = hook
+    create(store)
+    (done,) = deliver(store, [WebhookSink("log", url, None, "wsp_1", LiveSources())])
+    assert (done.failed, heard) == (1, [])

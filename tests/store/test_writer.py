@@ -224,7 +224,6 @@ def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stop
     with pytest.raises(StorageError, match="open it again"):
         step(store, build_id)
     store.close()
-    orphan_lock(database)
     heir = Store(database, sources, ["log"])
     acquire(heir, "heir")
     assert heir.answer(request, work if not applied else None).replayed is applied
@@ -276,19 +275,3 @@ def test_a_crash_at_every_point_of_a_transaction_leaves_all_or_nothing(store, da
         assert check(rows).faults == []
     assert count(heir, "events") == count(heir, "event_outbox")
     heir.close()
-
-
-def test_a_store_refuses_to_be_used_across_fork(tmp_path, sources):
-    import os
-
-    from onceward.store import migrate
-    from onceward.store.sqlite import SqliteDatabase
-
-    database = SqliteDatabase(tmp_path / "f.db", sources)
-    migrate.migrate(database, sources)
-    store = Store(database, sources)
-    acquire(store, "tester")
-    store.writer._session._pid = os.getpid() + 1
-    with pytest.raises(StorageError, match="across fork"):
-        create(store)
-    store.close()

@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from onceward.errors import CorruptState, InvalidConfig, NotFound, Recovery
+from onceward.errors import CorruptState, IntegrityFault, InvalidConfig, NotFound, OncewardError, Recovery
 from onceward.kernel import faults
 from onceward.store import migrate
 from onceward.store.check import Findings, check
 from onceward.store.copy import copy_rows
 from onceward.store.port import Database
 from onceward.store.store import Store
+from onceward.store.writer import commit_plainly
 
-OpenFile = Callable[[Path], Database]
+
+class FileDatabase(Database, Protocol):
+    """A database in one file."""
+
+    def seal(self) -> None: ...
 
 
-def backup(store: Store, path: Path, open_file: OpenFile) -> dict[str, Any]:
+def backup(
+    store: Store, path: Path, new_file: Callable[[Path], FileDatabase], old_file: Callable[[Path], Database]
+) -> dict[str, Any]:
     """Write the rows of one moment into a new file, check it, and only then give it its name."""
     if path.exists():
         raise InvalidConfig(
@@ -28,53 +35,73 @@ def backup(store: Store, path: Path, open_file: OpenFile) -> dict[str, Any]:
         raise InvalidConfig(f"{path.parent} is not a folder", context={"field": "file"})
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        database = open_file(partial)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        database = new_file(partial)
         with store.read() as rows:
-            counts = _fill(store.database, rows, database, store)
             expected = check(rows)
+            if expected.faults:
+                raise IntegrityFault(
+                    f"the store itself is damaged, so no backup was made: {expected.faults[0]}",
+                    context={"faults": expected.faults[:20]},
+                    recovery=[Recovery("see what is wrong", "onceward doctor")],
+                )
+            counts = _fill(store.database, rows, database, store)
         faults.point("backup.copied")
-        _require_same(expected, database)
+        database.seal()
+        _require_same(expected, old_file(partial))
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        partial.chmod(0o600)
-        partial.rename(path)
-        _sync_folder(path.parent)
+        _name(partial, path)
     finally:
-        for leftover in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm"))):
+        for leftover in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal"))):
             leftover.unlink(missing_ok=True)
-    return {
-        "file": str(path),
-        "events": expected.events,
-        "streams": expected.streams,
-        "rows": sum(counts.values()),
-    }
+    return _told(path, expected, counts)
 
 
-def restore(store: Store, path: Path, open_file: OpenFile) -> dict[str, Any]:
+def restore(path: Path, old_file: Callable[[Path], Database], empty: Callable[[], Store]) -> dict[str, Any]:
     """Fill an empty store from a backup, in one transaction, and check the result."""
     if not path.is_file():
-        raise NotFound(f"there is no backup {path}")
-    source = open_file(path)
-    waiting = migrate.pending(source)
-    if waiting:
-        raise InvalidConfig(f"{path} is not a backup that this Onceward can read", context={"file": str(path)})
+        raise NotFound(f"there is no backup {path}" if not path.exists() else f"{path} is not a file")
+    source = old_file(path)
+    _require_backup(source, path)
     session = source.connect()
     try:
         session.snapshot()
         expected = check(session)
         if expected.faults:
-            raise CorruptState(f"{path} is damaged: {expected.faults[0]}", context={"faults": expected.faults})
-        migrate.migrate(store.database, store.sources)
-        counts = _fill(source, session, store.database, store)
+            raise CorruptState(f"{path} is damaged: {expected.faults[0]}", context={"faults": expected.faults[:20]})
+        store = empty()
+        try:
+            counts = _fill(source, session, store.database, store)
+            _require_same(expected, store.database)
+        finally:
+            store.close()
     finally:
         session.close()
-    _require_same(expected, store.database)
-    return {
-        "file": str(path),
-        "events": expected.events,
-        "streams": expected.streams,
-        "rows": sum(counts.values()),
-    }
+    return _told(path, expected, counts)
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Give the finished file its name, unless something took the name meanwhile."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise InvalidConfig(f"{path} appeared meanwhile; a backup never overwrites") from None
+    _sync_folder(path.parent)
+
+
+def _told(path: Path, found: Findings, counts: dict[str, int]) -> dict[str, Any]:
+    return {"file": str(path), "events": found.events, "streams": found.streams, "rows": sum(counts.values())}
+
+
+def _require_backup(source: Database, path: Path) -> None:
+    try:
+        if not migrate.pending(source):
+            return
+    except OncewardError as error:
+        if error.code == "SCHEMA_TOO_NEW":
+            raise
+    raise InvalidConfig(f"{path} is not a backup that this Onceward can read", context={"file": str(path)})
 
 
 def _fill(source: Database, rows: Any, target: Database, store: Store) -> dict[str, int]:
@@ -89,7 +116,7 @@ def _fill(source: Database, rows: Any, target: Database, store: Store) -> dict[s
                 recovery=[Recovery("move the workspace away, or restore into another with --workspace")],
             )
         counts = copy_rows(source, rows, target, session)
-        session.commit()
+        commit_plainly(session, "the copy")
     finally:
         session.rollback()
         session.close()
@@ -104,10 +131,9 @@ def _require_same(expected: Findings, database: Database) -> None:
         session.rollback()
     finally:
         session.close()
-    if found != expected or found.faults:
+    if found != expected:
         raise CorruptState(
-            "the copy does not agree with the original",
-            context={"expected": repr(expected), "found": repr(found)},
+            "the copy does not agree with the original", context={"expected": repr(expected), "found": repr(found)}
         )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from onceward.engine import tenure
 from onceward.engine.reading import outbox_status
 from onceward.errors import OncewardError
-from onceward.locks.identity import Identity, judge, own_identity
+from onceward.locks.identity import judge, own_identity
 from onceward.store.check import check
 from onceward.store.store import Store
 
@@ -72,7 +72,7 @@ def _database(store: Store) -> Iterable[Check]:
 def _evidence(store: Store) -> Iterable[Check]:
     with store.read() as rows:
         found = check(rows)
-    seen = f"{found.events:,} events in {found.streams:,} streams, {found.subjects:,} subjects"
+    seen = f"events {found.events:,}, streams {found.streams:,}, subjects {found.subjects:,}"
     if found.faults:
         yield Check("evidence", "fail", found.faults[0], "restore the last good backup: onceward restore FILE")
     else:
@@ -84,19 +84,17 @@ def _writer_lock(store: Store) -> Iterable[Check]:
     if held is None:
         yield Check("writer lock", "ok", "free")
         return
-    them = Identity(held.hostname, held.boot_id, held.acquired_by_pid, held.process_start)
-    verdict = judge(them, own_identity())
+    verdict = judge(tenure.identity_of(held), own_identity())
     note = "" if verdict.liveness != "dead" else " (the next command takes it over)"
     yield Check("writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {verdict.why}{note}")
 
 
 def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
     for entry in outbox_status(store, sinks):
-        stuck = entry["parked"] or not entry["configured"]
-        fix = "onceward outbox flush" if entry["parked"] else "configure the sink again, or its events wait for ever"
-        yield Check(
-            f"sink {entry['sink']}",
-            "warn" if stuck else "ok",
-            f"{entry['waiting']} waiting, {entry['parked']} parked",
-            fix if stuck else "",
-        )
+        fix = ""
+        if not entry["configured"]:
+            fix = "configure the sink again, or its events wait for ever"
+        elif entry.get("last_error"):
+            fix = f"mend it ({entry['last_error']}), then: onceward outbox flush"
+        detail = f"{entry['waiting']} waiting, {entry['parked']} parked"
+        yield Check(f"sink {entry['sink']}", "warn" if fix else "ok", detail, fix)

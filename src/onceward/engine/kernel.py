@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +15,16 @@ from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
 from onceward.engine.sinks import Sink
 from onceward.engine.verbs import VERBS, Verb
-from onceward.errors import InvalidConfig, LockLost, OncewardError, StoredError
+from onceward.errors import (
+    ExecutionFailed,
+    InvalidConfig,
+    LockConflict,
+    LockLost,
+    OncewardError,
+    StorageError,
+    StoredError,
+)
+from onceward.kernel.canon import bounded
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.store.store import Store, answer_once
@@ -47,20 +57,19 @@ class Kernel:
         self.principal = principal
         self.sinks = sinks
         self.fence = tenure.acquire(store, principal).fence
-        with store.read() as rows:
-            nobody = not Principals(rows).all()
-        if nobody:
-            store.write(lambda tx: welcome(tx, principal))
+        try:
+            with store.read() as rows:
+                nobody = not Principals(rows).all()
+            if nobody:
+                store.write(lambda tx: welcome(tx, principal))
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
-        verb = _verb(request.verb)
-
-        def run(tx: Transaction, resource_id: str) -> Any:
-            authorize(tx, request.principal, verb.role)
-            return {"ok": verb.run(tx, request.principal, request.payload)}
-
-        return _told(self.store.answer(request, run))
+        request.check()
+        return _told(self.store.answer(request, _run(request)))
 
     def carry_out(self) -> int:
         """Answer what other processes asked, in the order they asked; answers how many."""
@@ -86,29 +95,31 @@ class Kernel:
             delivering.join()
 
     def close(self) -> None:
-        """Give the workspace back."""
-        try:
+        """Give the workspace back. What cannot be given back is taken over by the next, so nothing is said."""
+        with suppress(LockLost, StorageError):
             tenure.release(self.store)
-        except LockLost:
-            pass
-        finally:
-            self.store.close()
+        self.store.close()
 
     def _answer(self, ledger: Ledger) -> None:
         request = ledger.request
-
-        def run(tx: Transaction, resource_id: str) -> Any:
-            verb = _verb(request.verb)
-            authorize(tx, request.principal, verb.role)
-            return {"ok": verb.run(tx, request.principal, request.payload)}
-
         try:
+            run = _run(request)
             self.store.write(lambda tx: answer_once(tx, request, run))
         except OncewardError as error:
             if error.retryable or error.code == "LOCK_LOST":
                 raise
-            refusal = {"error": error.document()}
-            self.store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
+            self._refuse(request, error)
+        except Exception as bug:
+            self._refuse(request, ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"))
+
+    def _refuse(self, request: Request, error: OncewardError) -> None:
+        """A refusal is an answer; one too long to store is cut, for no request may block those behind it."""
+        refusal = {"error": error.document()}
+        try:
+            bounded(refusal, "the refusal")
+        except InvalidConfig:
+            refusal["error"] |= {"message": error.message[:1000], "context": {}}
+        self.store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
 
     def _deliver_until(self, stop: threading.Event) -> None:
         while not stop.wait(REQUEST_POLL_SECONDS):
@@ -120,14 +131,19 @@ class Kernel:
 
 
 class Asker:
-    """Files a request for the live kernel and waits for its answer."""
+    """Files a request for the live kernel and waits for its answer; if that kernel goes, becomes the next."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, become: Callable[[], Kernel]) -> None:
         self.store = store
+        self._become = become
 
     def ask(self, request: Request, wait: float) -> Answer | Pending:
+        request.check()
         with self.store.read() as rows:
             authorize(rows, request.principal, _verb(request.verb).role)
+            found = Requests(rows).find(request)
+        if found is not None and found.answered_at is not None:
+            return _told(Answer(found.value(), replayed=True))
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:
@@ -135,9 +151,23 @@ class Asker:
                 found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
                 return _told(Answer(found.value()))
+            if tenure.vacant(self.store) and self._take_over():
+                continue
             if time.monotonic() >= deadline:
                 return Pending(request.request_id)
             time.sleep(REQUEST_POLL_SECONDS)
+
+    def _take_over(self) -> bool:
+        """The kernel we asked is gone: be the kernel for as long as it takes to answer what waits."""
+        try:
+            kernel = self._become()
+        except LockConflict:
+            return False
+        try:
+            kernel.carry_out()
+        finally:
+            kernel.close()
+        return True
 
     def close(self) -> None:
         self.store.close()
@@ -147,6 +177,17 @@ def _verb(name: str) -> Verb:
     if name not in VERBS:
         raise InvalidConfig(f"there is no verb {name!r}", context={"field": "verb"})
     return VERBS[name]
+
+
+def _run(request: Request) -> Callable[[Transaction, str], Any]:
+    """What a request does inside its transaction: the role is checked there too."""
+    verb = _verb(request.verb)
+
+    def run(tx: Transaction, resource_id: str) -> Any:
+        authorize(tx, request.principal, verb.role)
+        return {"ok": verb.run(tx, request.principal, request.payload)}
+
+    return run
 
 
 def _told(answer: Answer) -> Answer:

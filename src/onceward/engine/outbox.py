@@ -50,10 +50,11 @@ def _deliver_to(store: Store, sink: Sink) -> Delivery:
     while failed < _GIVE_UP_AFTER:
         with store.read() as rows:
             page = parcels(rows, sink.name, after, OUTBOX_BATCH)
+            now = rows.now()
         if not page:
             break
         after = page[-1].event.position
-        accepted, failures = _send(store, sink, page, held_back, _GIVE_UP_AFTER - failed)
+        accepted, failures = _send(sink, page, held_back, now, _GIVE_UP_AFTER - failed)
         faults.point("outbox.delivered")
         if accepted or failures:
             _settle(store, accepted, failures)
@@ -64,10 +65,9 @@ def _deliver_to(store: Store, sink: Sink) -> Delivery:
 
 
 def _send(
-    store: Store, sink: Sink, page: list[Parcel], held_back: set[str], patience: int
+    sink: Sink, page: list[Parcel], held_back: set[str], now: Micros, patience: int
 ) -> tuple[list[Parcel], list[tuple[Parcel, str]]]:
     """Offer a page to the sink. A stream whose event is not accepted waits behind it, to keep its order."""
-    now = store.sources.now()
     accepted: list[Parcel] = []
     failures: list[tuple[Parcel, str]] = []
     for parcel in page:
@@ -79,16 +79,21 @@ def _send(
             break
         try:
             sink.send(parcel)
-        except OncewardError as error:
-            failures.append((parcel, error.message))
+        except Exception as error:
+            failures.append((parcel, _why(error)))
             held_back.add(stream)
         else:
             accepted.append(parcel)
     try:
         sink.settle()
-    except OncewardError as error:
-        return [], [*failures, *((parcel, error.message) for parcel in accepted)][:patience]
+    except Exception as error:
+        return [], [*failures, *((parcel, _why(error)) for parcel in accepted)][:patience]
     return accepted, failures
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, for people; a stranger's words may hold a secret, so only their kind is told."""
+    return error.message if isinstance(error, OncewardError) else f"the sink failed: {type(error).__name__}"
 
 
 def _settle(store: Store, accepted: list[Parcel], failures: list[tuple[Parcel, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
@@ -22,7 +23,13 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
     raise PermissionDenied(
         f"{name} {why}; this needs the role {role}",
         context={"principal": name, "needs": role, "admins": admins},
-        recovery=[Recovery(f"ask {' or '.join(admins)}", f"onceward principals add {name} --role {role}", "low")],
+        recovery=[
+            Recovery(
+                f"ask {' or '.join(admins)}",
+                f"onceward principals add {shlex.quote(name)} --role {role}",
+                "high" if role == "admin" else "low",
+            )
+        ],
     )
 
 
@@ -35,8 +42,11 @@ def add(tx: Transaction, name: str, roles: Sequence[str], by: str) -> None:
             f"roles must be among {', '.join(ROLES)}, not {', '.join(unknown) or 'none'}",
             context={"field": "role"},
         )
-    add_principal(tx, name, roles, by, tx.now)
-    tx.append("workspace", "PRINCIPAL_ADDED", by, {"principal": name, "roles": sorted(set(roles))})
+    known = tx.principals.find(name)
+    new = sorted(set(roles) - (known.roles if known else frozenset()))
+    if new:
+        add_principal(tx, name, new, by, tx.now)
+        tx.append("workspace", "PRINCIPAL_ADDED", by, {"principal": name, "roles": new})
 
 
 def welcome(tx: Transaction, name: str) -> None:

@@ -8,12 +8,12 @@ import hmac
 import os
 import sys
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import BinaryIO, Protocol, TextIO
 from urllib.parse import urlsplit
 
 import msgspec
 
-from onceward.errors import NetworkError, StorageError
+from onceward.errors import InvalidConfig, NetworkError, StorageError
 from onceward.kernel.canon import canonical
 from onceward.kernel.limits import WEBHOOK_TIMEOUT_SECONDS
 from onceward.kernel.sources import Sources, iso
@@ -65,7 +65,8 @@ class FileSink:
         if not lines:
             return
         try:
-            with self._path.open("ab") as file:
+            with self._path.open("a+b") as file:
+                _drop_torn_tail(file)
                 file.write(b"".join(lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -73,22 +74,39 @@ class FileSink:
             raise StorageError(f"cannot append to {self._path}: {error}") from error
 
 
+def _drop_torn_tail(file: BinaryIO) -> None:
+    """Cut an unfinished last line: its event was never settled and comes again whole."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 65_536)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    file.truncate(end)
+    file.seek(end)
+
+
 class WebhookSink:
     """POSTs a CloudEvents 1.0 document, signed as Standard Webhooks asks."""
 
-    def __init__(self, name: str, url: str, secret: str, workspace_id: str, sources: Sources) -> None:
+    def __init__(self, name: str, url: str, secret: str | None, workspace_id: str, sources: Sources) -> None:
         self.name = name
         self._url = urlsplit(url)
-        self._secret = secret.encode()
+        self._secret = secret
         self._origin = f"/onceward/{workspace_id}"
         self._sources = sources
 
     def send(self, parcel: Parcel) -> None:
         import http.client
 
+        if self._secret is None:
+            raise InvalidConfig("the environment variable that secret_env names is not set")
         body = self.cloud_event(parcel)
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.netloc, timeout=WEBHOOK_TIMEOUT_SECONDS)
+        connection = kind(self._url.hostname or "", self._url.port, timeout=WEBHOOK_TIMEOUT_SECONDS)
         try:
             path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
             connection.request("POST", path, body, self._headers(parcel, body))
@@ -126,7 +144,7 @@ class WebhookSink:
             message_id = parcel.dedupe_key.hex()
             timestamp = str(self._sources.now() // 1_000_000)
             signed = f"{message_id}.{timestamp}.".encode() + body
-            digest = hmac.new(self._secret, signed, hashlib.sha256).digest()
+            digest = hmac.new(self._secret.encode(), signed, hashlib.sha256).digest()
             headers |= {
                 "webhook-id": message_id,
                 "webhook-timestamp": timestamp,

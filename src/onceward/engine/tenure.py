@@ -53,9 +53,19 @@ def holder(store: Store) -> LockRow | None:
     return found if found is not None and found.held else None
 
 
+def vacant(store: Store) -> bool:
+    """Whether nobody holds the workspace, or only somebody who is provably gone."""
+    held = holder(store)
+    return held is None or judge(identity_of(held), own_identity()).liveness == "dead"
+
+
+def identity_of(row: LockRow) -> Identity:
+    """Who wrote the lock row; it has no place for a machine id, so name and boot stand for it."""
+    return Identity(row.hostname, "", row.boot_id, row.acquired_by_pid, row.process_start)
+
+
 def _require_gone(seen: LockRow, here: Identity) -> None:
-    them = Identity(seen.hostname, seen.boot_id, seen.acquired_by_pid, seen.process_start)
-    verdict = judge(them, here)
+    verdict = judge(identity_of(seen), here)
     if verdict.liveness != "dead":
         raise LockConflict(
             f"another kernel holds this workspace: pid {seen.acquired_by_pid} on {seen.hostname}"

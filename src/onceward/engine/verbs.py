@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ def _flush_outbox(tx: Transaction, actor: str, payload: Any) -> Any:
     return {"due": sum(backlog.waiting for backlog in backlogs(tx))}
 
 
-VERBS: Mapping[str, Verb] = {
+VERBS: dict[str, Verb] = {
     "principals.add": Verb("admin", _add_principal),
     "outbox.flush": Verb("operator", _flush_outbox),
 }

@@ -31,9 +31,9 @@ def canonical(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
-def check(value: Any) -> None:
-    """Refuse, with the path to it, what has no canonical bytes."""
-    _check(value, 0)
+def check(value: Any, depth: int = 0) -> None:
+    """Refuse, with the path to it, what has no canonical bytes; `depth` is how deep it will stand."""
+    _check(value, depth)
 
 
 def digest(value: Any) -> str:
@@ -106,13 +106,13 @@ def _check(value: Any, depth: int) -> None:
             _check_text(value)
     elif kind is int:
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            _refuse(f"{value} is beyond ±(2^53−1); write it as a string")
+            _refuse(f"a number of {value.bit_length()} bits is beyond ±(2^53−1); write it as a string")
     elif kind is dict:
         if depth >= MAX_DEPTH:
             _refuse(f"nested deeper than {MAX_DEPTH} levels")
         for key, item in value.items():
             if type(key) is not str:
-                _refuse(f"the key {key!r} is not a string")
+                _refuse(f"a key is a {type(key).__name__}, not a string")
             if not key.isascii():
                 _check_key(key)
             try:

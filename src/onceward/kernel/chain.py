@@ -15,6 +15,7 @@ from onceward.kernel.sources import Micros, iso
 _encoder = msgspec.json.Encoder(order="sorted")
 
 SCHEMA: Final = "urm-events@1"
+_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 STREAM: Final = re.compile(r"workspace|(session|child|saga|entry):[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -55,10 +56,20 @@ def check_stream(stream: str) -> str:
     """A stream's name, refused before it can become a path or a line."""
     if not STREAM.fullmatch(stream):
         raise InvalidConfig(
-            f"{stream!r} is not a stream; streams are `workspace` or session:, child:, saga:, entry: and an id",
+            f"{ascii(stream)[:80]} is not a stream;"
+            " streams are `workspace` or session:, child:, saga:, entry: and an id",
             context={"field": "stream"},
         )
     return stream
+
+
+def check_event(name: str) -> str:
+    """An event's name, in the one form they all have."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidConfig(
+            f"{ascii(name)[:60]} is not an event's name such as BUILD_STARTED", context={"field": "event"}
+        )
+    return name
 
 
 def first_break(events: list[Event], prev: tuple[int, bytes] = (0, ZERO_HASH)) -> str | None:

@@ -1,4 +1,4 @@
-"""Named crash points: one attribute test in production, armed in tests (`ONCEWARD_FAULT=name[:nth][:action]`)."""
+"""Named crash points: one attribute test in production, armed in tests (`ONCEWARD_FAULT=name[:count]`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from onceward.errors import InvalidConfig
 
 POINTS: Final = (
     "write.begun",
@@ -87,4 +89,9 @@ def arm_from_environment() -> None:
     asked = os.environ.get("ONCEWARD_FAULT")
     if asked:
         name, _, nth = asked.partition(":")
+        if name not in POINTS or not (nth or "1").isdecimal() or int(nth or 1) < 1:
+            raise InvalidConfig(
+                f"ONCEWARD_FAULT={asked!a} is not NAME or NAME:COUNT; the names are {', '.join(POINTS)}",
+                context={"field": "ONCEWARD_FAULT"},
+            )
         arm(name, int(nth or 1))

@@ -94,9 +94,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 def check_name(name: str, what: str) -> str:
     """A principal's, sink's or subject's name: short, printable, no surprises in a terminal or a path."""
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+    fits = isinstance(name, str) and 1 <= len(name) <= MAX_NAME_CHARS and name.isprintable() and name == name.strip()
+    if not fits:
         raise InvalidConfig(
-            f"{what} must be 1 to {MAX_NAME_CHARS} printable characters, not {str(name)[:40]!r}",
+            f"{what} must be 1 to {MAX_NAME_CHARS} printable characters without blanks around them,"
+            f" not {str(name)[:40]!a}",
             context={"field": what},
         )
     return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Build, Move
+from onceward.kernel.records import Build, Move, check_name
 
 BUILD = Machine.parse(
     "build",
@@ -30,7 +30,7 @@ BUILD = Machine.parse(
 
 def create(build_id: str, name: str, actor: str) -> Move:
     """A build is stored as PENDING before anything else happens to it."""
-    return Move(BUILD, build_id, NEW, BUILD.initial, 0, actor, columns={"name": name})
+    return Move(BUILD, build_id, NEW, BUILD.initial, 0, actor, columns={"name": check_name(name, "name")})
 
 
 def move(build: Build, target: str, reason: str, actor: str) -> Move:

@@ -1,1 +1,1 @@
-"""Who holds what: the writer lock of a workspace and the identity of processes."""
+"""Who holds what: the identity of processes; target locks come with part 2."""

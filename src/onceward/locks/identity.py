@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 Liveness = Literal["alive", "dead", "denied"]
+Kill = Callable[[int, int], None]
+
+UNKNOWN: Final = ""
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process among all processes of all boots: a pid alone is reused."""
+    """A process among all processes of all boots: a pid alone is reused. A fact nobody knows is empty."""
 
     hostname: str
+    machine_id: str
     boot_id: str
     pid: int
     process_start: str
@@ -34,57 +40,80 @@ class Verdict:
 
 def own_identity() -> Identity:
     pid = os.getpid()
-    return Identity(socket.gethostname(), boot_id(), pid, start_of(pid) or "unknown")
+    return Identity(socket.gethostname(), machine_id(), boot_id(), pid, start_of(pid))
 
 
-def judge(holder: Identity, here: Identity) -> Verdict:
-    """Whether `holder` is provably gone, judged from this machine."""
+def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:
+    """Whether `holder` is provably gone, judged from `here`. What cannot be proved counts as alive."""
     if holder.hostname != here.hostname:
         return Verdict("alive", f"it is on another machine, {holder.hostname}")
-    if "unknown" not in (holder.boot_id, here.boot_id) and holder.boot_id != here.boot_id:
+    if _differ(holder.machine_id, here.machine_id):
+        return Verdict("alive", "it is on another machine of the same name, or in another container")
+    if _differ(holder.boot_id, here.boot_id):
         return Verdict("dead", "this machine was restarted since")
     try:
-        os.kill(holder.pid, 0)
+        kill(holder.pid, 0)
     except ProcessLookupError:
         return Verdict("dead", f"there is no process {holder.pid}")
     except PermissionError:
         return Verdict("denied", f"process {holder.pid} belongs to another user")
-    except OSError as error:
-        return Verdict("alive", f"process {holder.pid} cannot be judged: {error.strerror}")
-    if state_of(holder.pid) == "Z":
-        return Verdict("dead", f"process {holder.pid} has ended and waits to be reaped")
-    started = start_of(holder.pid)
-    if started is not None and "unknown" not in (holder.process_start,) and started != holder.process_start:
-        return Verdict("dead", f"pid {holder.pid} was reused by another process since")
+    except (OSError, OverflowError) as error:
+        return Verdict("alive", f"process {holder.pid} cannot be judged: {error}")
+    # A claim that tells no start time, or another machine's, gets the benefit of the doubt.
+    if holder.process_start and holder.boot_id:
+        if _differ(holder.process_start, start_of(holder.pid)):
+            return Verdict("dead", f"pid {holder.pid} was reused by another process since")
+        if _ended(holder.pid):
+            return Verdict("dead", f"process {holder.pid} has ended and waits to be reaped")
     return Verdict("alive", f"process {holder.pid} is running")
+
+
+def _differ(one: str, other: str) -> bool:
+    """Known on both sides and not the same."""
+    return UNKNOWN not in (one, other) and one != other
+
+
+@lru_cache(maxsize=1)
+def machine_id() -> str:
+    """This machine, or this container of it: where a pid means the same process."""
+    for file in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        found = _read(file)
+        if found:
+            break
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = _FIRST_PID_NAMESPACE
+    return found if namespace == _FIRST_PID_NAMESPACE else f"{found}/{namespace}"
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
+    return _read("/proc/sys/kernel/random/boot_id")
 
 
-def start_of(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where the system does not tell."""
+def start_of(pid: int) -> str:
+    """When a process started, in clock ticks since boot; empty where the system does not tell."""
     fields = _stat(pid)
-    return fields[19] if fields else None
+    return fields[19] if fields else UNKNOWN
 
 
-def state_of(pid: int) -> str | None:
+def _ended(pid: int) -> bool:
+    """A zombie, and not only one whose first thread ended before the others."""
     fields = _stat(pid)
-    return fields[0] if fields else None
+    return bool(fields) and fields[0] == "Z" and int(fields[17]) <= 1
 
 
-def _stat(pid: int) -> list[str] | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
+def _stat(pid: int) -> list[str]:
     # The command stands in brackets and may itself hold brackets and blanks.
-    return text.rpartition(")")[2].split()
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return UNKNOWN
 
 
 @lru_cache(maxsize=1)

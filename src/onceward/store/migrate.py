@@ -11,6 +11,7 @@ from onceward.errors import CorruptState, Recovery, SchemaTooNew
 from onceward.kernel import faults
 from onceward.kernel.sources import Sources
 from onceward.store.port import Database, Session
+from onceward.store.writer import commit_plainly
 
 _PART = re.compile(r"^\s*--\[(\w+)\n(.*?)^\s*--\]\n", re.DOTALL | re.MULTILINE)
 
@@ -109,7 +110,7 @@ def _apply(database: Database, session: Session, migration: Migration, sources: 
             (migration.number, migration.name, migration.checksum, sources.now()),
         )
         faults.point("migrate.applied")
-        session.commit()
+        commit_plainly(session, f"migration {migration.number}")
     except BaseException:
         session.rollback()
         raise

@@ -43,6 +43,7 @@ class Pipeline:
         self._poll.register(self._pg.socket, select.POLLIN)
         self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._names = itertools.count()
+        self.last_tag = b""
         self._sent: list[tuple[str, tuple[int, ...]] | None] = []
 
     def send(self, sql: str, params: Sequence[Value] = ()) -> None:
@@ -72,6 +73,7 @@ class Pipeline:
                     raise Disconnected("the server closed the connection")
                 self._result()
                 if result.status in _OK:
+                    self.last_tag = result.command_status or b""
                     if prepared is None:
                         found.append(_rows(result))
                     continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
+from onceward.errors import IntegrityFault, InvalidConfig, OncewardError, StorageError
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros
 
@@ -119,6 +120,12 @@ class Transient(Exception):
 
 class CommitFailed(Exception):
     """COMMIT raised: the transaction is there or it is not, and only looking can tell."""
+
+
+def require_own(pid: int) -> None:
+    """A connection belongs to the process that made it: a forked copy of it would speak out of turn."""
+    if os.getpid() != pid:
+        raise StorageError("a store cannot be used across fork; open it in the new process")
 
 
 _REFUSALS = {

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 
-from onceward.errors import InvalidConfig, LockLost, Recovery, StorageError
+from onceward.errors import InvalidConfig, LockLost, OncewardError, Recovery, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.pipeline import Disconnected, Pipeline, Refusal
-from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Transient, Value, Write, refused
+from onceward.store.port import (
+    CommitFailed,
+    Otherwise,
+    Reads,
+    Row,
+    Session,
+    Transient,
+    Value,
+    Write,
+    refused,
+    require_own,
+)
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _REPEAT = ("40001", "40P01")
+_CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # Statements are prepared while the tables are still empty; without these the plans of that moment, sequential
 # scans among them, would be kept.
 _OPTIONS = (
@@ -115,12 +129,14 @@ class PostgresDatabase:
                 options=f"-c search_path={self.schema} {_OPTIONS}",
                 tcp_user_timeout=30_000,
             )
-        except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
-            # libpq's own words can hold the host but never the password.
+        except psycopg.ProgrammingError:
+            raise _bad_url("libpq cannot read it") from None
+        except psycopg.OperationalError as error:
+            # A URL that was read right puts no part of its password into these words.
             raise StorageError(
-                f"cannot reach PostgreSQL: {str(error).strip().splitlines()[-1]}",
+                f"cannot reach PostgreSQL: {str(error).strip().splitlines()[0]}",
                 context={"outcome": "failed"},
-                recovery=[Recovery("check the store URL and that the server runs", "onceward doctor")],
+                recovery=[Recovery("start the server, or correct the store URL")],
             ) from None
 
 
@@ -129,6 +145,7 @@ class PostgresSession:
 
     def __init__(self, connection: psycopg.Connection[Any], sources: Sources) -> None:
         self._connection = connection
+        self._pid = os.getpid()
         self._pipeline = Pipeline(connection)
         self._sources = sources
         self._told = (0, 0)
@@ -142,10 +159,11 @@ class PostgresSession:
         return self._open
 
     def begin(self, tenure: Tenure | None) -> None:
+        require_own(self._pid)
         self._open, self._begun = True, True
-        self._send("BEGIN")
+        self._send("BEGIN ISOLATION LEVEL READ COMMITTED")
         if tenure is None:
-            self._send("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+            self._send(_CLOCK)
         else:
             self._send("SELECT onceward_fence(?, ?)", (tenure.token, tenure.fence))
 
@@ -153,14 +171,16 @@ class PostgresSession:
         self._flush()
 
     def snapshot(self) -> None:
-        self._open = True
+        require_own(self._pid)
+        self._open, self._begun = True, True
         self._send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self._send(_CLOCK)
 
     def now(self) -> Micros:
         """The database's clock: as it told us with the last fence, carried on by our own steady one."""
         if not self._sources.live:
             return self._sources.now()
-        if not self._told[1]:
+        if self._begun and not self._told[1]:
             self._flush()
         return self._told[0] + (_steady() - self._told[1]) // 1000
 
@@ -198,6 +218,7 @@ class PostgresSession:
         self._flush()
 
     def undo(self) -> None:
+        self._settle()
         self._send("ROLLBACK TO one")
         self._send("RELEASE one")
         self._flush()
@@ -208,16 +229,29 @@ class PostgresSession:
             self._flush()
         except _Lost as error:
             raise CommitFailed(error.message) from error
+        except (OncewardError, Transient):
+            raise
+        except BaseException:
+            # The COMMIT may be on its way: only a fresh connection can tell what became of it.
+            self.lost = True
+            raise
+        if self._pipeline.last_tag != b"COMMIT":
+            self._open = False
+            raise StorageError("the transaction had failed before its commit; nothing was written")
         self._open = False
 
     def rollback(self) -> None:
-        if self._open:
-            self._open = False
+        if self._open and not self.lost:
+            self._settle()
+        if self._open and not self.lost:
             self._send("ROLLBACK")
-            self._flush()
+            self._settle()
+        self._open = False
 
     def close(self) -> None:
-        self._pipeline.close()
+        # In a forked copy, closing would hang up on the server in the parent's name.
+        if os.getpid() == self._pid:
+            self._pipeline.close()
 
     def script(self, sql: str) -> None:
         """Several statements at once, which pipeline mode cannot carry."""
@@ -240,15 +274,27 @@ class PostgresSession:
             raise self._gone(error) from error
         except Refusal as refusal:
             raise _translate(refusal, expected) from refusal
+        except BaseException:
+            # Interrupted between question and answer: nobody can tell any more which answer is whose.
+            self.lost = True
+            raise
         if begun:
             self._told = (rows[1][0][0], _steady())
         return rows
+
+    def _settle(self) -> None:
+        """Hear out what is still under way, refused or not, so that what follows is not skipped with it."""
+        with suppress(OncewardError, Transient):
+            self._flush()
 
     def _send(self, sql: str, params: Sequence[Value] = ()) -> None:
         try:
             self._pipeline.send(sql, params)
         except Disconnected as error:
             raise self._gone(error) from error
+        except BaseException:
+            self.lost = True
+            raise
 
     def _gone(self, error: Disconnected) -> _Lost:
         self._open, self.lost = False, True
@@ -293,15 +339,28 @@ def _folded(statements: tuple[str, ...], counted: tuple[str, ...]) -> str:
 
 def split_schema(url: str) -> tuple[str, str]:
     """Our URL is libpq's plus `schema=`; the schema is the workspace."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - reading it checks it
+        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise _bad_url("host, port or options cannot be read") from None
+    if parts.netloc.count("@") > 1 or parts.fragment or not (parts.hostname or "host" in query):
+        raise _bad_url("it needs a host, and @ : / ? # in a password must be percent-encoded")
     schema = query.pop("schema", "onceward")
     if not _SCHEMA.fullmatch(schema):
         raise InvalidConfig(
             f"schema={schema!r} in the store URL must be lower-case letters, digits and _",
             context={"field": "store"},
         )
-    return urlunsplit(parts._replace(query=urlencode(query))), schema
+    return urlunsplit(parts._replace(query=urlencode(query, quote_via=quote))), schema
+
+
+def _bad_url(why: str) -> InvalidConfig:
+    """Says what is wrong without repeating a URL that may hold a password."""
+    return InvalidConfig(
+        f"the store URL is not postgresql://user@host/database?schema=name: {why}", context={"field": "store.url"}
+    )
 
 
 def _on(name: str, settings: dict[str, str], advice: str) -> tuple[str, str, str, str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 
@@ -22,7 +23,7 @@ from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.filesystems import filesystem_of, is_network
-from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, Write, refused
+from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, Write, refused, require_own
 
 _SAFE = "3.51.3"
 _UNIQUE = re.compile(r"(UNIQUE|CHECK) constraint failed: (.*)")
@@ -41,20 +42,42 @@ class SqliteDatabase:
 
     kind = "sqlite"
 
-    def __init__(self, path: Path, sources: Sources, *, unsafe_network_filesystem: bool = False) -> None:
+    def __init__(
+        self, path: Path, sources: Sources, *, unsafe_network_filesystem: bool = False, read_only: bool = False
+    ) -> None:
         self.path = path
         self._sources = sources
         self._unsafe = unsafe_network_filesystem
+        self._read_only = read_only
 
     def connect(self, *, kernel: bool = False) -> SqliteSession:
         require_safe_version(apsw.sqlite_lib_version())
         self._require_local()
         try:
-            connection = apsw.Connection(str(self.path))
-            _prepare(connection, kernel)
+            if self._read_only:
+                # A sealed file that nobody writes: no log, no lock file, nothing left beside it.
+                name = f"file:{quote(str(self.path))}?immutable=1"
+                connection = apsw.Connection(name, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            else:
+                connection = apsw.Connection(str(self.path))
+                _prepare(connection, kernel)
         except apsw.Error as error:
             raise _translate(error, self.path) from error
         return SqliteSession(connection, self._sources, self.path)
+
+    def seal(self) -> None:
+        """Make the database one file, complete without the log beside it, or fail."""
+        try:
+            connection = apsw.Connection(str(self.path))
+            try:
+                ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                ((mode,),) = connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+            finally:
+                connection.close()
+        except apsw.Error as error:
+            raise _translate(error, self.path) from error
+        if busy or mode != "delete" or self.path.with_name(self.path.name + "-wal").exists():
+            raise StorageError(f"{self.path} could not be made one file")
 
     def script(self, session: Session, sql: str) -> None:
         assert isinstance(session, SqliteSession)
@@ -147,8 +170,7 @@ class SqliteSession:
         return not self._connection.get_autocommit()
 
     def begin(self, tenure: Tenure | None) -> None:
-        if os.getpid() != self._pid:
-            raise StorageError("a store cannot be used across fork; open it in the new process")
+        require_own(self._pid)
         self.execute("BEGIN IMMEDIATE")
         if tenure is not None:
             held = self.execute("SELECT token, fence FROM singleton_lock WHERE lock_id = 1")
@@ -160,6 +182,7 @@ class SqliteSession:
         """`begin` has already looked."""
 
     def snapshot(self) -> None:
+        require_own(self._pid)
         self.execute("BEGIN")
 
     def now(self) -> Micros:
@@ -202,7 +225,9 @@ class SqliteSession:
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        self._connection.close()
+        # A forked copy leaves the files to the process that opened them.
+        if os.getpid() == self._pid:
+            self._connection.close()
 
     def execute(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
         try:
@@ -283,4 +308,4 @@ def _translate(error: apsw.Error, path: Path) -> Exception:
         )
     if isinstance(error, apsw.IOError):
         return StorageError(f"reading or writing {path} failed: {error}", context={"outcome": "failed"})
-    return error
+    return StorageError(f"SQLite refused: {error}", context={"outcome": "failed"})

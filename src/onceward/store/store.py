@@ -15,7 +15,7 @@ from onceward.store import migrate
 from onceward.store.port import Database, Session
 from onceward.store.tables.requests import Requests, answer_request, file_request
 from onceward.store.transaction import Transaction
-from onceward.store.writer import Work, Writer
+from onceward.store.writer import Work, Writer, commit_plainly
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Store:
             session.begin(None)
             if Requests(session).find(request) is None:
                 file_request(session, request, self.sources.new_id("req"), session.now())
-            session.commit()
+            commit_plainly(session, f"filing request {request.request_id}")
             faults.point("request.filed")
         finally:
             session.rollback()
@@ -135,11 +135,11 @@ def answer_once(
     if found is not None and found.answered_at is not None:
         return Answer(found.value(), replayed=True)
     if found is None:
-        resource_id = tx.sources.new_id(prefix)
-        file_request(tx, request, resource_id, tx.now)
-    else:
-        resource_id = found.resource_id
-    value = work(tx, resource_id)
+        # Another process may have filed the same id a moment ago: what stands in the ledger counts.
+        file_request(tx, request, tx.sources.new_id(prefix), tx.now)
+        found = tx.requests.find(request)
+        assert found is not None
+    value = work(tx, found.resource_id)
     faults.point("request.worked")
     answer_request(tx, request, value, tx.now)
     return Answer(value)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from onceward.errors import InvalidConfig, StaleVersion
+from onceward.errors import InvalidConfig, OncewardError, StaleVersion
 from onceward.kernel.canon import check, sha256_hex
-from onceward.kernel.chain import Event, body_of, check_stream, link
+from onceward.kernel.chain import Event, body_of, check_event, check_stream, link
 from onceward.kernel.machine import NEW
-from onceward.kernel.records import Move
+from onceward.kernel.records import Move, check_name
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.heads import Head, Heads
 from onceward.store.port import Otherwise, Row, Session, Value, Write
@@ -24,10 +24,12 @@ _INSERT_EVENT = (
     "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _INSERT_PARCEL = (
-    "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at) SELECT ?, ?, ?, 0, ?"
+    "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at) SELECT ?, ?, ?, 0, 0"
     " WHERE NOT EXISTS (SELECT 1 FROM outbox_used WHERE sink = ? AND dedupe_key = ?)"
     " ON CONFLICT (sink, dedupe_key) DO NOTHING"
 )
+# An event stands two levels deep in what a webhook is sent, and its detail one more.
+_DETAIL_DEPTH = 3
 _RESERVED = frozenset({"from", "to", "reason", "transition_seq"})
 
 
@@ -42,6 +44,7 @@ class Transaction:
         self.sources = sources
         self.last_event: Event | None = None
         self._now: Micros | None = None
+        self._failed: OncewardError | None = None
 
     @property
     def now(self) -> Micros:
@@ -63,13 +66,30 @@ class Transaction:
         return Requests(self)
 
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
-        return self._session.read(sql, params)
+        try:
+            return self._session.read(sql, params)
+        except OncewardError as error:
+            self._failed = error
+            raise
 
     def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
-        self._session.write(sql, params, otherwise)
+        try:
+            self._session.write(sql, params, otherwise)
+        except OncewardError as error:
+            self._failed = error
+            raise
 
     def write_together(self, writes: Sequence[Write]) -> None:
-        self._session.write_together(writes)
+        try:
+            self._session.write_together(writes)
+        except OncewardError as error:
+            self._failed = error
+            raise
+
+    def require_sound(self) -> None:
+        """Work that swallowed a refusal of the database is refused itself, on either store alike."""
+        if self._failed is not None:
+            raise self._failed
 
     def move(self, move: Move) -> Event | None:
         """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
@@ -77,23 +97,26 @@ class Transaction:
         subject = SUBJECTS[move.machine.name]
         version = move.version + 1
         if arrow.event is None:
-            self._session.write_together([self._state(subject, move, version)])
+            self.write_together([self._state(subject, move, version)])
             return None
         context = {**subject.context(move.subject), "actor": move.actor, "fence": self.fence}
-        stream = subject.stream(move.subject)
+        stream = check_stream(subject.stream(move.subject))
+        check_name(move.actor, "actor")
         event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move, version))
         posted = self._posts(event, arrow.event, move.subject, version, f"{move.target}:{move.reason or ''}")
-        self._session.write_together([linked, self._state(subject, move, version), *posted])
+        self.write_together([linked, self._state(subject, move, version), *posted])
         return event
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
         """A fact that is no change of state."""
         check_stream(stream)
+        check_name(actor, "actor")
+        check_event(name)
         said = dict(detail)
-        check(said)
+        check(said, _DETAIL_DEPTH)
         context = {"actor": actor, "fence": self.fence}
         event, linked = self._link(stream, stream.partition(":")[0], name, context, said)
-        self._session.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
+        self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
 
     def _link(
@@ -133,10 +156,7 @@ class Transaction:
         if not self._sinks:
             return []
         key = dedupe_key(name, subject, seq, target)
-        return [
-            Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, event.at, sink, key))
-            for sink in self._sinks
-        ]
+        return [Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key)) for sink in self._sinks]
 
 
 def dedupe_key(event: str, subject: str, seq: int, target: str) -> bytes:
@@ -151,7 +171,7 @@ def _target_hash(target: str) -> str:
 
 def _detail(move: Move, version: int) -> dict[str, Any]:
     if move.detail:
-        check(dict(move.detail))
+        check(dict(move.detail), _DETAIL_DEPTH)
         if not _RESERVED.isdisjoint(move.detail):
             raise InvalidConfig(
                 f"an event's detail may not set {sorted(_RESERVED & set(move.detail))}",

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from onceward.errors import CommitUnknown, LockLost, OncewardError, Recovery, StorageError
 from onceward.kernel import faults
+from onceward.kernel.chain import Event
 from onceward.kernel.limits import GATHER_SECONDS, MAX_BATCH, TRANSIENT_RETRIES
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Sources
 from onceward.store.heads import Heads
-from onceward.store.port import CommitFailed, Database, Transient
+from onceward.store.port import CommitFailed, Database, Session, Transient
 from onceward.store.tables.events import event_at
+from onceward.store.tables.singleton import retire_lock
 from onceward.store.transaction import Transaction
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ Work = Callable[[Transaction], T]
 class _Slot:
     """One caller's work and what came of it."""
 
-    __slots__ = ("alone", "done", "error", "last_event", "result", "wake", "work")
+    __slots__ = ("alone", "done", "error", "heir", "last_event", "result", "wake", "work")
 
     def __init__(self, work: Work[Any], alone: bool) -> None:
         self.work = work
@@ -33,9 +35,13 @@ class _Slot:
         self.wake = threading.Lock()
         self.wake.acquire()
         self.done = False
+        self.heir = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.last_event: Any = None
+        self.last_event: Event | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        self.error, self.done = error, True
 
     def outcome(self) -> Any:
         if self.error is not None:
@@ -59,7 +65,9 @@ class Writer:
         self._mutex = threading.Lock()
         self._waiting: deque[_Slot] = deque()
         self._leading = False
+        self._leader = 0
         self._company = 1
+        self._committing = False
         self._stopped: str | None = None
         self.tenure: Tenure | None = None
 
@@ -69,7 +77,6 @@ class Writer:
 
     def take(self, work: Work[Tenure]) -> Tenure:
         """Run `work`, which takes the writer lock, alone in its commit and outside the fence."""
-        self._heads = Heads()
         self.tenure = self._submit(_Slot(work, alone=True))
         return self.tenure
 
@@ -77,33 +84,74 @@ class Writer:
         self._session.close()
 
     def _submit(self, slot: _Slot) -> Any:
+        if self._leader == threading.get_ident():
+            raise RuntimeError("a write inside a write would wait for itself; do both in one work")
         with self._mutex:
             self._waiting.append(slot)
             follows, self._leading = self._leading, True
         if follows:
-            slot.wake.acquire()
+            try:
+                slot.wake.acquire()
+            except BaseException:
+                self._leave(slot)
+                raise
             if slot.done:
                 return slot.outcome()
-        self._lead()
+        self._lead(slot)
         return slot.outcome()
 
-    def _lead(self) -> None:
-        batch = self._gather()
+    def _leave(self, slot: _Slot) -> None:
+        """An interrupted follower: out of the queue, or through to the end of the commit it is part of."""
+        while True:
+            try:
+                with self._mutex:
+                    if slot in self._waiting:
+                        self._waiting.remove(slot)
+                        if slot.heir:
+                            self._pass_on()
+                        return
+                if slot.done or slot.wake.acquire():
+                    return
+            except BaseException:  # noqa: S112 - a second interrupt changes nothing: the first is on its way
+                continue
+
+    def _lead(self, own: _Slot) -> None:
+        batch: list[_Slot] = []
         try:
+            self._leader = threading.get_ident()
+            self._gather(batch)
             self._run(batch)
         finally:
-            with self._mutex:
-                unfinished = [slot for slot in batch if not slot.done]
-                self._waiting.extendleft(reversed(unfinished[1:] if not batch[0].done else unfinished))
-                heir = self._waiting[0] if self._waiting else None
-                self._leading = heir is not None
-            for slot in batch[1:]:
-                if slot.done:
-                    slot.wake.release()
-            if heir is not None:
-                heir.wake.release()
+            while True:
+                try:
+                    self._retire(own, batch)
+                    break
+                except KeyboardInterrupt:
+                    continue
 
-    def _gather(self) -> list[_Slot]:
+    def _retire(self, own: _Slot, batch: list[_Slot]) -> None:
+        """Wake those whose work is decided and hand the lead to the next in line; may be repeated."""
+        self._leader = 0
+        for slot in batch:
+            if not slot.done:
+                slot.finish(_interrupted())
+        with self._mutex:
+            if own in self._waiting:
+                self._waiting.remove(own)
+            for slot in batch:
+                if slot is not own and slot.wake.locked():
+                    slot.wake.release()
+            batch.clear()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """With the mutex held: the first in the queue leads, or nobody does."""
+        self._leading = bool(self._waiting)
+        if self._waiting and not self._waiting[0].heir:
+            self._waiting[0].heir = True
+            self._waiting[0].wake.release()
+
+    def _gather(self, batch: list[_Slot]) -> None:
         """Who shares the next commit. A leader whose last commit was shared waits a moment for its company."""
         arrived = len(self._waiting)
         while arrived < self._company:
@@ -111,14 +159,12 @@ class Writer:
             if len(self._waiting) == arrived:
                 break
             arrived = len(self._waiting)
-        batch: list[_Slot] = []
         with self._mutex:
             while self._waiting and len(batch) < MAX_BATCH:
                 if batch and (self._waiting[0].alone or batch[0].alone):
                     break
                 batch.append(self._waiting.popleft())
         self._company = len(batch)
-        return batch
 
     def _run(self, batch: list[_Slot]) -> None:
         if self._stopped is not None:
@@ -126,29 +172,44 @@ class Writer:
         if self.tenure is None and not batch[0].alone:
             return _fail(batch, LockLost("this process does not hold the writer lock, so it may not write"))
         self._redial()
-        guarded = False
-        for left in reversed(range(TRANSIENT_RETRIES)):
+        guarded, tries = False, 0
+        while True:
             try:
                 return self._attempt(batch, guarded)
             except _Spoiled:
-                self._session.rollback()
+                self._undo_all()
                 if len(batch) == 1:
-                    batch[0].done = True
-                    return None
+                    return batch[0].finish(batch[0].error)
                 guarded = True
             except Transient as error:
-                self._session.rollback()
-                if not left:
+                self._undo_all()
+                tries += 1
+                if tries == TRANSIENT_RETRIES:
                     return _fail(batch, StorageError(f"the database kept refusing: {error}"))
+                time.sleep(self._sources.fraction() * 0.005 * tries)
             except OncewardError as error:
                 # Nothing of the batch is committed: the fence moved, or the database is out of reach.
-                self._session.rollback()
-                _fail(batch, error)
-                return self._redial()
+                self._undo_all()
+                return _fail(batch, error)
             except BaseException:
-                self._session.rollback()
+                self._broken_off(batch)
                 raise
-        return None
+
+    def _broken_off(self, batch: list[_Slot]) -> None:
+        """An interrupt in the leader's own thread: say truthfully whether the batch is committed."""
+        self._heads = Heads()
+        if self._committing and self._session.lost:
+            self._resolve(batch, "interrupted")
+        elif self._committing and not self._session.open:
+            for slot in batch:
+                slot.finish(slot.error)
+        else:
+            self._undo_all()
+
+    def _undo_all(self) -> None:
+        self._heads = Heads()
+        self._session.rollback()
+        self._redial()
 
     def _redial(self) -> None:
         if self._session.lost:
@@ -159,8 +220,8 @@ class Writer:
                 return
 
     def _attempt(self, batch: list[_Slot], guarded: bool) -> None:
-        session = self._session
-        heads = Heads(self._heads)
+        session, self._committing = self._session, False
+        heads = Heads(Heads() if batch[0].alone else self._heads)
         session.begin(None if batch[0].alone else self.tenure)
         if len(batch) > 1:
             session.hold()
@@ -169,11 +230,11 @@ class Writer:
             self._work(slot, heads, guarded)
         faults.point("write.worked")
         committing = [slot for slot in batch if slot.error is None]
-        if not committing:
-            session.rollback()
-        else:
+        if committing:
             self._commit(committing, guarded)
             heads.keep()
+        else:
+            session.rollback()
         for slot in batch:
             slot.done = True
 
@@ -187,15 +248,16 @@ class Writer:
             if guarded:
                 self._session.savepoint()
             slot.result = slot.work(tx)
+            tx.require_sound()
             if guarded:
                 self._session.release()
-        except Transient:
+        except (Transient, KeyboardInterrupt, faults.SimulatedCrash):
             raise
-        except Exception as error:
+        except BaseException as error:
             slot.error = error
             if not self._session.open:
                 # The database itself gave up the whole transaction (a full disk, a lost connection).
-                raise
+                raise _lost_all(error) from error
             if not guarded:
                 raise _Spoiled from error
             self._session.undo()
@@ -206,12 +268,14 @@ class Writer:
 
     def _commit(self, slots: list[_Slot], guarded: bool) -> None:
         faults.point("commit.before")
+        self._committing = True
         try:
             self._session.commit()
         except CommitFailed as error:
             self._resolve(slots, str(error))
         except OncewardError as error:
             # The database refused a write that was held back until now.
+            self._committing = False
             if guarded:
                 raise
             slots[0].error = error
@@ -219,41 +283,75 @@ class Writer:
         faults.point("commit.after")
 
     def _resolve(self, slots: list[_Slot], why: str) -> None:
-        """A commit error means unknown: stop writing, look from a fresh connection, answer truthfully."""
+        """A commit error means unknown: stop writing, look from a fresh connection, answer truthfully.
+
+        Looking is itself a commit that retires our tenure: it waits for a commit still under way, overwrites what a
+        failed sync left behind, and keeps a late one from being applied after we have given our word.
+        """
         self._stopped = f"the store stopped after a commit went wrong ({why}); open it again"
+        self._heads = Heads()
+        tenure, self.tenure = self.tenure, None
         for slot in slots:
-            slot.error = CommitUnknown(
-                f"the commit went wrong and nobody can tell yet whether it holds: {why}",
-                context={"outcome": "unknown"},
-                recovery=[Recovery("run the same command again with the same request id")],
-            )
+            slot.finish(_unknown(why))
         try:
+            self._session.close()
             session = self._database.connect(kernel=True)
         except OncewardError:
             return
         try:
-            # Waits until the broken transaction has ended one way or the other.
-            self._database.exclusive(session)
-            for slot in slots:
-                if slot.last_event is not None:
-                    found = event_at(session, slot.last_event.position)
-                    applied = found is not None and found.hash == slot.last_event.hash
-                    slot.error = (
-                        None
-                        if applied
-                        else StorageError(
-                            f"nothing was written: {why}",
-                            context={"outcome": "failed"},
-                            recovery=[Recovery("mend the cause and run the same command again")],
-                        )
-                    )
-            session.rollback()
-        except OncewardError:
+            session.begin(None)
+            if tenure is not None:
+                retire_lock(session, tenure.token)
+            found = [slot.last_event and event_at(session, slot.last_event.position) for slot in slots]
+            session.commit()
+        except (OncewardError, CommitFailed, Transient):
             return
         finally:
             session.close()
+        for slot, event in zip(slots, found, strict=True):
+            if slot.last_event is not None:
+                applied = event is not None and event.hash == slot.last_event.hash
+                slot.finish(None if applied else _not_written(why))
 
 
 def _fail(slots: list[_Slot], error: BaseException) -> None:
     for slot in slots:
-        slot.error, slot.done = error, True
+        slot.finish(error)
+
+
+def _lost_all(error: BaseException) -> OncewardError:
+    if isinstance(error, OncewardError):
+        return error
+    return StorageError("the database gave up the transaction; nothing was written", context={"outcome": "failed"})
+
+
+def _interrupted() -> StorageError:
+    return StorageError(
+        "the process was interrupted before the commit; nothing was written",
+        context={"outcome": "failed"},
+        recovery=[Recovery("run the same command again")],
+    )
+
+
+def _not_written(why: str) -> StorageError:
+    return StorageError(
+        f"nothing was written: {why}",
+        context={"outcome": "failed"},
+        recovery=[Recovery("mend the cause and run the same command again")],
+    )
+
+
+def _unknown(why: str) -> CommitUnknown:
+    return CommitUnknown(
+        f"the commit went wrong and nobody can tell yet whether it holds: {why}",
+        context={"outcome": "unknown"},
+        recovery=[Recovery("run the same command again with the same request id")],
+    )
+
+
+def commit_plainly(session: Session, what: str) -> None:
+    """COMMIT outside the writer; a commit error is unknown here too."""
+    try:
+        session.commit()
+    except CommitFailed as error:
+        raise _unknown(f"{what}: {error}") from error

@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
 from onceward.engine.kernel import Engine, Kernel, Pending
+from onceward.engine.outbox import Delivery
 from onceward.errors import CommitUnknown
 from onceward.kernel.records import Answer, Request
 
 
-def ask(
-    given: Globals,
-    verb: str,
-    payload: Any,
-    wait: float | None,
-    show: Callable[[Globals, dict[str, Any]], None],
-) -> int:
-    """Carry out `verb` once and show the answer; 3 and the request id when the kernel did not answer in time."""
+class Asked:
+    """What came of asking: an answer, or a request that still waits."""
+
+    def __init__(self, request_id: str, answer: Answer | Pending, deliveries: list[Delivery] | None) -> None:
+        self.request_id = request_id
+        self.deliveries = deliveries
+        self.pending = isinstance(answer, Pending)
+        self.value: dict[str, Any] = {}
+        if isinstance(answer, Answer):
+            self.value = {**answer.value, "idempotent_replay": True} if answer.replayed else answer.value
+
+
+def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> Asked:
+    """Carry out `verb` once. As the kernel, what others asked before comes first, and what they ask meanwhile last."""
     workspace = given.workspace()
     request = Request(verb, given.new_request_id(), payload, workspace.principal)
+    request.check()
     engine = workspace.engine()
+    deliveries = None
     try:
-        answer = _ask(engine, request, given.wait if wait is None else wait)
-        if isinstance(answer, Pending):
-            return _pending(given, answer)
-        value = answer.value
-        if isinstance(engine, Kernel) and verb == "outbox.flush":
-            done = engine.deliver()
-            value = {
-                **value,
-                "delivered": sum(d.delivered for d in done),
-                "failed": sum(d.failed for d in done),
-            }
+        if isinstance(engine, Kernel):
+            _answer_others(engine)
+        answer = _ask(engine, request, given.wait)
+        if isinstance(engine, Kernel):
+            deliveries = engine.deliver() if deliver else None
+            _answer_others(engine)
     finally:
         engine.close()
-    show(given, {**value, "idempotent_replay": True} if answer.replayed else value)
-    return 0
+    return Asked(request.request_id, answer, deliveries)
+
+
+def pending(given: Globals, asked: Asked) -> int:
+    """Exit 3, and the id under which the answer will be found."""
+    if given.json:
+        render.document({"request_id": asked.request_id, "status": "asked"})
+    else:
+        render.say(
+            f"The kernel has not answered yet. The request is filed as {asked.request_id};"
+            " ask again with --request-id to get its answer."
+        )
+    return 3
+
+
+def _answer_others(kernel: Kernel) -> None:
+    while kernel.carry_out():
+        pass
 
 
 def _ask(engine: Engine, request: Request, wait: float) -> Answer | Pending:
@@ -47,14 +66,11 @@ def _ask(engine: Engine, request: Request, wait: float) -> Answer | Pending:
     except CommitUnknown as unknown:
         unknown.context["request_id"] = request.request_id
         raise
-
-
-def _pending(given: Globals, answer: Pending) -> int:
-    if given.json:
-        render.document({"request_id": answer.request_id, "status": "asked"})
-    else:
-        render.say(
-            f"The kernel has not answered yet. The request is filed as {answer.request_id};"
-            " ask again with --request-id to get its answer."
-        )
-    return 3
+    except KeyboardInterrupt:
+        if not isinstance(engine, Kernel):
+            render.problem(
+                "EXECUTION_FAILED",
+                f"The request is filed as {request.request_id} and may still be carried out.",
+                as_json=False,
+            )
+        raise

@@ -48,14 +48,19 @@ class Globals:
         self.wait = REQUEST_WAIT_SECONDS
         self.request_id: str | None = None
 
-    def workspace(self) -> Workspace:
+    def workspace(self, *, nearest: bool = True) -> Workspace:
         from onceward.settings import find_workspace
         from onceward.wiring import Workspace
 
-        return Workspace(find_workspace(self.workspace_folder), store_url=self.store_url, principal=self.principal)
+        return Workspace(
+            find_workspace(self.workspace_folder, nearest=nearest),
+            store_url=self.store_url,
+            principal=self.principal,
+            console=sys.stderr if self.json else None,
+        )
 
     def new_request_id(self) -> str:
-        return self.request_id or str(uuid.uuid4())
+        return str(uuid.uuid4()) if self.request_id is None else self.request_id
 
 
 pass_globals = click.make_pass_decorator(Globals, ensure=True)
@@ -63,7 +68,7 @@ pass_globals = click.make_pass_decorator(Globals, ensure=True)
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        if value not in (None, False):
+        if value is not None and value is not False:
             setattr(ctx.ensure_object(Globals), name, value)
         return value
 
@@ -79,7 +84,7 @@ def global_options() -> list[click.Option]:
             envvar="ONCEWARD_WORKSPACE",
             expose_value=False,
             callback=_keep("workspace_folder"),
-            help="The workspace folder [default: the nearest .onceward].",
+            help="The workspace folder itself, such as project/.onceward [default: the nearest .onceward].",
         ),
         click.Option(
             ["--store"],
@@ -109,6 +114,49 @@ class Command(click.Command):
         self.params = [*self.params, *global_options()]
 
 
+class Group(click.Group):
+    """A group that takes the global options too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params = [*self.params, *global_options()]
+
+
+class Seconds(click.FloatRange):
+    """A time to wait: not negative, not endless, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 86_400)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if seconds != seconds:
+            self.fail("not a number", param, ctx)
+        return seconds
+
+
+def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that has something done takes."""
+    wait = click.option(
+        "--wait",
+        type=Seconds(),
+        default=REQUEST_WAIT_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_keep("wait"),
+        help="How long to wait for a live kernel.",
+    )
+    request_id = click.option(
+        "--request-id",
+        metavar="ID",
+        expose_value=False,
+        callback=_keep("request_id"),
+        help="Ask again under this id and get the same answer.",
+    )
+    return wait(request_id(command))
+
+
 class LazyGroup(click.Group):
     """Knows its commands by name and imports one only when it is run."""
 
@@ -133,14 +181,9 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
-@click.version_option(__version__, prog_name="onceward")
+@click.version_option(__version__, prog_name="onceward", message="%(prog)s %(version)s")
 def cli() -> None:
     """Runs costly, consequential work: nothing paid for is lost, nothing runs twice, everything is provable."""
-
-
-def main() -> None:
-    faults.arm_from_environment()
-    sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: list[str]) -> int:
@@ -148,14 +191,21 @@ def run(argv: list[str]) -> int:
     from onceward.edges.cli import render
 
     as_json = "--json" in argv
+    render.prepare_streams()
     try:
-        status = cli.main(argv, prog_name="onceward", standalone_mode=False)
-        sys.stdout.flush()
+        faults.arm_from_environment()
+        status = cli.main(argv, prog_name="onceward", standalone_mode=False, color=render.colour())
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as leave:
         return leave.exit_code
-    except click.Abort:
-        click.echo("interrupted", err=True)
+    except (BrokenPipeError, SystemExit):
+        # Whoever read us has seen enough (click turns that into an exit); keep Python from complaining later.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except (click.Abort, KeyboardInterrupt):
+        render.problem("EXECUTION_FAILED", "interrupted", as_json)
         return 130
     except click.ClickException as failure:
         render.usage(failure, as_json)
@@ -163,22 +213,30 @@ def run(argv: list[str]) -> int:
     except OncewardError as failure:
         render.error(failure, as_json)
         return failure.exit_status
-    except BrokenPipeError:
-        # Whoever read us has seen enough; keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        return 130
+    except OSError as failure:
+        return _system_error(failure, as_json)
     except Exception as bug:
         if os.environ.get("ONCEWARD_TRACEBACK"):
             raise
-        click.echo(
-            f"Onceward met an error of its own: {type(bug).__name__}: {bug}\n"
-            "  Nothing is half-written. Set ONCEWARD_TRACEBACK=1 to see where, and please report it.",
-            err=True,
+        text = (
+            f"Onceward met an error of its own: {type(bug).__name__}. Set ONCEWARD_TRACEBACK=1 to see where, and please"
+            " report it. If something was being done, ask again with the same --request-id to learn its outcome."
+        )
+        render.problem("EXECUTION_FAILED", text, as_json)
+        return 1
+
+
+def _system_error(failure: OSError, as_json: bool) -> int:
+    """A file or folder that is not as it should be; or, after the work, an answer nobody could be given."""
+    from onceward.edges.cli import render
+
+    if failure.filename is None:
+        render.problem(
+            "EXECUTION_FAILED", f"the command ran, but its answer could not be written: {failure.strerror}", as_json
         )
         return 1
+    render.problem("INVALID_CONFIG", f"{failure.strerror}: {failure.filename}", as_json)
+    return 2
 
 
 def file_argument(text: str) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.asking import ask
-from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 
 
-@click.group()
+@click.group(cls=Group)
 def outbox() -> None:
     """See and flush what waits for delivery to the configured sinks."""
 
@@ -36,17 +36,25 @@ def status(given: Globals) -> None:
 
 
 @outbox.command(cls=Command)
-@click.option("--wait", type=float, metavar="SECONDS", help="How long to wait for a live kernel.")
+@asking_options
 @pass_globals
-def flush(given: Globals, wait: float | None) -> int:
+def flush(given: Globals) -> int:
     """Deliver everything now, parked events included."""
-    return ask(given, "outbox.flush", {}, wait, _render)
-
-
-def _render(given: Globals, answer: dict[str, int]) -> None:
+    asked = ask(given, "outbox.flush", {}, deliver=True)
+    if asked.pending:
+        return pending(given, asked)
+    failures = [d for d in asked.deliveries or () if d.failed]
     if given.json:
-        render.document(answer)
-    elif answer.get("delivered") is None:
-        render.say(f"{answer['due']} events are due; the live kernel delivers them now.")
+        told = [
+            {"sink": d.sink, "delivered": d.delivered, "failed": d.failed, "last_error": d.last_error}
+            for d in asked.deliveries or ()
+        ]
+        render.document({**asked.value, "sinks": told})
+    elif asked.deliveries is None:
+        render.say(f"{render.counted(asked.value['due'], 'event')} due; the live kernel delivers them now.")
     else:
-        render.say(f"delivered {answer['delivered']}, failed {answer['failed']} of {answer['due']} due.")
+        sent = sum(d.delivered for d in asked.deliveries)
+        render.say(f"delivered {sent} of {asked.value['due']} due.")
+        for delivery in failures:
+            render.say(render.plain(f"  {delivery.sink}: {delivery.failed} failed: {delivery.last_error}"))
+    return 1 if failures else 0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.asking import ask
-from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.kernel.records import ROLES
 
 
-@click.group()
+@click.group(cls=Group)
 def principals() -> None:
     """Who may act here, and as what."""
 
@@ -37,17 +35,15 @@ def list_(given: Globals) -> None:
 @principals.command(cls=Command)
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, required=True, type=click.Choice(ROLES), help="May be repeated.")
-@click.option("--wait", type=float, metavar="SECONDS", help="How long to wait for a live kernel.")
-@click.option("--request-id", help="Ask again under this id and get the same answer.")
+@asking_options
 @pass_globals
-def add(given: Globals, name: str, roles: tuple[str, ...], wait: float | None, request_id: str | None) -> int:
+def add(given: Globals, name: str, roles: tuple[str, ...]) -> int:
     """Make NAME known, or give it more roles."""
-    given.request_id = request_id
-    return ask(given, "principals.add", {"name": name, "roles": sorted(set(roles))}, wait, _render)
-
-
-def _render(given: Globals, answer: dict[str, Any]) -> None:
+    asked = ask(given, "principals.add", {"name": name, "roles": sorted(set(roles))})
+    if asked.pending:
+        return pending(given, asked)
     if given.json:
-        render.document(answer)
+        render.document(asked.value)
     else:
-        render.say(f"{answer['name']}: {', '.join(answer['roles'])}")
+        render.say(f"{render.plain(asked.value['name'])}: {', '.join(asked.value['roles'])}")
+    return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +22,7 @@ def say(text: str = "") -> None:
 
 def document(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, sort_keys=True))
+    click.echo(json.dumps(value, sort_keys=True))
 
 
 def plain(text: object) -> str:
@@ -51,26 +53,46 @@ def _coloured(line: str, row: Sequence[str], colour: str) -> str:
 def error(failure: OncewardError, as_json: bool) -> None:
     """An error on standard error: what happened, and what to type next."""
     if as_json:
-        click.echo(json.dumps({"error": failure.document()}, ensure_ascii=False, sort_keys=True), err=True)
+        click.echo(json.dumps({"error": failure.document()}, sort_keys=True), err=True)
         return
-    click.echo(f"{click.style(failure.code, fg='red', bold=True)}: {plain(failure.message)}", err=True)
+    colours = colour()
+    click.echo(f"{click.style(failure.code, fg='red', bold=True)}: {plain(failure.message)}", err=True, color=colours)
     for way in failure.recovery:
         risk = "" if way.risk == "none" else f"  [risk: {way.risk}]"
         if way.command:
-            click.echo(f"  {plain(way.action)}:  {click.style(plain(way.command), bold=True)}{risk}", err=True)
+            command = click.style(plain(way.command), bold=True)
+            click.echo(f"  {plain(way.action)}:  {command}{risk}", err=True, color=colours)
         else:
             click.echo(f"  {plain(way.action)}{risk}", err=True)
 
 
 def usage(failure: click.ClickException, as_json: bool) -> None:
     if as_json:
-        problem = {
-            "code": "INVALID_CONFIG",
-            "message": failure.format_message(),
-            "context": {},
-            "retryable": False,
-            "recovery": [],
-        }
-        click.echo(json.dumps({"error": problem}, sort_keys=True), err=True)
+        problem("INVALID_CONFIG", " ".join(failure.format_message().split()), as_json)
     else:
         failure.show(sys.stderr)
+
+
+def problem(code: str, message: str, as_json: bool) -> None:
+    """An error that is no OncewardError, in the same clothes."""
+    if as_json:
+        told = {"code": code, "message": message, "context": {}, "retryable": False, "recovery": []}
+        click.echo(json.dumps({"error": told}, sort_keys=True), err=True)
+    else:
+        click.echo(plain(message) if code == "EXECUTION_FAILED" else f"{code}: {plain(message)}", err=True)
+
+
+def colour() -> bool | None:
+    """Whether to colour: no where the environment says so, else whatever the terminal can."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def prepare_streams() -> None:
+    """A terminal that lacks a letter gets a question mark, not a stack trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

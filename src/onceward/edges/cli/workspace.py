@@ -14,18 +14,18 @@ from onceward.errors import OncewardError
 @pass_globals
 def init(given: Globals) -> None:
     """Make a workspace here: a folder, a settings file and a store. Safe to repeat."""
-    workspace = given.workspace()
+    workspace = given.workspace(nearest=False)
     made = workspace.create()
-    kernel = workspace.kernel()
-    kernel.close()
+    # Opening it once makes whoever runs this its admin; a live kernel has done that already.
+    workspace.engine().close()
     if given.json:
         render.document({"workspace": str(workspace.folder), "made": made, "principal": workspace.principal})
         return
     if not made:
-        render.say(f"The workspace {workspace.folder} is already there.")
+        render.say(f"The workspace {render.plain(workspace.folder)} is already there.")
         return
     for thing in made:
-        render.say(f"made {thing}")
+        render.say(f"made {render.plain(thing)}")
     render.say(f"You act as {workspace.principal} (admin).  Next: onceward doctor")
 
 
@@ -45,18 +45,19 @@ def doctor(given: Globals) -> int:
             store.close()
     except OncewardError as error:
         fix = next((way.command or way.action for way in error.recovery), "")
-        status = "warn" if error.code == "NOT_FOUND" else "fail"
-        checks.append(examine.Check("workspace", status, error.message, fix))
+        severity = "warn" if error.code == "NOT_FOUND" else "fail"
+        checks.append(examine.Check("workspace", severity, error.message, fix))
     failed = [check for check in checks if check.status == "fail"]
+    status = 5 if any(check.name == "evidence" for check in failed) else bool(failed)
     if given.json:
         listed = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
         render.document({"ok": not failed, "checks": listed})
-        return 1 if failed else 0
+        return int(status)
     render.table(("check", "", "found"), [(c.name, c.status, c.detail) for c in checks])
     for check in checks:
         if check.fix:
-            render.say(f"  {check.name}: {check.fix}")
-    return 1 if failed else 0
+            render.say(render.plain(f"  {check.name}: {check.fix}"))
+    return int(status)
 
 
 @click.command(cls=Command)
@@ -85,13 +86,15 @@ def backup(given: Globals, file: str) -> None:
     workspace = given.workspace()
     store = workspace.store()
     try:
-        made = write_backup(store, file_argument(file).absolute(), workspace.backup_file)
+        made = write_backup(store, file_argument(file).absolute(), workspace.new_file, workspace.old_file)
     finally:
         store.close()
     if given.json:
         render.document(made)
         return
-    render.say(f"{made['file']}: {made['rows']:,} rows, {made['events']:,} events, verified.")
+    render.say(
+        f"{render.plain(made['file'])}: {made['rows']:,} rows, {render.counted(made['events'], 'event')}, verified."
+    )
 
 
 @click.command(cls=Command)
@@ -102,8 +105,9 @@ def restore(given: Globals, file: str) -> None:
     from onceward.engine.backup import restore as fill
 
     workspace = given.workspace()
-    done = fill(workspace.empty_store(), file_argument(file).absolute(), workspace.backup_file)
+    done = fill(file_argument(file).absolute(), workspace.old_file, workspace.empty_store)
     if given.json:
         render.document(done)
         return
-    render.say(f"restored {done['rows']:,} rows and {done['events']:,} events from {done['file']}, verified.")
+    events = render.counted(done["events"], "event")
+    render.say(f"restored {done['rows']:,} rows and {events} from {render.plain(done['file'])}, verified.")

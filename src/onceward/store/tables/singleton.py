@@ -61,6 +61,11 @@ def take_lock(tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[
     )
 
 
+def retire_lock(tx: Writes, token: str) -> None:
+    """End a tenure for good: whatever still carries its fence can no longer be committed."""
+    tx.write("UPDATE singleton_lock SET token = '', fence = fence + 1 WHERE lock_id = 1 AND token = ?", (token,))
+
+
 def free_lock(tx: Writes, token: str) -> None:
     """Give the lock back; the fence stays, for it only grows."""
     tx.write("UPDATE singleton_lock SET token = '', build_id = NULL WHERE lock_id = 1 AND token = ?", (token,))
