@@ -321,6 +321,13 @@ workers = [threading.Thread(target=worker, args=(n,)) for n in range(3)]
 for thread in workers:
     thread.start()
 aimed = threading.Event()
+shots = [0]
+def interrupt(*_):
+    # An interrupt, also on top of an interrupt, but only while the main thread writes.
+    if shots[0] > 0:
+        shots[0] -= 1
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 dice = random.Random(1)
 def shoot():
     aimed.wait()
@@ -331,19 +338,20 @@ def shoot():
 threading.Thread(target=shoot).start()
 interrupted = number = 0
 while not stop.is_set():
+    number += 1
     try:
-        aimed.set()
-        number += 1
-        write(f"main-{number}")
-    except KeyboardInterrupt:
-        interrupted += 1
-while any(thread.is_alive() for thread in workers):
-    try:
-        for thread in workers:
-            thread.join()
+        try:
+            shots[0] = 2
+            aimed.set()
+            write(f"main-{number}")
+            shots[0] = 0
+        except KeyboardInterrupt:
+            interrupted += 1
+            shots[0] = 0
     except KeyboardInterrupt:
         pass
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for thread in workers:
+    thread.join()
 import json
 print(json.dumps({"told": told, "interrupted": interrupted}), flush=True)
 os._exit(0)

@@ -27,7 +27,7 @@ Work = Callable[[Transaction], T]
 class _Slot:
     """One caller's work and what came of it."""
 
-    __slots__ = ("alone", "done", "error", "heir", "last_event", "result", "wake", "work")
+    __slots__ = ("alone", "done", "error", "last_event", "result", "taken", "thread", "wake", "work")
 
     def __init__(self, work: Work[Any], alone: bool) -> None:
         self.work = work
@@ -35,7 +35,8 @@ class _Slot:
         self.wake = threading.Lock()
         self.wake.acquire()
         self.done = False
-        self.heir = False
+        self.taken = False
+        self.thread = 0
         self.result: Any = None
         self.error: BaseException | None = None
         self.last_event: Event | None = None
@@ -64,8 +65,7 @@ class Writer:
         self._heads = Heads()
         self._mutex = threading.Lock()
         self._waiting: deque[_Slot] = deque()
-        self._leading = False
-        self._leader = 0
+        self._head: _Slot | None = None
         self._company = 1
         self._committing = False
         self._stopped: str | None = None
@@ -84,72 +84,67 @@ class Writer:
         self._session.close()
 
     def _submit(self, slot: _Slot) -> Any:
-        if self._leader == threading.get_ident():
+        head = self._head
+        if head is not None and head.thread == threading.get_ident():
             raise RuntimeError("a write inside a write would wait for itself; do both in one work")
-        with self._mutex:
-            self._waiting.append(slot)
-            follows, self._leading = self._leading, True
-        if follows:
-            try:
+        try:
+            with self._mutex:
+                self._waiting.append(slot)
+                if self._head is None:
+                    self._head = slot
+            if self._head is not slot:
                 slot.wake.acquire()
-            except BaseException:
-                self._leave(slot)
-                raise
-            if slot.done:
-                return slot.outcome()
-        self._lead(slot)
+            if not slot.done:
+                self._lead(slot)
+        except BaseException:
+            _through(lambda: self._leave(slot))
+            raise
         return slot.outcome()
 
     def _leave(self, slot: _Slot) -> None:
-        """An interrupted follower: out of the queue, or through to the end of the commit it is part of."""
-        while True:
-            try:
-                with self._mutex:
-                    if slot in self._waiting:
-                        self._waiting.remove(slot)
-                        if slot.heir:
-                            self._pass_on()
-                        return
-                if slot.done or slot.wake.acquire():
-                    return
-            except BaseException:  # noqa: S112 - a second interrupt changes nothing: the first is on its way
-                continue
+        """An interrupted caller: out of the queue, or through to the end of the commit it is part of."""
+        with self._mutex:
+            if slot in self._waiting and not slot.taken:
+                self._waiting.remove(slot)
+            if not slot.taken:
+                return self._pass_on(slot)
+        if not slot.done:
+            slot.wake.acquire()
+        return None
 
     def _lead(self, own: _Slot) -> None:
         batch: list[_Slot] = []
         try:
-            self._leader = threading.get_ident()
+            own.thread = threading.get_ident()
             self._gather(batch)
             self._run(batch)
         finally:
-            while True:
-                try:
-                    self._retire(own, batch)
-                    break
-                except KeyboardInterrupt:
-                    continue
+            _through(lambda: self._retire(own, batch))
 
     def _retire(self, own: _Slot, batch: list[_Slot]) -> None:
         """Wake those whose work is decided and hand the lead to the next in line; may be repeated."""
-        self._leader = 0
         for slot in batch:
             if not slot.done:
                 slot.finish(_interrupted())
         with self._mutex:
-            if own in self._waiting:
-                self._waiting.remove(own)
-            for slot in batch:
+            for slot in (own, *batch):
+                if slot in self._waiting:
+                    self._waiting.remove(slot)
                 if slot is not own and slot.wake.locked():
                     slot.wake.release()
-            batch.clear()
-            self._pass_on()
+            self._pass_on(own)
 
-    def _pass_on(self) -> None:
-        """With the mutex held: the first in the queue leads, or nobody does."""
-        self._leading = bool(self._waiting)
-        if self._waiting and not self._waiting[0].heir:
-            self._waiting[0].heir = True
-            self._waiting[0].wake.release()
+    def _pass_on(self, slot: _Slot) -> None:
+        """With the mutex held: if `slot` has the lead, the first in the queue gets it, or nobody does.
+
+        Python takes up an interrupt only after a call or at a loop's turn, so none comes between giving the lead and
+        waking who has it: both happen, or neither, and doing it again does nothing.
+        """
+        if self._head is slot:
+            heir = self._waiting[0] if self._waiting else None
+            self._head = heir
+            if heir is not None:
+                heir.wake.release()
 
     def _gather(self, batch: list[_Slot]) -> None:
         """Who shares the next commit. A leader whose last commit was shared waits a moment for its company."""
@@ -161,9 +156,13 @@ class Writer:
             arrived = len(self._waiting)
         with self._mutex:
             while self._waiting and len(batch) < MAX_BATCH:
-                if batch and (self._waiting[0].alone or batch[0].alone):
+                slot = self._waiting[0]
+                if batch and (slot.alone or batch[0].alone):
                     break
-                batch.append(self._waiting.popleft())
+                # In this order an interrupt leaves a slot in both places, never in none.
+                slot.taken = True
+                batch.append(slot)
+                self._waiting.popleft()
         self._company = len(batch)
 
     def _run(self, batch: list[_Slot]) -> None:
@@ -192,7 +191,7 @@ class Writer:
                 self._undo_all()
                 return _fail(batch, error)
             except BaseException:
-                self._broken_off(batch)
+                _through(lambda: self._broken_off(batch))
                 raise
 
     def _broken_off(self, batch: list[_Slot]) -> None:
@@ -290,7 +289,7 @@ class Writer:
         """
         self._stopped = f"the store stopped after a commit went wrong ({why}); open it again"
         self._heads = Heads()
-        tenure, self.tenure = self.tenure, None
+        tenure = self.tenure
         for slot in slots:
             slot.finish(_unknown(why))
         try:
@@ -308,10 +307,20 @@ class Writer:
             return
         finally:
             session.close()
+        self.tenure = None
         for slot, event in zip(slots, found, strict=True):
             if slot.last_event is not None:
                 applied = event is not None and event.hash == slot.last_event.hash
                 slot.finish(None if applied else _not_written(why))
+
+
+def _through(work: Callable[[], None]) -> None:
+    """Bring to an end what must be brought to an end: an interrupt on top of an interrupt changes nothing."""
+    while True:
+        try:
+            return work()
+        except KeyboardInterrupt:
+            continue
 
 
 def _fail(slots: list[_Slot], error: BaseException) -> None:
