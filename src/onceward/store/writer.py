@@ -126,12 +126,12 @@ class Writer:
         for slot in batch:
             if not slot.done:
                 slot.finish(_interrupted())
+            if slot is not own and slot.wake.locked():
+                slot.wake.release()
         with self._mutex:
-            for slot in (own, *batch):
-                if slot in self._waiting:
-                    self._waiting.remove(slot)
-                if slot is not own and slot.wake.locked():
-                    slot.wake.release()
+            # Only an interrupted leader leaves a slot here that is decided already: its own, or one it had just taken.
+            while self._waiting and (self._waiting[0].taken or self._waiting[0] is own):
+                self._waiting.popleft()
             self._pass_on(own)
 
     def _pass_on(self, slot: _Slot) -> None:
