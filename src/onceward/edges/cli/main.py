@@ -201,8 +201,8 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (BrokenPipeError, SystemExit):
-        # Whoever read us has seen enough (click turns that into an exit); keep Python from complaining later.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Whoever read us has seen enough (click turns that into an exit).
+        _give_up_on_output()
         return 0
     except (click.Abort, KeyboardInterrupt):
         render.problem("EXECUTION_FAILED", "interrupted", as_json)
@@ -231,12 +231,18 @@ def _system_error(failure: OSError, as_json: bool) -> int:
     from onceward.edges.cli import render
 
     if failure.filename is None:
+        _give_up_on_output()
         render.problem(
             "EXECUTION_FAILED", f"the command ran, but its answer could not be written: {failure.strerror}", as_json
         )
         return 1
     render.problem("INVALID_CONFIG", f"{failure.strerror}: {failure.filename}", as_json)
     return 2
+
+
+def _give_up_on_output() -> None:
+    """Keep Python from trying, and complaining, once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def file_argument(text: str) -> Path:
