@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 N ?= auto
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format rules docs bench crash clean
+.PHONY: help demo test check format rules docs bench crash contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,9 +54,14 @@ docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
 
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/locks.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/crashes -n $(N)
+
+contend: $(VENV)/dev.stamp ## the long contention campaign of the target lock
+	@ONCEWARD_CONTENTION="$${PROCESSES:-16} $${TARGETS:-50} $${WANTED:-100000}" ONCEWARD_SEED=$${SEED:-1} \
+	  $(BIN)/python -m pytest -q -s tests/locks/test_contention.py
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .coverage dist

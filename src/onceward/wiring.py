@@ -14,6 +14,7 @@ from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.kernel.records import check_name
 from onceward.kernel.sources import LiveSources, Sources
+from onceward.locks import TargetLock
 from onceward.settings import Settings, SinkSettings
 from onceward.store import migrate
 from onceward.store.migrate import Migration
@@ -46,6 +47,11 @@ class Workspace:
         if self._database is None:
             self._database = self._make_database()
         return self._database
+
+    @property
+    def locks(self) -> TargetLock:
+        """The target locks of this workspace, files in its own folder."""
+        return TargetLock(self.folder / "locks")
 
     def create(self) -> list[str]:
         """Make the folder, the settings file and the store, where they are not there yet."""

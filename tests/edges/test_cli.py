@@ -276,8 +276,7 @@ def test_every_command_has_help_and_takes_the_global_options(onceward):
     for name in COMMANDS:
         shown = onceward(name, "--help")
         assert shown.status == 0, name
-        if name not in ("outbox", "principals"):
-            assert "--json" in shown.out, name
+        assert "--json" in shown.out, name
 
 
 def test_hostile_text_does_not_speak_to_the_terminal(onceward):
@@ -465,3 +464,34 @@ def test_a_restore_that_is_refused_leaves_nothing_behind(onceward, place):
     assert onceward("restore", "text.db").status == 2
     assert onceward("restore", ".").status == 2
     assert sorted(p.name for p in place.iterdir()) == ["text.db"]
+
+
+@both
+@pytest.mark.rule("L-10", "I-1")
+def test_locks_are_listed_shown_and_cleared_with_a_record(onceward, place):
+    from onceward.locks import TargetLock
+
+    onceward("init")
+    assert onceward("locks", "list").out == "No targets are locked.\n"
+    lock = TargetLock(place / ".onceward" / "locks")
+    held = lock.acquire("held")
+    foreign = TargetLock(place / ".onceward" / "locks", hostname="elsewhere", nonce=lambda: "n1").acquire("far")
+    os.close(foreign.descriptor)
+    listed = {entry["target"]: entry for entry in onceward("locks", "list", "--json").json}
+    assert listed["held"]["liveness"] == "alive"
+    assert "another machine" in listed["far"]["why"]
+    assert "is running" in onceward("locks", "show", "held").out
+    assert onceward("locks", "show", "none").status == 2
+    assert onceward("locks", "show", "../x").status == 2
+    refused = onceward("locks", "clear", "held", "--yes", held.nonce)
+    assert refused.status == 4
+    assert held.path.exists()
+    assert onceward("locks", "clear", "far", "--yes", "other").status == 2
+    assert onceward("locks", "clear", "far", stdin="wrong\n").status == 2
+    assert foreign.path.exists()
+    assert onceward("locks", "clear", "far", stdin="far\n").status == 0
+    assert not foreign.path.exists()
+    events = [json.loads(line) for line in onceward("events", "workspace").out.splitlines()]
+    assert events[-1]["event"] == "LOCK_CLEARED"
+    assert events[-1]["detail"]["claim"]["hostname"] == "elsewhere"
+    lock.release(held)

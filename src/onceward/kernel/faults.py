@@ -26,6 +26,10 @@ POINTS: Final = (
     "migrate.applied",
     "lock.acquired",
     "lock.recovered",
+    "target.written",
+    "target.marked",
+    "target.unlinked",
+    "target.released",
     "restore.table",
     "backup.copied",
 )

@@ -27,6 +27,7 @@ COMMANDS = {
     "events": ("look", "print a stream's events, or list the streams"),
     "outbox": ("outbox", "see and flush what waits for delivery"),
     "principals": ("principals", "who may act here, and as what"),
+    "locks": ("locks", "who holds which target; clear what nobody holds"),
     "machines": ("look", "show the lifecycles as tables or diagrams"),
     "canon": ("look", "print the canonical bytes or digest of a JSON file"),
     "backup": ("workspace", "write a verified copy of the store into one file"),
