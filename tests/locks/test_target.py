@@ -98,7 +98,8 @@ def test_a_held_target_is_refused_with_the_holders_evidence(folder):
     assert locked.value.reason == "target-locked"
     assert locked.value.holder.nonce == claim.nonce
     assert locked.value.path == claim.path
-    assert re.search(rf"pid {os.getpid()} on \S+ since \S+ .*is running; file written \d{{4}}-", locked.value.detail)
+    wanted = rf"pid {os.getpid()} on \S+ since \S+ \(a living process has it locked; file written \d{{4}}-"
+    assert re.search(wanted, locked.value.detail)
     assert locked.value.exit_status == 4
     assert "onceward locks show t" in str(locked.value.document())
 
@@ -252,7 +253,7 @@ def test_a_target_stays_held_while_a_child_started_under_the_lock_lives(folder):
     dispatcher.wait()
     dispatcher.stdout.close()
     lock = TargetLock(folder)
-    with pytest.raises(TargetLocked, match="a child it started under the lock still lives"):
+    with pytest.raises(TargetLocked, match="a living process has it locked"):
         lock.acquire("t")
     os.kill(child, signal.SIGKILL)
     deadline = threading.Event()

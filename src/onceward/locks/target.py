@@ -140,6 +140,9 @@ class TargetLock:
             return self._publish(claim) or self._lost(claim)
         if holder is None:
             raise TargetLocked(claim.path, None, unreadable(claim.path))
+        if not self._unheld(claim.path):
+            # Only the living keep a file locked, so nobody else needs to be asked.
+            raise TargetLocked(claim.path, holder, describe(holder, "a living process has it locked"))
         verdict = judge(holder.identity, self._here(), self._kill)
         if verdict.liveness != "dead":
             raise TargetLocked(claim.path, holder, describe(holder, verdict.why))
@@ -249,7 +252,8 @@ class TargetLock:
         except FileNotFoundError:
             return True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, so that two who look at the same time do not take each other for the holder.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         else:
