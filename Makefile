@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= auto
+# Trust what the machine trusts: registries behind a company certificate work too.
+export UV_SYSTEM_CERTS := 1
+export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format rules docs bench crash contend clean
 
