@@ -48,7 +48,7 @@ def test_a_newer_store_is_refused_by_everything(database, sources):
 
 
 def test_an_older_store_asks_to_be_migrated(database, sources, monkeypatch):
-    future = migrate.Migration(2, "more", "CREATE TABLE more (n INTEGER PRIMARY KEY) STRICT;\n")
+    future = migrate.Migration(9998, "more", "CREATE TABLE more (n INTEGER PRIMARY KEY) STRICT;\n")
     known = [*migrate.known(), future]
     monkeypatch.setattr(migrate, "known", lambda: known)
     with pytest.raises(InvalidConfig, match="older schema") as refused:

@@ -11,7 +11,6 @@ import msgspec
 from onceward.engine import tenure
 from onceward.engine.reading import outbox_status
 from onceward.errors import OncewardError
-from onceward.locks.identity import judge, own_identity
 from onceward.store.check import check
 from onceward.store.store import Store
 
@@ -84,9 +83,10 @@ def _writer_lock(store: Store) -> Iterable[Check]:
     if held is None:
         yield Check("writer lock", "ok", "free")
         return
-    verdict = judge(tenure.identity_of(held), own_identity())
-    note = "" if verdict.liveness != "dead" else " (the next command takes it over)"
-    yield Check("writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {verdict.why}{note}")
+    with store.read() as rows:
+        found = tenure.standing(rows, held, rows.now())
+    note = "" if found.stands else " (the next command takes it over)"
+    yield Check("writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}")
 
 
 def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from onceward.engine import tenure
+from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
 from onceward.engine.sinks import Sink
@@ -56,7 +57,11 @@ class Kernel:
         self.store = store
         self.principal = principal
         self.sinks = sinks
-        self.fence = tenure.acquire(store, principal).fence
+        self._why_lost = ""
+        held = tenure.acquire(store, principal)
+        self.fence = held.fence
+        self.lost = threading.Event()
+        self._heartbeat = Heartbeat(store, held, self._lose)
         try:
             with store.read() as rows:
                 nobody = not Principals(rows).all()
@@ -87,18 +92,27 @@ class Kernel:
         delivering = threading.Thread(target=self._deliver_until, args=(stop,), name="outbox")
         delivering.start()
         try:
-            while not stop.is_set():
+            while not stop.is_set() and not self.lost.is_set():
+                self._heartbeat.progress += 1
                 if not self.carry_out():
                     stop.wait(REQUEST_POLL_SECONDS)
         finally:
             stop.set()
             delivering.join()
+        if self.lost.is_set():
+            raise LockLost(self._why_lost)
 
     def close(self) -> None:
         """Give the workspace back. What cannot be given back is taken over by the next, so nothing is said."""
+        self._heartbeat.stop()
         with suppress(LockLost, StorageError):
             tenure.release(self.store)
         self.store.close()
+
+    def _lose(self, why: str) -> None:
+        """Told by the heartbeat: the fence already keeps us from writing; now we also stop."""
+        self._why_lost = why
+        self.lost.set()
 
     def _answer(self, ledger: Ledger) -> None:
         request = ledger.request

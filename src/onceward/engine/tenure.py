@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from onceward.errors import LockConflict, Recovery
 from onceward.kernel import faults
+from onceward.kernel.limits import LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
-from onceward.kernel.sources import iso
+from onceward.kernel.sources import Micros, from_iso, iso
 from onceward.lifecycles.build import orphan
-from onceward.locks.identity import Identity, exe_sha256, judge, own_identity
+from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity, steady_micros
+from onceward.locks.writer import Standing, judge_tenure
+from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.singleton import PROCESS_NAME, LockRow, free_lock, lock_row, take_lock
+from onceward.store.tables.singleton import (
+    PROCESS_NAME,
+    LockRow,
+    free_lock,
+    last_beat,
+    lock_row,
+    show_beat,
+    take_lock,
+)
 from onceward.store.transaction import Transaction
 
 
-def acquire(store: Store, actor: str) -> Tenure:
+def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS) -> Tenure:
     """Take the writer lock and, in the same transaction, mark what its dead holder left running."""
     here = own_identity()
 
     def take(tx: Transaction) -> Tenure:
         seen = lock_row(tx)
         if seen is not None and seen.held:
-            _require_gone(seen, here)
+            _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds))
         fence = (seen.fence if seen else 0) + 1
         token = f"{fence}.{tx.sources.secret()}"
         now = iso(tx.now)
@@ -29,6 +40,7 @@ def acquire(store: Store, actor: str) -> Tenure:
             *(here.hostname, here.boot_id, here.process_start),
         )
         take_lock(tx, seen, mine, lambda: LockConflict("another kernel took this workspace a moment earlier"))
+        show_beat(tx, fence, (here.boot_id, steady_micros(), 0))
         faults.point("lock.acquired")
         tx.fence = fence
         for build in tx.builds.in_state("ACTIVE"):
@@ -55,8 +67,20 @@ def holder(store: Store) -> LockRow | None:
 
 def vacant(store: Store) -> bool:
     """Whether nobody holds the workspace, or only somebody who is provably gone."""
-    held = holder(store)
-    return held is None or judge(identity_of(held), own_identity()).liveness == "dead"
+    with store.read() as rows:
+        held = lock_row(rows)
+        return held is None or not held.held or not standing(rows, held, rows.now()).stands
+
+
+def standing(rows: Reads, held: LockRow, now: Micros, ttl_seconds: float = LOCK_TTL_SECONDS) -> Standing:
+    """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
+    boot, so that setting the wall clock moves nothing; elsewhere on the store's clock."""
+    shown = last_beat(rows)
+    if shown is not None and shown[0] == held.fence and shown[1] and shown[1] == boot_id():
+        silent = steady_micros() - shown[2]
+    else:
+        silent = now - from_iso(held.last_heartbeat_at)
+    return judge_tenure(judge(identity_of(held), own_identity()), silent, int(ttl_seconds * 1_000_000))
 
 
 def identity_of(row: LockRow) -> Identity:
@@ -64,18 +88,17 @@ def identity_of(row: LockRow) -> Identity:
     return Identity(row.hostname, "", row.boot_id, row.acquired_by_pid, row.process_start)
 
 
-def _require_gone(seen: LockRow, here: Identity) -> None:
-    verdict = judge(identity_of(seen), here)
-    if verdict.liveness != "dead":
+def _require_gone(seen: LockRow, standing: Standing) -> None:
+    if standing.stands:
         raise LockConflict(
             f"another kernel holds this workspace: pid {seen.acquired_by_pid} on {seen.hostname}"
-            f" since {seen.acquired_at} ({verdict.why})",
+            f" since {seen.acquired_at} ({standing.why})",
             context={
                 "pid": seen.acquired_by_pid,
                 "hostname": seen.hostname,
                 "acquired_at": seen.acquired_at,
                 "last_heartbeat_at": seen.last_heartbeat_at,
-                "why": verdict.why,
+                "why": standing.why,
                 "reason": "held" if seen.exe_sha256 == exe_sha256() else "exe_mismatch",
             },
             recovery=[Recovery("wait for it to finish, or end it", f"kill {seen.acquired_by_pid}", "medium")],

@@ -34,6 +34,12 @@ TRANSIENT_RETRIES: Final = 5
 HEAD_CACHE: Final = 4096
 """Stream heads a kernel remembers; an evicted one is read again from the store."""
 
+LOCK_HEARTBEAT_SECONDS: Final = 5.0
+"""How often a kernel shows that it lives."""
+
+LOCK_TTL_SECONDS: Final = 600.0
+"""Silence after which a kernel's lock may be taken even though its process may still live."""
+
 REQUEST_WAIT_SECONDS: Final = 30.0
 """How long a command waits for a live kernel's answer before it exits 3 with the request id."""
 

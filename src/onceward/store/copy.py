@@ -19,6 +19,7 @@ TABLES: Final = (
     ("event_outbox", ("sink", "position")),
     ("outbox_used", ("sink", "dedupe_key")),
     ("singleton_lock", ("lock_id",)),
+    ("kernel_beat", ("one",)),
 )
 """Each table with its key, in an order that the schema's own rules accept."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from onceward.errors import OncewardError
+from onceward.kernel.records import Tenure
 from onceward.store.port import Reads, Writes
 
 PROCESS_NAME = "dirkernel"
@@ -59,6 +60,39 @@ def take_lock(tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[
         (*values, seen.token, seen.last_heartbeat_at, seen.fence),
         lost,
     )
+
+
+def beat(
+    tx: Writes,
+    tenure: Tenure,
+    exe_sha256: str,
+    now: str,
+    shown: tuple[str, int, int],
+    lost: Callable[[], OncewardError],
+) -> None:
+    """Show that the tenure lives: only while the lock is still ours, and still this program's."""
+    tx.write(
+        "UPDATE singleton_lock SET last_heartbeat_at = ? WHERE lock_id = 1 AND token = ? AND exe_sha256 = ?",
+        (now, tenure.token, exe_sha256),
+        lost,
+    )
+    show_beat(tx, tenure.fence, shown)
+
+
+def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
+    boot_id, steady, progress = shown
+    tx.write(
+        "INSERT INTO kernel_beat (one, fence, boot_id, steady, progress) VALUES (1, ?, ?, ?, ?) ON CONFLICT (one)"
+        " DO UPDATE SET fence = excluded.fence, boot_id = excluded.boot_id, steady = excluded.steady,"
+        " progress = excluded.progress",
+        (fence, boot_id, steady, progress),
+    )
+
+
+def last_beat(rows: Reads) -> tuple[int, str, int, int] | None:
+    """Fence, boot, steady time and progress of the last beat."""
+    found = rows.read("SELECT fence, boot_id, steady, progress FROM kernel_beat WHERE one = 1")
+    return (found[0][0], found[0][1], found[0][2], found[0][3]) if found else None
 
 
 def retire_lock(tx: Writes, token: str) -> None:

@@ -1,0 +1,255 @@
+"""The writer lock: who may take it, and how its holder finds out (L-20 to L-23)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from helpers import count, create, everything, orphan_lock
+from onceward.engine.heartbeat import Heartbeat
+from onceward.engine.tenure import acquire, holder, vacant
+from onceward.errors import IntegrityFault, LockConflict, LockLost, StorageError
+from onceward.kernel.sources import ScriptedSources, from_iso
+from onceward.locks.identity import Verdict
+from onceward.locks.writer import judge_tenure
+from onceward.store import migrate
+from onceward.store.store import Store
+from onceward.store.tables.singleton import last_beat
+from onceward.wiring import Workspace
+
+
+def rewrite(database, sql):
+    session = database.connect()
+    try:
+        session.begin(None)
+        session.write(sql)
+        session.commit()
+    finally:
+        session.rollback()
+        session.close()
+
+
+def until(true, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert true()
+
+
+@pytest.mark.rule("L-20")
+def test_the_lock_table_has_the_seeds_columns_and_ours(database):
+    session = database.connect()
+    columns = database.columns(session, "singleton_lock")
+    session.close()
+    assert columns == [
+        *("lock_id", "token", "build_id", "acquired_by_pid", "process_name", "exe_sha256"),
+        *("acquired_at", "last_heartbeat_at", "fence", "hostname", "boot_id", "process_start"),
+    ]
+
+
+@pytest.mark.rule("L-20")
+def test_another_process_name_is_refused(store, database):
+    with pytest.raises(IntegrityFault):
+        rewrite(database, "UPDATE singleton_lock SET process_name = 'other'")
+
+
+@pytest.mark.rule("L-21")
+@pytest.mark.parametrize(
+    ("liveness", "silent", "stands"),
+    [
+        *(("alive", 0, True), ("alive", 600, True), ("alive", 601, False)),
+        *(("denied", 0, True), ("denied", 601, False)),
+        *(("dead", 0, False), ("dead", 601, False)),
+    ],
+)
+def test_a_tenure_stands_while_its_process_may_live_and_it_is_heard_of(liveness, silent, stands):
+    assert judge_tenure(Verdict(liveness, "because"), silent * 1_000_000, 600 * 1_000_000).stands is stands
+
+
+@pytest.mark.rule("L-22")
+def test_the_heartbeat_moves_its_stamps_and_counts_progress(store):
+    before = holder(store)
+    lost = []
+    heartbeat = Heartbeat(store, store.tenure, lost.append, every=0.02)
+    heartbeat.progress = 7
+
+    def moved():
+        with store.read() as rows:
+            return last_beat(rows)[3] == 7
+
+    until(moved)
+    heartbeat.stop()
+    after = holder(store)
+    assert from_iso(after.last_heartbeat_at) > from_iso(before.last_heartbeat_at)
+    assert (after.token, after.fence, after.acquired_at) == (before.token, before.fence, before.acquired_at)
+    assert lost == []
+
+
+@pytest.mark.rule("L-22")
+@pytest.mark.parametrize("change", ["token = 'stolen'", "exe_sha256 = 'another program'"])
+def test_a_heartbeat_that_finds_another_token_or_program_says_so_once(store, database, change):
+    lost = []
+    heartbeat = Heartbeat(store, store.tenure, lost.append, every=0.02)
+    rewrite(database, f"UPDATE singleton_lock SET {change}")
+    until(lambda: lost)
+    heartbeat.stop()
+    assert lost == ["another kernel has taken this workspace"]
+
+
+@pytest.mark.rule("L-22")
+def test_a_store_out_of_reach_is_borne_until_the_time_to_live_is_over(store):
+    class Gone:
+        def connect(self, **_):
+            raise StorageError("no")
+
+    class Elsewhere:
+        database = Gone()
+
+    lost = []
+    begun = time.monotonic()
+    heartbeat = Heartbeat(Elsewhere(), store.tenure, lost.append, every=0.02, ttl=0.3)
+    until(lambda: lost)
+    heartbeat.stop()
+    assert time.monotonic() - begun >= 0.3
+    assert "could not be renewed" in lost[0]
+
+
+@pytest.mark.rule("L-22", "K-9")
+def test_a_kernel_that_loses_its_lock_stops_and_says_why(tmp_path, store_url, monkeypatch):
+    monkeypatch.setattr("onceward.engine.heartbeat.Heartbeat.__init__.__defaults__", (0.02, 600.0))
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url)
+    workspace.create()
+    kernel = workspace.kernel()
+    ended, stop, heirs = [], threading.Event(), []
+
+    def serve():
+        try:
+            kernel.run(stop)
+        except LockLost as lost:
+            ended.append(lost)
+
+    def taken_over():
+        # A beat between looking and taking proves life, so the heir may have to try again.
+        with suppress(LockConflict):
+            heirs.append(workspace.kernel())
+        return heirs
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        orphan_lock(workspace.database)
+        until(taken_over)
+        until(lambda: ended)
+    finally:
+        stop.set()
+        serving.join(20)
+        for one in (kernel, *heirs):
+            one.close()
+    assert "another kernel has taken" in ended[0].message
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from crashes.victim import open_store
+from onceward.engine.heartbeat import Heartbeat
+from onceward.engine.tenure import acquire
+from onceward.errors import LockLost
+
+store = open_store(sys.argv[1])
+tenure = acquire(store, "holder")
+lost = []
+Heartbeat(store, tenure, lost.append, every=0.05)
+store.write(lambda tx: tx.append("workspace", "NOTED", "holder", {"n": 1}))
+print("held", flush=True)
+sys.stdin.readline()
+try:
+    store.write(lambda tx: tx.append("workspace", "NOTED", "holder", {"n": 2}))
+    print("wrote", flush=True)
+except LockLost:
+    print("lost", flush=True)
+"""
+
+
+@pytest.mark.rule("L-21", "L-22", "K-9")
+@pytest.mark.guarantee("G3")
+def test_a_holder_suspended_past_its_time_to_live_wakes_up_unable_to_write(store_url, tmp_path, sources):
+    from crashes.victim import open_store
+
+    place = store_url if store_url != "sqlite" else str(tmp_path / "onceward.db")
+    heir = open_store(place)
+    migrate.migrate(heir.database, sources)
+    tests = str(Path(__file__).resolve().parents[1])
+    holding = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, place, tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holding.stdout.readline() == "held\n"
+    with pytest.raises(LockConflict):
+        acquire(heir, "heir", ttl_seconds=1.0)
+    os.kill(holding.pid, signal.SIGSTOP)
+    with pytest.raises(LockConflict):
+        acquire(heir, "heir", ttl_seconds=600.0)
+    time.sleep(1.2)
+    tenure = acquire(heir, "heir", ttl_seconds=1.0)
+    assert tenure.fence == 2
+    before = everything(heir)
+    os.kill(holding.pid, signal.SIGCONT)
+    said, _ = holding.communicate("go\n", timeout=20)
+    assert said == "lost\n"
+    assert everything(heir) == before
+    heir.write(lambda tx: tx.append("workspace", "NOTED", "heir", {}))
+    heir.close()
+
+
+@pytest.mark.rule("L-21")
+@pytest.mark.guarantee("G26")
+@pytest.mark.parametrize("jump", [10**15, -(10**15)])
+def test_setting_the_clock_neither_steals_nor_immortalises_a_lock(make_database, jump):
+    sources = ScriptedSources()
+    database = make_database(sources)
+    migrate.migrate(database, sources)
+    store = Store(database, sources)
+    acquire(store, "tester")
+    sources.advance(jump)
+    rival = Store(database, sources)
+    assert not vacant(rival)
+    with pytest.raises(LockConflict):
+        acquire(rival, "rival")
+    create(store)
+    orphan_lock(database)
+    assert vacant(rival)
+    acquire(rival, "rival")
+    assert count(rival, "builds") == 1
+    store.close()
+    rival.close()
+
+
+@pytest.mark.rule("L-21")
+@pytest.mark.parametrize(("silent", "stands"), [(30, True), (3600, False)])
+def test_a_holder_on_another_machine_is_judged_by_its_heartbeat_alone(make_database, silent, stands):
+    sources = ScriptedSources()
+    database = make_database(sources)
+    migrate.migrate(database, sources)
+    store = Store(database, sources)
+    acquire(store, "tester")
+    store.close()
+    rewrite(database, "UPDATE singleton_lock SET hostname = 'elsewhere', boot_id = 'another', acquired_by_pid = 1")
+    rewrite(database, "UPDATE kernel_beat SET boot_id = 'another'")
+    sources.advance(silent * 1_000_000)
+    rival = Store(database, sources)
+    assert vacant(rival) is not stands
+    if stands:
+        with pytest.raises(LockConflict, match="another machine"):
+            acquire(rival, "rival")
+    else:
+        assert acquire(rival, "rival").fence == 2
+    rival.close()
