@@ -11,6 +11,7 @@ from typing import TextIO
 from onceward import settings as settings_module
 from onceward.engine.kernel import Asker, Engine, Kernel
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
+from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.kernel.records import check_name
 from onceward.kernel.sources import LiveSources, Sources
@@ -70,7 +71,7 @@ class Workspace:
                 context={"folder": str(self.folder.parent)},
                 recovery=[Recovery("make the folder writable, or choose another with --workspace")],
             ) from error
-        made += [f"schema {done.number} ({done.name})" for done in migrate.migrate(self.database, self.sources)]
+        made += [f"schema {done.number} ({done.name})" for done in self._migrate()]
         return made
 
     def store(self) -> Store:
@@ -87,7 +88,7 @@ class Workspace:
 
     def migrate(self) -> list[Migration]:
         self._require_folder()
-        return migrate.migrate(self.database, self.sources)
+        return self._migrate()
 
     def pending_migrations(self) -> list[Migration]:
         self._require_folder()
@@ -123,6 +124,17 @@ class Workspace:
     def old_file(self, path: Path) -> SqliteDatabase:
         """A backup to read from, left exactly as it is."""
         return SqliteDatabase(path, self.sources, unsafe_network_filesystem=True, read_only=True)
+
+    def _migrate(self) -> list[Migration]:
+        """Bring the schema up to date, but never under a kernel that lives."""
+        if not migrate.pending(self.database):
+            return []
+        store = Store(self.database, self.sources)
+        try:
+            require_nobody(store)
+        finally:
+            store.close()
+        return migrate.migrate(self.database, self.sources)
 
     def _sink(self, sink: SinkSettings, workspace_id: str) -> Sink:
         if sink.kind == "console":

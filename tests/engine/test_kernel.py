@@ -272,3 +272,20 @@ def test_a_kernel_that_fails_to_open_gives_the_lock_back(workspace, monkeypatch)
         workspace.kernel()
     monkeypatch.undo()
     workspace.kernel().close()
+
+
+@pytest.mark.rule("K-13")
+def test_a_schema_is_never_changed_under_a_kernel_that_lives(workspace, monkeypatch):
+    from onceward.store import migrate
+
+    known = [*migrate.known(), migrate.Migration(9998, "more", "CREATE TABLE more (n INTEGER PRIMARY KEY) STRICT;\n")]
+    kernel = workspace.kernel()
+    monkeypatch.setattr(migrate, "known", lambda: known)
+    for attempt in (workspace.migrate, workspace.create):
+        with pytest.raises(LockConflict):
+            attempt()
+    assert len(workspace.pending_migrations()) == 1
+    monkeypatch.undo()
+    kernel.close()
+    monkeypatch.setattr(migrate, "known", lambda: known)
+    assert [m.number for m in workspace.migrate()] == [9998]

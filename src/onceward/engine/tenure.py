@@ -58,6 +58,15 @@ def release(store: Store) -> None:
         store.write(lambda tx: free_lock(tx, tenure.token))
 
 
+def require_nobody(store: Store) -> None:
+    """LOCK_CONFLICT if a kernel may live: its schema must not change under it. Works on older schemas too."""
+    with store.read() as rows:
+        seen = lock_row(rows) if "singleton_lock" in store.database.tables(rows) else None
+    if seen is not None and seen.held:
+        verdict = judge(identity_of(seen), own_identity())
+        _require_gone(seen, Standing(verdict.liveness != "dead", verdict.why))
+
+
 def holder(store: Store) -> LockRow | None:
     """Who holds the workspace now, if anybody."""
     with store.read() as rows:

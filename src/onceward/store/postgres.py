@@ -64,7 +64,7 @@ class PostgresDatabase:
         session.read("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"onceward:{self.schema}",))
         session.write(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
 
-    def tables(self, session: Session) -> list[str]:
+    def tables(self, session: Reads) -> list[str]:
         rows = session.read(
             "SELECT table_name::text FROM information_schema.tables WHERE table_schema = ? ORDER BY 1",
             (self.schema,),

@@ -86,7 +86,7 @@ class SqliteDatabase:
     def exclusive(self, session: Session) -> None:
         session.begin(None)
 
-    def tables(self, session: Session) -> list[str]:
+    def tables(self, session: Reads) -> list[str]:
         rows = session.read(
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
         )
