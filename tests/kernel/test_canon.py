@@ -130,3 +130,10 @@ def test_a_payload_over_the_limit_is_refused():
     bounded("x" * (MAX_PAYLOAD_BYTES - 2), "it")
     with pytest.raises(InvalidConfig, match="artifact"):
         bounded("x" * (MAX_PAYLOAD_BYTES - 1), "it")
+
+
+@pytest.mark.rule("K-1")
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), {10**5000: 1}], ids=["large", "small", "key"])
+def test_absurdly_long_numbers_are_refused_like_any_other(value):
+    with pytest.raises(InvalidConfig):
+        canonical(value)

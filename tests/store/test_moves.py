@@ -226,3 +226,37 @@ def test_an_error_of_a_closure_is_the_callers_own(store):
 
     with pytest.raises(Odd):
         store.write(fail)
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize("subject", ['a"|b', "a|b", "", "../x", "a\nb", "é", "x" * 200])
+def test_a_subject_that_could_break_a_line_a_key_or_a_path_is_refused(store, subject):
+    with pytest.raises(InvalidConfig):
+        store.write(lambda tx: tx.move(rules.create(subject, "demo", "tester")))
+    assert everything(store)["events"] == 0
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize("actor", ["", "\ud800", "a\nb", " x"])
+def test_an_actor_nobody_could_name_is_refused(store, actor):
+    for attempt in (
+        lambda tx: tx.move(rules.create("bld_1", "demo", actor)),
+        lambda tx: tx.append("workspace", "NOTED", actor, {}),
+    ):
+        with pytest.raises(InvalidConfig):
+            store.write(attempt)
+    assert everything(store)["events"] == 0
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize("name", ["", "noted", "A B", 'X"', 1.5, None, "X" * 65])
+def test_an_event_without_a_proper_name_is_refused(store, name):
+    with pytest.raises(InvalidConfig):
+        store.write(lambda tx: tx.append("workspace", name, "tester", {}))
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize("name", ["a\0b", "", "x" * 129])
+def test_a_build_with_an_unreadable_name_is_refused_on_either_store(store, name):
+    with pytest.raises(InvalidConfig):
+        store.write(lambda tx: tx.move(rules.create("bld_1", name, "tester")))
