@@ -9,8 +9,8 @@ from collections.abc import Callable
 from onceward.errors import LockLost, OncewardError
 from onceward.kernel.limits import LOCK_HEARTBEAT_SECONDS, LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
-from onceward.kernel.sources import iso
-from onceward.locks.identity import boot_id, exe_sha256, steady_micros
+from onceward.kernel.sources import iso, steady_micros
+from onceward.locks.identity import boot_id, exe_sha256
 from onceward.store.port import CommitFailed, Session, Transient
 from onceward.store.store import Store
 from onceward.store.tables.singleton import beat

@@ -6,9 +6,9 @@ from onceward.errors import LockConflict, Recovery
 from onceward.kernel import faults
 from onceward.kernel.limits import LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros, from_iso, iso
+from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
 from onceward.lifecycles.build import orphan
-from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity, steady_micros
+from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity
 from onceward.locks.writer import Standing, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,11 +90,6 @@ def machine_id() -> str:
 @lru_cache(maxsize=1)
 def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id")
-
-
-def steady_micros() -> int:
-    """Microseconds since this machine started, sleep included: the same for all its processes, moved by nobody."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 
 def start_of(pid: int) -> str:

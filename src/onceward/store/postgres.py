@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -16,7 +15,7 @@ import psycopg
 from onceward.errors import InvalidConfig, LockLost, OncewardError, Recovery, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros, Sources
+from onceward.kernel.sources import Micros, Sources, steady_micros
 from onceward.store.pipeline import Disconnected, Pipeline, Refusal
 from onceward.store.port import (
     CommitFailed,
@@ -182,7 +181,7 @@ class PostgresSession:
             return self._sources.now()
         if self._begun and not self._told[1]:
             self._flush()
-        return self._told[0] + (_steady() - self._told[1]) // 1000
+        return self._told[0] + steady_micros() - self._told[1]
 
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
         self._send(sql, params)
@@ -279,7 +278,7 @@ class PostgresSession:
             self.lost = True
             raise
         if begun:
-            self._told = (rows[1][0][0], _steady())
+            self._told = (rows[1][0][0], steady_micros())
         return rows
 
     def _settle(self) -> None:
@@ -303,11 +302,6 @@ class PostgresSession:
             context={"outcome": "failed"},
             recovery=[Recovery("run the same command again")],
         )
-
-
-def _steady() -> int:
-    """Nanoseconds that no clock setting moves, and that count while the machine sleeps."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class _Lost(StorageError):
