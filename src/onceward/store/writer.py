@@ -198,10 +198,12 @@ class Writer:
         """An interrupt in the leader's own thread: say truthfully whether the batch is committed."""
         self._heads = Heads()
         if self._committing and self._session.lost:
-            self._resolve(batch, "interrupted")
+            # Works that had failed on their own keep their errors; a repeat takes up what is still unknown.
+            undecided = [slot for slot in batch if slot.error is None or isinstance(slot.error, CommitUnknown)]
+            _keep_errors([slot for slot in batch if slot not in undecided])
+            self._resolve(undecided, "interrupted")
         elif self._committing and not self._session.open:
-            for slot in batch:
-                slot.finish(slot.error)
+            _keep_errors(batch)
         else:
             self._undo_all()
 
@@ -326,6 +328,11 @@ def _through(work: Callable[[], None]) -> None:
 def _fail(slots: list[_Slot], error: BaseException) -> None:
     for slot in slots:
         slot.finish(error)
+
+
+def _keep_errors(slots: list[_Slot]) -> None:
+    for slot in slots:
+        slot.finish(slot.error)
 
 
 def _lost_all(error: BaseException) -> OncewardError:
