@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from onceward.kernel.records import Build
@@ -62,3 +63,17 @@ def orphan_lock(database: Database) -> None:
     session.write("UPDATE singleton_lock SET acquired_by_pid = 4194304, process_start = '0'")
     session.commit()
     session.close()
+
+
+def processes_with(word: str) -> list[int]:
+    """Every living process with a word in its command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                named = word.encode() in (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if named:
+                found.append(int(entry.name))
+    return found

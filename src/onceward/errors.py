@@ -190,6 +190,10 @@ class IntegrityFault(OncewardError):
     code = "INTEGRITY_FAULT"
 
 
+class ChildStartFailed(OncewardError):
+    code = "URM_CHILD_START_FAILED"
+
+
 class RequestConflict(OncewardError):
     code = "URM_IDEMPOTENCY_KEY_CONFLICT"
 

@@ -30,6 +30,10 @@ POINTS: Final = (
     "target.marked",
     "target.unlinked",
     "target.released",
+    "process.ordered",
+    "process.ready",
+    "process.committed",
+    "process.going",
     "restore.table",
     "backup.copied",
 )

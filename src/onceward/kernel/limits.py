@@ -46,6 +46,15 @@ REQUEST_WAIT_SECONDS: Final = 30.0
 REQUEST_POLL_SECONDS: Final = 0.05
 """How often a kernel looks for requests, and an asker for its answer."""
 
+HANDSHAKE_SECONDS: Final = 30.0
+"""How long a forked child may take to say who it is: far beyond what a loaded machine needs."""
+
+STOP_GRACE_SECONDS: Final = 5.0
+"""How long a child that was asked to end has before it is killed."""
+
+OUTPUT_BYTES: Final = 1024 * 1024
+"""How much of a child's standard output, and of its error, is kept: its first half and its last."""
+
 OUTBOX_BATCH: Final = 100
 """Events delivered to a sink between two commits: how many are repeated at most after a crash."""
 

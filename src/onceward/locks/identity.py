@@ -63,7 +63,7 @@ def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:
     if holder.process_start and holder.boot_id:
         if _differ(holder.process_start, start_of(holder.pid)):
             return Verdict("dead", f"pid {holder.pid} was reused by another process since")
-        if _ended(holder.pid):
+        if ended(holder.pid):
             return Verdict("dead", f"process {holder.pid} has ended and waits to be reaped")
     return Verdict("alive", f"process {holder.pid} is running")
 
@@ -94,17 +94,18 @@ def boot_id() -> str:
 
 def start_of(pid: int) -> str:
     """When a process started, in clock ticks since boot; empty where the system does not tell."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return fields[19] if fields else UNKNOWN
 
 
-def _ended(pid: int) -> bool:
+def ended(pid: int) -> bool:
     """A zombie, and not only one whose first thread ended before the others."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return bool(fields) and fields[0] == "Z" and int(fields[17]) <= 1
 
 
-def _stat(pid: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
+    """What the system tells of a process, from its state on: [0] state, [1] parent, [3] session, [19] start."""
     # The command stands in brackets and may itself hold brackets and blanks.
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 

@@ -1,0 +1,38 @@
+"""A child's output, bounded: its beginning and its end are kept, the middle of a flood is counted and dropped."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Capture:
+    def __init__(self, limit: int) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self.size = 0
+        """How much the child wrote, kept or not."""
+
+    def take(self, data: bytes) -> None:
+        self.size += len(data)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.append(data)
+            self._tail_size += len(data)
+            while self._tail_size - len(self._tail[0]) >= self._half:
+                self._tail_size -= len(self._tail.popleft())
+
+    @property
+    def dropped(self) -> int:
+        return self.size - len(self._head) - min(self._tail_size, self._half)
+
+    def kept(self) -> bytes:
+        """What is kept, with a line that says how much is missing where it is."""
+        tail = b"".join(self._tail)[-self._half :]
+        if not self.dropped:
+            return bytes(self._head) + tail
+        return bytes(self._head) + f"\n[... {self.dropped} bytes were dropped here ...]\n".encode() + tail

@@ -1,0 +1,163 @@
+"""Watch before release (L-11): a lock is given back on an observation, never blind, and at most once."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+from onceward.locks.claims import Claim
+from onceward.locks.target import Released, TargetLock
+
+Phase = Literal["watching", "ending", "killing", "settled"]
+Seen = Literal["exited", "ready", "start_failed", "stop_asked", "time_over"]
+Act = Literal["terminate", "kill", "release", "retain"]
+
+
+def _parse(table: str) -> Mapping[tuple[str, str], tuple[Phase, Act | None]]:
+    rows = (line.split() for line in filter(str.strip, table.splitlines()))
+    return MappingProxyType({(phase, seen): (to, None if act == "-" else act) for phase, seen, to, act in rows})  # type: ignore[misc]
+
+
+# phase, what was seen of the child, next phase, what to do
+WATCH: Final = _parse("""
+    watching  exited        settled   release
+    watching  ready         settled   release
+    watching  start_failed  settled   release
+    watching  stop_asked    ending    terminate
+    watching  time_over     ending    terminate
+    ending    exited        settled   release
+    ending    ready         ending    -
+    ending    start_failed  settled   release
+    ending    stop_asked    ending    -
+    ending    time_over     killing   kill
+    killing   exited        settled   release
+    killing   ready         killing   -
+    killing   start_failed  settled   release
+    killing   stop_asked    killing   -
+    killing   time_over     settled   retain
+""")
+
+
+def observe(phase: Phase, seen: Seen) -> tuple[Phase, Act | None]:
+    """What an observation leads to; once settled, nothing does anything more."""
+    return WATCH.get((phase, seen), ("settled", None))
+
+
+class Watched(Protocol):
+    """A child that can be watched and ended."""
+
+    def seen(self, within: float) -> Seen | None:
+        """What was observed of it within so many seconds, if anything."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a watch came to its end: what was seen last, and how hard the child had to be pressed for it."""
+
+    seen: Seen
+    pressed: Phase
+    retained: bool
+
+
+def watch(child: Watched, timeout: float | None, grace: float) -> Watch:
+    """Wait for a child to be observed; ask it to end when its time is over, then end it."""
+    phase: Phase = "watching"
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        seen = _next(child, deadline)
+        before = phase
+        phase, act = observe(phase, seen)
+        if act == "terminate":
+            child.terminate()
+        elif act == "kill":
+            child.kill()
+        if phase == "settled":
+            return Watch(seen, before, act == "retain")
+        if phase != before:
+            deadline = time.monotonic() + grace
+
+
+def _next(child: Watched, deadline: float | None) -> Seen:
+    while True:
+        left = 3600.0 if deadline is None else deadline - time.monotonic()
+        seen = child.seen(max(0.0, left))
+        if seen is not None:
+            return seen
+        if deadline is not None and time.monotonic() >= deadline:
+            return "time_over"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of the lock: given back on an observation, or kept with the evidence why."""
+
+    outcome: Released | Literal["lock-retained"]
+    watch: Watch
+    evidence: str
+
+
+def watch_and_release(
+    locks: TargetLock, claim: Claim, child: Watched, *, timeout: float | None = None, grace: float = 5.0
+) -> Settled:
+    """Give a target back when its child is observed to have ended, to be ready, or not to have started.
+
+    A child whose end is not observed keeps the target: the claim stays, and the child holds its descriptor."""
+    ended = watch(child, timeout, grace)
+    if ended.retained:
+        said = f"the child did not end within {grace:g} s of being killed; {claim.target} stays held at {claim.path}"
+        return Settled("lock-retained", ended, said)
+    return Settled(locks.release(claim), ended, f"the child was seen: {ended.seen}")
+
+
+class Popened:
+    """A plain `subprocess.Popen` to watch; `ready` is a descriptor that becomes readable when the child is."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ready: int | None = None) -> None:
+        self._process, self._ready = process, ready
+
+    def seen(self, within: float) -> Seen | None:
+        deadline = time.monotonic() + within
+        while True:
+            if self._process.poll() is not None:
+                return "exited"
+            if self._ready is not None and self._told(0.0):
+                return "ready"
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._pause(min(left, 0.02))
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _pause(self, seconds: float) -> None:
+        if self._ready is None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                pass
+        else:
+            self._told(seconds)
+
+    def _told(self, within: float) -> bool:
+        """Whether the child wrote to its descriptor; one it only closed says nothing."""
+        if self._ready is None or not select.select([self._ready], [], [], within)[0]:
+            return False
+        if os.read(self._ready, 1):
+            return True
+        self._ready = None
+        return False
