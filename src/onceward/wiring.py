@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -98,10 +99,28 @@ class Workspace:
         """Become the kernel; LOCK_CONFLICT if another lives."""
         store = self.store()
         try:
-            return Kernel(store, self.principal, self.sinks(store))
+            return Kernel(store, self.principal, self.sinks(store), self.root_id())
         except BaseException:
             store.close()
             raise
+
+    def root_id(self) -> str:
+        """The mark of the artifact root, made with it: two machines that read the same one see the same artifacts."""
+        root = self.folder / "artifacts"
+        mark = root / ".root"
+        try:
+            root.mkdir(mode=0o700, exist_ok=True)
+            if not mark.exists():
+                fresh = root / f".root.{os.getpid()}"
+                fresh.write_text(self.sources.secret()[:32], "ascii")
+                with suppress(FileExistsError):
+                    mark.hardlink_to(fresh)
+                fresh.unlink()
+            return mark.read_text("ascii")
+        except OSError as error:
+            raise InvalidConfig(
+                f"cannot use the artifact root {root}: {error.strerror}", context={"folder": str(root)}
+            ) from error
 
     def engine(self) -> Engine:
         """The kernel if the writer lock can be had, else a line to the kernel that has it (K-13)."""

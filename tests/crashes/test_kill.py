@@ -103,7 +103,7 @@ def examine(place: str, told: dict[str, object], ids: list[str]) -> None:
                 assert row.answered_at is not None, f"{request_id} is half there"
         assert notes == len(answered) == len(set(answered))
         assert count(store, "events") == count(store, "event_outbox")
-        release(store)
+        release(store, "examiner")
     finally:
         store.close()
 
@@ -121,5 +121,5 @@ def test_asking_again_after_a_kill_returns_the_first_answer(store_url, tmp_path,
     heir = open_store(place)
     acquire(heir, "heir")
     assert heir.answer(Request("work", "r-2", {}, "victim"), work_of("r-2")).replayed
-    release(heir)
+    release(heir, "heir")
     heir.close()

@@ -18,7 +18,7 @@ from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.tenure import acquire, holder, vacant
 from onceward.errors import IntegrityFault, LockConflict, LockLost, StorageError
 from onceward.kernel.sources import ScriptedSources, from_iso
-from onceward.locks.identity import Verdict
+from onceward.locks.identity import Verdict, own_identity
 from onceward.locks.writer import judge_tenure
 from onceward.store import migrate
 from onceward.store.store import Store
@@ -83,7 +83,7 @@ def test_the_heartbeat_moves_its_stamps_and_counts_progress(store):
 
     def moved():
         with store.read() as rows:
-            return last_beat(rows)[3] == 7
+            return last_beat(rows).progress == 7
 
     until(moved)
     heartbeat.stop()
@@ -240,7 +240,7 @@ def test_a_holder_on_another_machine_is_judged_by_its_heartbeat_alone(make_datab
     database = make_database(sources)
     migrate.migrate(database, sources)
     store = Store(database, sources)
-    acquire(store, "tester")
+    acquire(store, "tester", root_id="shared")
     store.close()
     rewrite(database, "UPDATE singleton_lock SET hostname = 'elsewhere', boot_id = 'another', acquired_by_pid = 1")
     rewrite(database, "UPDATE kernel_beat SET boot_id = 'another'")
@@ -249,7 +249,53 @@ def test_a_holder_on_another_machine_is_judged_by_its_heartbeat_alone(make_datab
     assert vacant(rival) is not stands
     if stands:
         with pytest.raises(LockConflict, match="another machine"):
-            acquire(rival, "rival")
+            acquire(rival, "rival", root_id="shared")
     else:
-        assert acquire(rival, "rival").fence == 2
+        assert acquire(rival, "rival", root_id="shared").fence == 2
     rival.close()
+
+
+def go_elsewhere(database, hostname="another-machine"):
+    """Let the lock look as if a kernel on another machine held it and had been silent for years."""
+    rewrite(
+        database,
+        f"UPDATE singleton_lock SET hostname = '{hostname}', acquired_by_pid = 4194304,"
+        " last_heartbeat_at = '2020-01-01T00:00:00.000000Z'",
+    )
+    rewrite(database, "UPDATE kernel_beat SET boot_id = 'another boot', machine_id = 'another machine'")
+
+
+@pytest.mark.rule("L-21")
+@pytest.mark.parametrize("ours", ["", "root-b"])
+def test_a_takeover_from_another_machine_needs_its_artifact_root(database, sources, ours):
+    first = Store(database, sources)
+    acquire(first, "first", root_id="root-a")
+    first.close()
+    go_elsewhere(database)
+    heir = Store(database, sources)
+    with pytest.raises(LockConflict, match="artifacts are not in reach") as refused:
+        acquire(heir, "heir", root_id=ours)
+    assert refused.value.context["reason"] == "artifact_root"
+    assert acquire(heir, "heir", root_id="root-a").fence == 2
+    heir.close()
+
+
+@pytest.mark.rule("L-21")
+def test_a_container_of_the_same_name_is_another_machine(database, sources):
+    first = Store(database, sources)
+    acquire(first, "first", root_id="root-a")
+    first.close()
+    go_elsewhere(database, own_identity().hostname)
+    heir = Store(database, sources)
+    with pytest.raises(LockConflict, match="not in reach"):
+        acquire(heir, "heir")
+    heir.close()
+
+
+@pytest.mark.rule("L-21")
+def test_the_artifact_root_has_one_mark_for_ever(tmp_path):
+    first = Workspace(tmp_path / ".onceward", principal="tester")
+    first.create()
+    mark = first.root_id()
+    assert len(mark) == 32
+    assert Workspace(tmp_path / ".onceward", principal="other").root_id() == mark

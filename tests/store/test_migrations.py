@@ -87,7 +87,7 @@ def test_many_processes_migrating_at_once_apply_each_once(make_database, sources
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(applied) == [0, 0, 0, 0, 0, len(migrate.known())]
+    assert sum(applied) == len(migrate.known())
 
 
 @pytest.mark.rule("K-12")

@@ -90,7 +90,7 @@ def test_a_kernel_whose_fence_moved_on_writes_nothing(store, database, sources):
         lambda: step(store, build_id),
         lambda: create(store),
         lambda: store.answer(Request("note", "r", {}, "tester"), lambda tx, _: {}),
-        lambda: release(store),
+        lambda: release(store, "tester"),
     ):
         with pytest.raises(LockLost) as lost:
             attempt()
@@ -171,7 +171,7 @@ def test_a_dead_holders_work_is_taken_over_in_the_same_transaction(store, databa
 
 
 def test_a_released_lock_is_free_and_its_fence_stays(store, database, sources):
-    release(store)
+    release(store, "tester")
     heir = Store(database, sources)
     assert acquire(heir, "heir").fence == 2
     heir.close()

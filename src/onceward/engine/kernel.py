@@ -14,6 +14,7 @@ from onceward.engine import tenure
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
+from onceward.engine.processes import Processes
 from onceward.engine.sinks import Sink
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
@@ -53,15 +54,16 @@ class Engine(Protocol):
 class Kernel:
     """Holds the workspace: carries out requests in order, delivers the outbox."""
 
-    def __init__(self, store: Store, principal: str, sinks: Sequence[Sink]) -> None:
+    def __init__(self, store: Store, principal: str, sinks: Sequence[Sink], root_id: str = "") -> None:
         self.store = store
         self.principal = principal
         self.sinks = sinks
         self._why_lost = ""
-        held = tenure.acquire(store, principal)
+        held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
         self._heartbeat = Heartbeat(store, held, self._lose)
+        self.processes = Processes()
         try:
             with store.read() as rows:
                 nobody = not Principals(rows).all()
@@ -103,10 +105,11 @@ class Kernel:
             raise LockLost(self._why_lost)
 
     def close(self) -> None:
-        """Give the workspace back. What cannot be given back is taken over by the next, so nothing is said."""
-        self._heartbeat.stop()
+        """End the children, give the workspace back. What cannot be given back is taken over by the next kernel."""
+        self.processes.close()
         with suppress(LockLost, StorageError):
-            tenure.release(self.store)
+            tenure.release(self.store, self.principal)
+        self._heartbeat.stop()
         self.store.close()
 
     def _lose(self, why: str) -> None:

@@ -7,31 +7,36 @@ from onceward.kernel import faults
 from onceward.kernel.limits import LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
-from onceward.lifecycles.build import orphan
+from onceward.lifecycles.build import crash, orphan
 from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity
 from onceward.locks.writer import Standing, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.singleton import (
     PROCESS_NAME,
+    Beat,
     LockRow,
     free_lock,
     last_beat,
     lock_row,
     show_beat,
+    show_place,
     take_lock,
 )
 from onceward.store.transaction import Transaction
 
 
-def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS) -> Tenure:
-    """Take the writer lock and, in the same transaction, mark what its dead holder left running."""
+def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS, root_id: str = "") -> Tenure:
+    """Take the writer lock and, in the same transaction, mark what its dead holder left running.
+
+    `root_id` is the mark of our artifact root: taking over from another machine needs the root of its kernel."""
     here = own_identity()
 
     def take(tx: Transaction) -> Tenure:
         seen = lock_row(tx)
         if seen is not None and seen.held:
             _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds))
+            _require_root(seen, last_beat(tx), here, root_id)
         fence = (seen.fence if seen else 0) + 1
         token = f"{fence}.{tx.sources.secret()}"
         now = iso(tx.now)
@@ -41,6 +46,7 @@ def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS) -> 
         )
         take_lock(tx, seen, mine, lambda: LockConflict("another kernel took this workspace a moment earlier"))
         show_beat(tx, fence, (here.boot_id, steady_micros(), 0))
+        show_place(tx, here.machine_id, root_id)
         faults.point("lock.acquired")
         tx.fence = fence
         for build in tx.builds.in_state("ACTIVE"):
@@ -51,11 +57,18 @@ def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS) -> 
     return store.writer.take(take)
 
 
-def release(store: Store) -> None:
-    """Give the writer lock back; a tenure that was lost meanwhile has nothing to give."""
+def release(store: Store, actor: str) -> None:
+    """Give the writer lock back, and with it what was not brought to its end; a lost tenure has nothing to give."""
     tenure = store.tenure
-    if tenure is not None:
-        store.write(lambda tx: free_lock(tx, tenure.token))
+    if tenure is None:
+        return
+
+    def give(tx: Transaction) -> None:
+        for build in tx.builds.in_state("ACTIVE"):
+            tx.move(crash(build, actor))
+        free_lock(tx, tenure.token)
+
+    store.write(give)
 
 
 def require_nobody(store: Store) -> None:
@@ -85,16 +98,31 @@ def standing(rows: Reads, held: LockRow, now: Micros, ttl_seconds: float = LOCK_
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
     boot, so that setting the wall clock moves nothing; elsewhere on the store's clock."""
     shown = last_beat(rows)
-    if shown is not None and shown[0] == held.fence and shown[1] and shown[1] == boot_id():
-        silent = steady_micros() - shown[2]
+    if shown is not None and shown.fence == held.fence and shown.boot_id and shown.boot_id == boot_id():
+        silent = steady_micros() - shown.steady
     else:
         silent = now - from_iso(held.last_heartbeat_at)
-    return judge_tenure(judge(identity_of(held), own_identity()), silent, int(ttl_seconds * 1_000_000))
+    return judge_tenure(judge(identity_of(held, shown), own_identity()), silent, int(ttl_seconds * 1_000_000))
 
 
-def identity_of(row: LockRow) -> Identity:
-    """Who wrote the lock row; it has no place for a machine id, so name and boot stand for it."""
-    return Identity(row.hostname, "", row.boot_id, row.acquired_by_pid, row.process_start)
+def identity_of(row: LockRow, shown: Beat | None = None) -> Identity:
+    """Who wrote the lock row; its machine id stands beside it."""
+    machine = shown.machine_id if shown is not None and shown.fence == row.fence else ""
+    return Identity(row.hostname, machine, row.boot_id, row.acquired_by_pid, row.process_start)
+
+
+def _require_root(seen: LockRow, shown: Beat | None, here: Identity, root_id: str) -> None:
+    """What a kernel elsewhere left in its artifact root must be in reach of its heir."""
+    there = identity_of(seen, shown)
+    if there.on_machine_of(here):
+        return
+    if not root_id or shown is None or shown.root_id != root_id:
+        raise LockConflict(
+            f"the kernel on {seen.hostname} is silent, but its artifacts are not in reach: this workspace's folder here"
+            " is not the one it worked in",
+            context={"reason": "artifact_root", "hostname": seen.hostname, "acquired_at": seen.acquired_at},
+            recovery=[Recovery("run it where that folder is mounted, or on that machine")],
+        )
 
 
 def _require_gone(seen: LockRow, standing: Standing) -> None:

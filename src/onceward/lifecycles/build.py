@@ -39,6 +39,11 @@ def move(build: Build, target: str, reason: str, actor: str) -> Move:
     return Move(BUILD, build.build_id, build.state, target, build.version, actor, reason)
 
 
+def crash(build: Build, actor: str) -> Move:
+    """A build whose kernel stops before it is done: asked to, or by an error of its own (L-24)."""
+    return move(build, "CRASHED", "crash_detected", actor)
+
+
 def orphan(build: Build, actor: str) -> Move:
     """A build found ACTIVE by a new kernel: the one that ran it is gone (L-23)."""
     return move(build, "CRASHED", "orphaned_at_startup", actor)

@@ -29,6 +29,10 @@ class Identity:
     pid: int
     process_start: str
 
+    def on_machine_of(self, other: Identity) -> bool:
+        """Whether a pid means the same process to both."""
+        return self.hostname == other.hostname and not _differ(self.machine_id, other.machine_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -47,7 +51,7 @@ def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:
     """Whether `holder` is provably gone, judged from `here`. What cannot be proved counts as alive."""
     if holder.hostname != here.hostname:
         return Verdict("alive", f"it is on another machine, {holder.hostname}")
-    if _differ(holder.machine_id, here.machine_id):
+    if not holder.on_machine_of(here):
         return Verdict("alive", "it is on another machine of the same name, or in another container")
     if _differ(holder.boot_id, here.boot_id):
         return Verdict("dead", "this machine was restarted since")

@@ -89,10 +89,25 @@ def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
     )
 
 
-def last_beat(rows: Reads) -> tuple[int, str, int, int] | None:
-    """Fence, boot, steady time and progress of the last beat."""
-    found = rows.read("SELECT fence, boot_id, steady, progress FROM kernel_beat WHERE one = 1")
-    return (found[0][0], found[0][1], found[0][2], found[0][3]) if found else None
+def show_place(tx: Writes, machine_id: str, root_id: str) -> None:
+    """Where the kernel that just took the lock stands."""
+    tx.write("UPDATE kernel_beat SET machine_id = ?, root_id = ? WHERE one = 1", (machine_id, root_id))
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The last sign of life of a kernel, and where it stands."""
+
+    fence: int
+    boot_id: str
+    steady: int
+    progress: int
+    machine_id: str
+    root_id: str
+
+
+def last_beat(rows: Reads) -> Beat | None:
+    found = rows.read("SELECT fence, boot_id, steady, progress, machine_id, root_id FROM kernel_beat WHERE one = 1")
+    return Beat(*found[0]) if found else None
 
 
 def retire_lock(tx: Writes, token: str) -> None:

@@ -1,0 +1,54 @@
+"""TERM and INT ask a kernel to stop its work well; asking twice is asking once (L-24)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Signals:
+    """While open, the first signal sets `stop` and is remembered; further ones change nothing.
+
+    A handler runs between any two steps of the main thread, which may hold the event's own lock: so it only writes a
+    byte, and a thread of its own does the rest."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.heard = 0
+        """The signal that asked us to stop, or 0."""
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+
+    @property
+    def exit_status(self) -> int:
+        """How a program ends that was asked to: 130 for INT, 143 for TERM."""
+        return 128 + self.heard if self.heard else 0
+
+    def __enter__(self) -> Signals:
+        self._thread.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard = self.heard or number
+        try:
+            os.write(self._writer, b"s")
+        except BlockingIOError:
+            pass
+
+    def _listen(self) -> None:
+        while os.read(self._reader, 64):
+            self._stop.set()
