@@ -58,6 +58,7 @@ docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
 	@$(BIN)/python benchmarks/locks.py
+	@$(BIN)/python benchmarks/processes.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/crashes -n $(N)

@@ -2,5 +2,6 @@
 
 from onceward.locks.claims import Claim, TargetLocked
 from onceward.locks.target import TargetLock
+from onceward.locks.watch import Popened, watch_and_release
 
-__all__ = ["Claim", "TargetLock", "TargetLocked"]
+__all__ = ["Claim", "Popened", "TargetLock", "TargetLocked", "watch_and_release"]

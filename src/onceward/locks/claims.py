@@ -106,13 +106,19 @@ def read_claim(path: Path, target: str) -> Claim | None:
     except OSError:
         return None
     try:
+        return claim_in(descriptor, path, target)
+    finally:
+        os.close(descriptor)
+
+
+def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
+    """What an open lock file says."""
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         said: Any = msgspec.json.decode(os.read(descriptor, 65_536))
     except (msgspec.DecodeError, ValueError, OSError):
         return None
-    finally:
-        os.close(descriptor)
     if not isinstance(said, dict) or any(type(said.get(key)) is not kind for key, kind in _FIELDS.items()):
         return None
     if said["owner"] != OWNER or said["targetId"] != target:

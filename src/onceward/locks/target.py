@@ -22,6 +22,7 @@ from onceward.locks.claims import (
     TargetLocked,
     aged,
     check_target,
+    claim_in,
     describe,
     read_claim,
     unreadable,
@@ -61,6 +62,7 @@ class TargetLock:
         """Claim a target now, or TargetLocked with the holder's evidence. Never waits, never loops."""
         path = self.path_of(target)
         self._require_folder()
+        self._yield_to_the_living(path, target)
         claim = self._new_claim(target, path)
         held = self._publish(claim)
         if held is None:
@@ -130,6 +132,23 @@ class TargetLock:
                 raise TargetLocked(path, found, f"{self.verdict(found).why}; end it first")
             path.unlink()
         return "released"
+
+    def _yield_to_the_living(self, path: Path, target: str) -> None:
+        """A file that is there and locked by somebody says all that a failed create would, and is cheaper to ask."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = claim_in(descriptor, path, target)
+            if holder is not None:
+                # It may be waiting for a processor that we would only use to ask again.
+                os.sched_yield()
+                raise TargetLocked(path, holder, describe(holder, "a living process has it locked")) from None
+        finally:
+            os.close(descriptor)
 
     def _contend(self, claim: Claim) -> Claim:
         """The target has a claim already: take it from the provably dead, or say who lives."""
