@@ -190,6 +190,34 @@ class IntegrityFault(OncewardError):
     code = "INTEGRITY_FAULT"
 
 
+class ReplayOrderInvalid(OncewardError):
+    code = "URM_SCHEDULER_REPLAY_ORDER_INVALID"
+
+
+class LeaseConflict(OncewardError):
+    code = "URM_DISPATCH_LEASE_CONFLICT"
+
+
+class AtomicityViolation(OncewardError):
+    code = "URM_SCHEDULER_PHASE_EVENT_ATOMICITY_VIOLATION"
+
+
+class AccountingModeInvalid(OncewardError):
+    code = "URM_DISPATCH_ACCOUNTING_MODE_INVALID"
+
+
+class BudgetExceeded(OncewardError):
+    """A lane has no room; `context` has lane, limit, observed and asked."""
+
+    code = "URM_CHILD_BUDGET_EXCEEDED"
+
+
+class ChildCancelled(OncewardError):
+    """Raised inside a function child that was asked to end."""
+
+    code = "EXECUTION_FAILED"
+
+
 class ChildStartFailed(OncewardError):
     code = "URM_CHILD_START_FAILED"
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.errors import InvalidConfig
+from onceward.kernel.limits import ARTIFACT_BYTES
 from onceward.kernel.records import check_name
 
 FOLDER = ".onceward"
@@ -38,11 +39,19 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Allow SQLite where its locks cannot be trusted."""
 
 
+class ArtifactSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be kept."""
+
+    max_bytes: int = ARTIFACT_BYTES
+    """The largest artifact."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
     store: StoreSettings = StoreSettings()
     sink: tuple[SinkSettings, ...] = ()
+    artifacts: ArtifactSettings = ArtifactSettings()
 
 
 TEMPLATE = """\
@@ -50,6 +59,9 @@ TEMPLATE = """\
 
 # [store]
 # url = "postgresql://user@host/database?schema=my_workspace"    # default: SQLite in .onceward/
+
+# [artifacts]
+# max_bytes = 26214400            # the largest output or log that is kept
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -104,6 +116,8 @@ def _check(settings: Settings, file: Path) -> None:
         raise InvalidConfig(
             'the store URL must be "sqlite" or begin with postgresql://', context={"field": "store.url"}
         )
+    if settings.artifacts.max_bytes < 1:
+        raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:
         check_name(sink.name, "sink.name")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from onceward import settings as settings_module
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Asker, Engine, Kernel
+from onceward.engine.reading import lane_list
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
@@ -99,10 +102,30 @@ class Workspace:
         """Become the kernel; LOCK_CONFLICT if another lives."""
         store = self.store()
         try:
-            return Kernel(store, self.principal, self.sinks(store), self.root_id())
+            return Kernel(
+                *(store, self.principal, self.sinks(store), self.folder, self.root_id()),
+                artifact_bytes=self.settings.artifacts.max_bytes,
+            )
         except BaseException:
             store.close()
             raise
+
+    @contextmanager
+    def artifacts(self) -> Iterator[Artifacts]:
+        """What is kept, to be read."""
+        store = self.store()
+        try:
+            yield Artifacts(self.folder / "artifacts", store, self.settings.artifacts.max_bytes)
+        finally:
+            store.close()
+
+    def spending(self, session_id: str) -> list[dict[str, Any]]:
+        """The lanes of a session's budget."""
+        store = self.store()
+        try:
+            return lane_list(store, session_id)
+        finally:
+            store.close()
 
     def root_id(self) -> str:
         """The mark of the artifact root, made with it: two machines that read the same one see the same artifacts."""

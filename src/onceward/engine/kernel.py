@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from onceward.engine import tenure
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.child_recovery import recover
+from onceward.engine.children import Children
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.sinks import Sink
+from onceward.engine.streams import Streams
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
@@ -27,9 +32,11 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.kernel.canon import bounded
-from onceward.kernel.limits import REQUEST_POLL_SECONDS
+from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
+from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
+from onceward.store.tables.children import note_recovery
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Ledger, Requests, answer_request
 from onceward.store.transaction import Transaction
@@ -54,7 +61,15 @@ class Engine(Protocol):
 class Kernel:
     """Holds the workspace: carries out requests in order, delivers the outbox."""
 
-    def __init__(self, store: Store, principal: str, sinks: Sequence[Sink], root_id: str = "") -> None:
+    def __init__(
+        self,
+        store: Store,
+        principal: str,
+        sinks: Sequence[Sink],
+        folder: Path,
+        root_id: str = "",
+        artifact_bytes: int = ARTIFACT_BYTES,
+    ) -> None:
         self.store = store
         self.principal = principal
         self.sinks = sinks
@@ -64,7 +79,12 @@ class Kernel:
         self.lost = threading.Event()
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
+        self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
+        self.locks = TargetLock(folder / "locks")
+        self.streams = Streams(folder / "streams", store, principal)
+        self._sessions: list[Children] = []
         try:
+            self.recovered = recover(store, principal, self.processes.here)
             with store.read() as rows:
                 nobody = not Principals(rows).all()
             if nobody:
@@ -73,10 +93,26 @@ class Kernel:
             self.close()
             raise
 
+    def open_session(self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None) -> Children:
+        """A session to run children in, under this kernel."""
+        done = self.recovered
+        self.store.write(lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed))
+        children = Children(
+            *(self.store, self.processes, self.artifacts, self.locks),
+            session_id=session_id,
+            actor=self.principal,
+            jobs=jobs,
+            limits=limits,
+        )
+        self._sessions.append(children)
+        return children
+
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
         request.check()
-        return _told(self.store.answer(request, _run(request)))
+        answer = _told(self.store.answer(request, _run(request)))
+        self._heed()
+        return answer
 
     def carry_out(self) -> int:
         """Answer what other processes asked, in the order they asked; answers how many."""
@@ -84,7 +120,14 @@ class Kernel:
             waiting = Requests(rows).open(_TAKE)
         for ledger in waiting:
             self._answer(ledger)
+        if waiting:
+            self._heed()
         return len(waiting)
+
+    def _heed(self) -> None:
+        """What was asked may concern children that run."""
+        for children in self._sessions:
+            children.heed()
 
     def deliver(self) -> list[Delivery]:
         return deliver(self.store, self.sinks)
@@ -106,7 +149,15 @@ class Kernel:
 
     def close(self) -> None:
         """End the children, give the workspace back. What cannot be given back is taken over by the next kernel."""
+        for children in self._sessions:
+            children.stop()
+        with suppress(LockLost, StorageError):
+            for children in self._sessions:
+                children.close()
         self.processes.close()
+        with suppress(OncewardError):
+            self.artifacts.spill()
+            self.streams.project()
         with suppress(LockLost, StorageError):
             tenure.release(self.store, self.principal)
         self._heartbeat.stop()
@@ -142,6 +193,8 @@ class Kernel:
         while not stop.wait(REQUEST_POLL_SECONDS):
             try:
                 self.deliver()
+                self.streams.project()
+                self.artifacts.spill()
             except OncewardError:
                 # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
                 stop.wait(1.0)

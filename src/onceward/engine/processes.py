@@ -217,6 +217,9 @@ class Process:
         self._unrunnable = ""
         self._stop_asked = False
         self.supervisor: Supervisor | None = None
+        self.on_output: Callable[[str, bytes], None] | None = None
+        """Told of output as it comes: `out` or `err`, and bytes."""
+        self._reader: tuple[int, Callable[[], bool]] | None = None
         self.identity = Identity("", "", "", 0, "")
         self.ending: Ending | None = None
 
@@ -280,12 +283,21 @@ class Process:
                 self._end(os.waitstatus_to_exitcode(status), strays, unsure)
         return "start_failed" if self._unrunnable else "exited"
 
+    def listen(self, descriptor: int, take: Callable[[], bool]) -> None:
+        """While it runs, call `take` whenever there is something to read, until it says that was the end."""
+        self._reader = (descriptor, take)
+        self._poll.register(descriptor, select.POLLIN)
+
     def terminate(self) -> None:
         """Ask all of it to end; may be called from any thread."""
         self._processes.tell("terminate", self.name)
 
     def kill(self) -> None:
         self._processes.tell("kill", self.name)
+
+    def micros(self) -> int:
+        """How long it has been running."""
+        return int((time.monotonic() - self._begun) * 1_000_000)
 
     def close(self) -> None:
         self._line.close()
@@ -302,6 +314,10 @@ class Process:
         for descriptor, _ in self._poll.poll(within * 1000):
             if descriptor in self._captures:
                 self._take(descriptor)
+            elif self._reader is not None and descriptor == self._reader[0]:
+                if not self._reader[1]():
+                    self._poll.unregister(descriptor)
+                    self._reader = None
             else:
                 try:
                     data = self._line.recv(_READ)
@@ -319,6 +335,8 @@ class Process:
             return 0
         if data:
             self._captures[descriptor].take(data)
+            if self.on_output is not None:
+                self.on_output("out" if self._captures[descriptor] is self._out else "err", data)
         else:
             self._poll.unregister(descriptor)
             os.close(descriptor)
@@ -337,6 +355,11 @@ class Process:
             drained = 0
             while drained < _DRAIN and descriptor in self._captures and (taken := self._take(descriptor)):
                 drained += taken
+        if self._reader is not None:
+            # What it said before its end counts; a pipe that somebody still has must not keep us.
+            for _ in range(_DRAIN // _READ):
+                if not select.select([self._reader[0]], [], [], 0)[0] or not self._reader[1]():
+                    break
         seconds = time.monotonic() - self._begun
         self.ending = Ending(
             *(exit_status, self._out, self._err, seconds),

@@ -105,7 +105,9 @@ class Supervisor:
             self._stand(name, int(rest.partition(b"\0")[0]), body, descriptors)
         elif name in self.children:
             child = self.children[name]
-            self._signal(child, _TERM if op == b"terminate" else _KILL)
+            # Asking twice is asking once: many programs take a second TERM for an order to drop everything.
+            if op == b"kill" or not child.signal:
+                self._signal(child, _KILL if op == b"kill" else _TERM)
             tell(child.line, "stopping")
 
     def _stand(self, name: bytes, keep: int, body: bytes, descriptors: list[int]) -> None:

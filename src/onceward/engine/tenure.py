@@ -12,6 +12,7 @@ from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_id
 from onceward.locks.writer import Standing, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.tables.children import note_last_seen
 from onceward.store.tables.singleton import (
     PROCESS_NAME,
     Beat,
@@ -49,6 +50,8 @@ def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS, roo
         show_place(tx, here.machine_id, root_id)
         faults.point("lock.acquired")
         tx.fence = fence
+        if seen is not None:
+            note_last_seen(tx, fence, from_iso(seen.last_heartbeat_at))
         for build in tx.builds.in_state("ACTIVE"):
             tx.move(orphan(build, actor))
         faults.point("lock.recovered")

@@ -7,9 +7,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onceward.engine import principals
+from onceward.engine import child_dispatch, principals
 from onceward.errors import InvalidConfig
+from onceward.kernel.canon import digest
+from onceward.kernel.records import check_name
 from onceward.locks.claims import check_target
+from onceward.store.tables.children import resolve
 from onceward.store.tables.outbox import backlogs, make_due
 from onceward.store.transaction import Transaction
 
@@ -53,10 +56,27 @@ def _clear_lock(tx: Transaction, actor: str, payload: Any) -> Any:
     return {"target": asked.target}
 
 
+class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    subject: str
+    """A child, or a session with all its children."""
+    cancel_request_id: str = ""
+
+
+def _cancel(tx: Transaction, actor: str, payload: Any) -> Any:
+    """One receipt per child, in the order of the queue."""
+    asked = _convert(payload, Cancel)
+    request = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
+    check_name(request, "cancel_request_id")
+    children = resolve(tx, asked.subject)
+    receipts = [{"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children]
+    return {"cancel_request_id": request, "receipts": receipts}
+
+
 VERBS: dict[str, Verb] = {
     "principals.add": Verb("admin", _add_principal),
     "locks.clear": Verb("operator", _clear_lock),
     "outbox.flush": Verb("operator", _flush_outbox),
+    "children.cancel": Verb("operator", _cancel),
 }
 
 

@@ -55,6 +55,33 @@ STOP_GRACE_SECONDS: Final = 5.0
 OUTPUT_BYTES: Final = 1024 * 1024
 """How much of a child's standard output, and of its error, is kept: its first half and its last."""
 
+ARTIFACT_BYTES: Final = 25 * 1024 * 1024
+"""Largest artifact unless the settings say otherwise: what a person can still look at."""
+
+ARTIFACT_INLINE_BYTES: Final = 8 * 1024
+"""Up to this size an artifact travels in the commit that refers to it: cheaper than a synced file of its own."""
+
+GC_GRACE_SECONDS: Final = 3600.0
+"""How long an artifact that nobody refers to is left alone: a commit for it may still be on its way."""
+
+MAX_ACTIVE_CHILDREN: Final = 2
+"""How many children of a session run at once unless somebody asks for more."""
+
+REPORT_LINE_BYTES: Final = 64 * 1024
+"""Longest line of a child's report: a line that long is no report."""
+
+REPORT_MISTAKES: Final = 100
+"""How many lines that cannot be read a child may report before it is ended."""
+
+CHILD_TIMEOUT_SECONDS: Final = 300.0
+"""How long a step may take unless its stage says otherwise."""
+
+RETRY_FIRST_MICROS: Final = 1_000_000
+"""First pause before a failed child is tried again; it doubles with each attempt, with jitter."""
+
+RETRY_MAX_MICROS: Final = 60 * 1_000_000
+"""Longest pause between two attempts."""
+
 OUTBOX_BATCH: Final = 100
 """Events delivered to a sink between two commits: how many are repeated at most after a crash."""
 

@@ -34,6 +34,8 @@ class Move(msgspec.Struct, frozen=True):
     """What else the event says."""
     columns: Mapping[str, Any] = _NOTHING
     """Facts of the row that change with the state."""
+    session: str | None = None
+    """The session of a child: its events stand in the session's stream too."""
 
 
 class Build(msgspec.Struct, frozen=True):
@@ -42,6 +44,56 @@ class Build(msgspec.Struct, frozen=True):
     build_id: str
     name: str
     state: str
+    version: int
+    created_at: Micros
+    updated_at: Micros
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The kernel that answers for a child: a process among all processes, and its fence."""
+
+    host: str
+    boot: str
+    pid: int
+    start: str
+    fence: int
+
+    def columns(self) -> dict[str, Any]:
+        return {f"owner_{name}": value for name, value in msgspec.structs.asdict(self).items()}
+
+
+class Token(msgspec.Struct, frozen=True):
+    """The dispatch token of a child as stored (C-1)."""
+
+    child_id: str
+    parent_session_id: str
+    parent_stream_id: str
+    parent_seq: int
+    queue_seq: int
+    dispatch_seq: int | None
+    worker_run_id: str | None
+    phase: str
+    slot: int | None
+    owner_host: str
+    owner_boot: str
+    owner_pid: int
+    owner_start: str
+    owner_fence: int
+    kind: str
+    work: str
+    target: str | None
+    attempt: int
+    predecessor: str | None
+    due_at: Micros
+    child_pid: int | None
+    child_start: str | None
+    started_at: Micros | None
+    last_seen: Micros | None
+    """When its kernel, which died, was last heard of while it ran."""
+    cancel_request_id: str | None
+    death: str | None
+    reason: str | None
+    code: str | None
     version: int
     created_at: Micros
     updated_at: Micros

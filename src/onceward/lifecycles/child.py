@@ -1,8 +1,17 @@
-"""The life of a child: phases of its dispatch token (C-3, C-6)."""
+"""The life of a child: phases of its dispatch token, and what each of its ends is called (C-3, C-6)."""
 
 from __future__ import annotations
 
-from onceward.kernel.machine import Machine
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from onceward.kernel.canon import digest
+from onceward.kernel.machine import NEW, Machine
+from onceward.kernel.records import Move, Owner, Token
+from onceward.kernel.sources import Micros
 
 CHILD = Machine.parse(
     "child",
@@ -12,10 +21,147 @@ CHILD = Machine.parse(
     leased          -> started   -                                                    WORKER_START
     started         -> terminal  completed                                            WORKER_PASS
     started         -> terminal  execution_failed | timeout | budget_exceeded         WORKER_FAIL
-    started         -> terminal  terminated_on_restart                                WORKER_FAIL
+    started         -> terminal  terminated_on_restart | start_failed                 WORKER_FAIL
     queued | leased -> terminal  lease_orphaned | start_failed | budget_exceeded      WORKER_FAIL
     queued | leased | started -> terminal  cancelled                                  WORKER_CANCEL
 
     terminal terminal
     """,
 )
+
+CODES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "lease_orphaned": "URM_SCHEDULER_LEASE_ORPHANED",
+        "terminated_on_restart": "URM_CHILD_TERMINATED_ON_RESTART",
+        "budget_exceeded": "URM_CHILD_BUDGET_EXCEEDED",
+        "execution_failed": "URM_CHILD_EXECUTION_FAILED",
+        "timeout": "URM_CHILD_TIMEOUT",
+        "start_failed": "URM_CHILD_START_FAILED",
+    }
+)
+"""The code of each way to fail."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a child came to its end, as observed."""
+
+    reason: str
+    detail: Mapping[str, Any] = _NOTHING
+    retryable: bool = False
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is known of a child when it is queued."""
+
+    child_id: str
+    session_id: str
+    kind: str
+    work: str
+    """What it does, as canonical JSON: evidence, and what a person sees."""
+    target: str | None = None
+    attempt: int = 1
+    predecessor: str | None = None
+    due_at: Micros = 0
+
+
+def spawn(order: Order, head: int, queue_seq: int, owner: Owner, actor: str) -> Move:
+    """A child takes its place in the queue."""
+    columns = {
+        "parent_session_id": order.session_id,
+        "parent_stream_id": f"session:{order.session_id}",
+        "parent_seq": head,
+        "queue_seq": queue_seq,
+        **owner.columns(),
+        "kind": order.kind,
+        "work": order.work,
+        "target": order.target,
+        "attempt": order.attempt,
+        "predecessor": order.predecessor,
+        "due_at": order.due_at,
+    }
+    return Move(CHILD, order.child_id, NEW, "queued", 0, actor, columns=columns, session=order.session_id)
+
+
+def born(move: Move, now: Micros) -> Token:
+    """The token that a spawn makes."""
+    known: dict[str, Any] = dict.fromkeys(Token.__struct_fields__)
+    known |= {"child_id": move.subject, "phase": move.target, "version": 1, "created_at": now, "updated_at": now}
+    return Token(**{**known, **move.columns})
+
+
+def moved(token: Token, move: Move) -> Token:
+    """The token after a move."""
+    return msgspec.structs.replace(token, phase=move.target, version=move.version + 1, **move.columns)
+
+
+def lease(token: Token, dispatch_seq: int, slot: int, actor: str) -> Move:
+    """A child is given a slot and its place in the order of dispatch."""
+    columns = {
+        "dispatch_seq": dispatch_seq,
+        "worker_run_id": run_id(token.parent_session_id, dispatch_seq),
+        "slot": slot,
+    }
+    return _move(token, "leased", None, actor, columns=columns)
+
+
+def run_id(session_id: str, dispatch_seq: int) -> str:
+    """The lease of a dispatch, derived from its anchors and so the same in every replay (C-2)."""
+    return digest({"parent_session_id": session_id, "dispatch_seq": dispatch_seq})
+
+
+def start(token: Token, now: Micros, actor: str, pid: int | None = None, began: str | None = None) -> Move:
+    """A child may begin: from here on a crash means that it may have done something."""
+    columns = {"started_at": now, "child_pid": pid, "child_start": began}
+    detail: dict[str, Any] = {"attempt": token.attempt}
+    if token.predecessor is not None:
+        detail["predecessor"] = token.predecessor
+    if token.target is not None:
+        detail["target"] = token.target
+    return _move(token, "started", None, actor, detail, columns)
+
+
+def finish(token: Token, ended: Ended, actor: str) -> Move:
+    """The one terminal event of a child whose end was observed. A cancel that came before has the last word."""
+    detail, reason = dict(ended.detail), ended.reason
+    if token.cancel_request_id is not None:
+        detail |= {"cancel_request_id": token.cancel_request_id, "observed": reason}
+        reason = "cancelled"
+    return _end(token, reason, detail, actor)
+
+
+def recover(token: Token, actor: str) -> Move:
+    """What a new kernel writes for a child that its dead owner left (C-20): by its phase, nothing else."""
+    detail: dict[str, Any] = msgspec.json.decode(token.death) if token.death else {}
+    if token.cancel_request_id is not None:
+        detail["cancel_request_id"] = token.cancel_request_id
+    return _end(token, "terminated_on_restart" if token.phase == "started" else "lease_orphaned", detail, actor)
+
+
+def _end(token: Token, reason: str, detail: dict[str, Any], actor: str) -> Move:
+    code = CODES.get(reason)
+    if code is not None:
+        detail["code"] = code
+    return _move(token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None})
+
+
+def _move(
+    token: Token,
+    target: str,
+    reason: str | None,
+    actor: str,
+    detail: Mapping[str, Any] = _NOTHING,
+    columns: Mapping[str, Any] = _NOTHING,
+) -> Move:
+    CHILD.follow(token.phase, target, reason)
+    said = {**detail, **_anchors(token), "phase_at_event": target}
+    session = token.parent_session_id
+    return Move(CHILD, token.child_id, token.phase, target, token.version, actor, reason, said, columns, session)
+
+
+def _anchors(token: Token) -> dict[str, Any]:
+    """Where a child stands in its session's order; one that was never leased has only its place in the queue."""
+    if token.dispatch_seq is None:
+        return {"child_id": token.child_id, "queue_seq": token.queue_seq}
+    return {"child_id": token.child_id, "dispatch_seq": token.dispatch_seq, "lease_id": token.worker_run_id}

@@ -53,7 +53,8 @@ def _check_subjects(rows: Reads, machine: str, faults: list[str]) -> int:
         )
         for key, state, version, body in page:
             detail = msgspec.json.decode(body)["detail"] if body else {}
-            if (detail.get("to"), detail.get("transition_seq")) != (state, version):
+            said = (detail.get("to"), detail.get("transition_seq"))
+            if said != (state, version) and state not in subject.silent:
                 faults.append(f"{machine} {key} is {state} at version {version}, but its last event does not say so")
         seen += len(page)
         if len(page) < _PAGE:

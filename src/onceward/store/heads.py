@@ -37,11 +37,14 @@ class Heads:
             (stream,),
         )
         if rows:
-            return Head(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
-        self._learn(tx)
-        self.last_stream_no += 1
-        tx.write("INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream))
-        return Head(self.last_stream_no, 0, ZERO_HASH)
+            found = Head(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
+        else:
+            self._learn(tx)
+            self.last_stream_no += 1
+            tx.write("INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream))
+            found = Head(self.last_stream_no, 0, ZERO_HASH)
+        self._heads[stream] = found
+        return found
 
     def next_position(self, tx: Writes) -> int:
         self._learn(tx)

@@ -6,7 +6,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from onceward.errors import IntegrityFault, InvalidConfig, OncewardError, StorageError
+from onceward.errors import (
+    AccountingModeInvalid,
+    AtomicityViolation,
+    IntegrityFault,
+    InvalidConfig,
+    LeaseConflict,
+    OncewardError,
+    ReplayOrderInvalid,
+    StorageError,
+)
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros
 
@@ -138,13 +147,26 @@ _REFUSALS = {
     "events_stream_prev": "two events claim one predecessor",
     "singleton_lock_fence": "the fence only grows",
     "streams_name": "a stream has two numbers",
+    "budget_debits_kept": "debits are never changed or deleted",
+    "budget_debits_duration_once": "a run's time is charged once",
+    "urm_dispatch_token_slot": "a slot of a session has one running child",
+}
+_CODED: dict[str, tuple[type[OncewardError], str]] = {
+    "urm_dispatch_token_dispatch_seq": (ReplayOrderInvalid, "two dispatches of a session claim one place in its order"),
+    "urm_dispatch_token_queue_seq": (LeaseConflict, "two children of a session claim one place in its queue"),
+    "urm_dispatch_token_worker_run_id": (LeaseConflict, "two children of a session claim one lease"),
+    "urm_dispatch_token_moved": (AtomicityViolation, "a child's phase may only be written forward, with its event"),
+    "budget_totals_mode": (AccountingModeInvalid, "only running_total_v1 is known"),
+    "budget_totals_lane": (InvalidConfig, "there is no such budget lane"),
+    "principal_roles_role": (InvalidConfig, "there is no such role"),
 }
 
 
 def refused(constraint: str) -> OncewardError:
     """The coded error of a constraint that the schema enforces, by the constraint's name."""
-    if constraint == "principal_roles_role":
-        return InvalidConfig("there is no such role", context={"constraint": constraint})
+    if constraint in _CODED:
+        kind, meaning = _CODED[constraint]
+        return kind(meaning, context={"constraint": constraint})
     return IntegrityFault(
         f"the database refused the write: {_REFUSALS.get(constraint, constraint)}",
         context={"constraint": constraint},

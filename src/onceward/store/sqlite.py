@@ -34,6 +34,11 @@ _BY_COLUMNS = {
     "event_outbox.sink, event_outbox.dedupe_key": "event_outbox_dedupe",
     "requests.verb, requests.request_id": "requests_verb_id",
     "streams.stream": "streams_name",
+    "urm_dispatch_token.parent_session_id, urm_dispatch_token.dispatch_seq": "urm_dispatch_token_dispatch_seq",
+    "urm_dispatch_token.parent_session_id, urm_dispatch_token.queue_seq": "urm_dispatch_token_queue_seq",
+    "urm_dispatch_token.parent_session_id, urm_dispatch_token.worker_run_id": "urm_dispatch_token_worker_run_id",
+    "urm_dispatch_token.parent_session_id, urm_dispatch_token.slot": "urm_dispatch_token_slot",
+    "budget_debits.child_id": "budget_debits_duration_once",
 }
 
 

@@ -18,7 +18,7 @@ from onceward.store.port import Otherwise, Row, Session, Value, Write
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Requests
-from onceward.store.tables.subjects import SUBJECTS, Subject
+from onceward.store.tables.subjects import SUBJECTS, Subject, context_of
 
 _INSERT_EVENT = (
     "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -86,6 +86,10 @@ class Transaction:
             self._failed = error
             raise
 
+    def head(self, stream: str) -> int:
+        """The seq of a stream's last event; 0 where there is none."""
+        return self._heads.head(check_stream(stream), self).seq
+
     def require_sound(self) -> None:
         """Work that swallowed a refusal of the database is refused itself, on either store alike."""
         if self._failed is not None:
@@ -97,14 +101,23 @@ class Transaction:
         subject = SUBJECTS[move.machine.name]
         version = move.version + 1
         if arrow.event is None:
-            self.write_together([self._state(subject, move, version)])
+            self.write_together([self._state(subject, move, version, None)])
             return None
-        context = {**subject.context(move.subject), "actor": move.actor, "fence": self.fence}
         stream = check_stream(subject.stream(move.subject))
         check_name(move.actor, "actor")
-        event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move, version))
-        posted = self._posts(event, arrow.event, move.subject, version, f"{move.target}:{move.reason or ''}")
-        self.write_together([linked, self._state(subject, move, version), *posted])
+        context = {**context_of(move.session or move.subject), "actor": move.actor, "fence": self.fence}
+        detail = _detail(move, version)
+        posted = None
+        if move.session is not None:
+            # The session's copy comes first: both say where it stands there.
+            parent = check_stream(f"session:{move.session}")
+            detail |= {"parent_stream_id": parent, "parent_seq": self._heads.head(parent, self).seq + 1}
+            posted, linked = self._link(parent, move.machine.name, arrow.event, context, detail)
+            self.write_together([linked])
+        event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
+        target = f"{move.target}:{move.reason or ''}"
+        posts = self._posts(posted or event, arrow.event, move.subject, version, target)
+        self.write_together([linked, self._state(subject, move, version, event.position), *posts])
         return event
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
@@ -114,8 +127,9 @@ class Transaction:
         check_event(name)
         said = dict(detail)
         check(said, _DETAIL_DEPTH)
-        context = {"actor": actor, "fence": self.fence}
-        event, linked = self._link(stream, stream.partition(":")[0], name, context, said)
+        kind, _, subject = stream.partition(":")
+        context = {**(context_of(subject) if kind == "session" else {}), "actor": actor, "fence": self.fence}
+        event, linked = self._link(stream, kind, name, context, said)
         self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
 
@@ -132,14 +146,15 @@ class Transaction:
         row = (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_)
         return event, Write("move.event", _INSERT_EVENT, row)
 
-    def _state(self, subject: Subject, move: Move, version: int) -> Write:
-        """The write of a state column: the only one there is."""
-        columns, values = tuple(move.columns), move.columns.values()
-        position = self._heads.next_position(self) - 1
+    def _state(self, subject: Subject, move: Move, version: int, position: int | None) -> Write:
+        """The write of a state column: the only one there is. Without an event the row keeps its last one's place."""
+        columns, values = tuple(move.columns), tuple(move.columns.values())
         if move.source == NEW:
-            row = (move.subject, move.target, version, position, self.now, self.now, *values)
+            row = (move.subject, move.target, version, position or 0, self.now, self.now, *values)
             return Write("move.state", _insert_sql(subject, columns), row)
-        params = (move.target, version, position, self.now, self.now, *values)
+        if position is not None:
+            columns, values = ("position", *columns), (position, *values)
+        params = (move.target, version, self.now, self.now, *values)
         return Write(
             "move.state",
             _update_sql(subject, columns),
@@ -195,7 +210,7 @@ def _insert_sql(subject: Subject, columns: tuple[str, ...]) -> str:
 def _update_sql(subject: Subject, columns: tuple[str, ...]) -> str:
     also = "".join(f", {column} = ?" for column in columns)
     return (
-        f"UPDATE {subject.table} SET {subject.state} = ?, version = ?, position = ?,"
+        f"UPDATE {subject.table} SET {subject.state} = ?, version = ?,"
         f" updated_at = CASE WHEN updated_at > ? THEN updated_at ELSE ? END{also}"
         f" WHERE {subject.key} = ? AND {subject.state} = ? AND version = ?"
     )

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 COMMANDS = {
     "init": ("workspace", "make a workspace here"),
     "doctor": ("workspace", "look everything over and say what to fix"),
+    "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
+    "cancel": ("children", "ask a child or a session's children to end"),
+    "report": ("children", "inside a child: say what it spends and how far it is"),
+    "artifacts": ("children", "list, print and fetch what children left"),
+    "gc": ("children", "remove artifacts that nothing refers to"),
     "events": ("look", "print a stream's events, or list the streams"),
     "outbox": ("outbox", "see and flush what waits for delivery"),
     "principals": ("principals", "who may act here, and as what"),

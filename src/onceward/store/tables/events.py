@@ -65,3 +65,23 @@ def event_at(rows: Reads, position: int) -> Event | None:
         return None
     stream, seq, at, source, body, prev_hash, hash_, position = found[0]
     return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+
+
+def last_position(rows: Reads) -> int:
+    """The place of the newest event among all."""
+    ((position,),) = rows.read("SELECT coalesce(max(position), 0) FROM events")
+    return int(position)
+
+
+def events_after(rows: Reads, position: int) -> Iterator[tuple[str, int, int]]:
+    """Stream, seq and place of every event after a place, in the order they were committed."""
+    while True:
+        page = rows.read(
+            "SELECT s.stream, e.seq, e.position FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+            " WHERE e.position > ? ORDER BY e.position LIMIT ?",
+            (position, _PAGE),
+        )
+        yield from ((stream, seq, at) for stream, seq, at in page)
+        if len(page) < _PAGE:
+            return
+        position = page[-1][2]

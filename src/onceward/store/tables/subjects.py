@@ -13,15 +13,19 @@ class Subject:
     key: str
     state: str
     stream_kind: str
-    named_in_context: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+    """States that are entered without an event."""
 
     def stream(self, subject: str) -> str:
         return f"{self.stream_kind}:{subject}"
 
-    def context(self, subject: str) -> dict[str, str]:
-        return dict.fromkeys(self.named_in_context, subject)
+
+def context_of(session: str) -> dict[str, str]:
+    """How an event names its session; every build has one, with the build's id."""
+    return {"session_id": session, **({"build_id": session} if session.startswith("bld_") else {})}
 
 
 SUBJECTS = {
-    "build": Subject("builds", "build_id", "state", "session", ("build_id", "session_id")),
+    "build": Subject("builds", "build_id", "state", "session"),
+    "child": Subject("urm_dispatch_token", "child_id", "phase", "child", silent=("queued", "leased")),
 }

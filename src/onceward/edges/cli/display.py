@@ -1,0 +1,141 @@
+"""What a person, or a program, sees while children run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onceward.edges.cli import render
+
+if TYPE_CHECKING:
+    from onceward.lifecycles.child import Ended
+
+_CLEAR = "\r\x1b[K"
+
+
+class Display:
+    """One child: its own output, untouched, and a line at its end. Several: their lines with a number before them, and
+    on a terminal a last line that tells how far all are. For programs: one JSON object a line."""
+
+    def __init__(self, as_json: bool, session: str, count: int) -> None:
+        self._json, self._session, self._count = as_json, session, count
+        self._mutex = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._parts: dict[tuple[str, str], bytes] = {}
+        self._done = self._failed = 0
+        self._live = not as_json and count > 1 and sys.stderr.isatty()
+
+    def begun(self, ids: list[str]) -> None:
+        with self._mutex:
+            self._numbers = {child_id: number for number, child_id in enumerate(ids, 1)}
+            if self._json:
+                self._line({"type": "session", "session_id": self._session, "children": ids})
+            else:
+                what = f"child {ids[0]}" if len(ids) == 1 else f"{len(ids)} children"
+                click.secho(f"session {self._session}: {what}", dim=True, err=True)
+            self._status()
+
+    def output(self, child_id: str, stream: str, data: bytes) -> None:
+        with self._mutex:
+            if self._json:
+                text = data.decode("utf-8", "replace")
+                self._line({"type": "output", "child_id": child_id, "stream": stream, "text": text})
+            elif self._count == 1:
+                to = sys.stdout if stream == "out" else sys.stderr
+                to.buffer.write(data)
+                to.buffer.flush()
+            else:
+                self._prefixed(child_id, stream, data)
+
+    def ended(self, child_id: str, how: Ended) -> None:
+        with self._mutex:
+            passed = how.reason == "completed"
+            self._done += 1
+            self._failed += not passed
+            if self._json:
+                detail = dict(how.detail)
+                self._line({"type": "ended", "child_id": child_id, "reason": how.reason, "detail": detail})
+            else:
+                self._flush(child_id)
+                self._erase()
+                mark = click.style("passed", fg="green") if passed else click.style(how.reason, fg="red")
+                click.echo(f"{self._name(child_id)}{mark}{_why(how)}", err=True)
+            self._status()
+
+    def summary(self, lanes: list[dict[str, Any]]) -> None:
+        if self._json:
+            self._line(
+                {
+                    "type": "result",
+                    "session_id": self._session,
+                    "ended": self._done,
+                    "failed": self._failed,
+                    "lanes": lanes,
+                }
+            )
+            return
+        self._erase()
+        spent = ", ".join(_spent(lane) for lane in lanes if lane["total"] or lane["limit"] is not None)
+        if spent:
+            click.echo(f"spent: {spent}", err=True)
+        if self._count == 1 and len(self._numbers) == 1:
+            (child_id,) = self._numbers
+            click.secho(f"logs: onceward artifacts list {child_id}", dim=True, err=True)
+
+    def _name(self, child_id: str) -> str:
+        if self._count == 1:
+            return ""
+        number = self._numbers.get(child_id)
+        return f"[{number}] " if number else "[again] "
+
+    def _prefixed(self, child_id: str, stream: str, data: bytes) -> None:
+        *lines, rest = (self._parts.get((child_id, stream), b"") + data).split(b"\n")
+        self._parts[child_id, stream] = rest[-4096:]
+        self._erase()
+        for line in lines:
+            text = render.plain(line.decode("utf-8", "replace"))
+            click.echo(f"{self._name(child_id)}{text}", err=stream == "err")
+        self._status()
+
+    def _flush(self, child_id: str) -> None:
+        for stream in ("out", "err"):
+            rest = self._parts.pop((child_id, stream), b"")
+            if rest:
+                text = render.plain(rest.decode("utf-8", "replace"))
+                click.echo(f"{self._name(child_id)}{text}", err=stream == "err")
+
+    def _status(self) -> None:
+        if self._live:
+            failed = f", {self._failed} failed" if self._failed else ""
+            sys.stderr.write(f"{_CLEAR}{self._done} of {self._count} done{failed}")
+            sys.stderr.flush()
+
+    def _erase(self) -> None:
+        if self._live:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+
+    def _line(self, value: dict[str, Any]) -> None:
+        click.echo(json.dumps(value, sort_keys=True))
+
+
+def _why(how: Ended) -> str:
+    """What a person wants to know about an end, in a few words."""
+    detail = how.detail
+    if how.reason == "budget_exceeded" and "lane" in detail:
+        return f": {detail['lane']} is at {detail['observed']} of {detail['limit']}"
+    if detail.get("message"):
+        return f": {render.plain(detail['message'])}"
+    if how.reason != "completed" and detail.get("exit") is not None:
+        code = detail["exit"]
+        return f": exit {code}" if code >= 0 else f": ended by signal {-code}"
+    return ""
+
+
+def _spent(lane: dict[str, Any]) -> str:
+    limit = "" if lane["limit"] is None else f" of {lane['limit']}"
+    return f"{lane['lane']} {lane['total']}{limit}"

@@ -1,0 +1,122 @@
+"""Run any command under a session: budgets, a target lock, a time limit, whole-tree endings, and evidence (C-9)."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onceward.edges.cli.display import Display
+from onceward.edges.cli.main import Command, Globals, Seconds, pass_globals
+from onceward.errors import InvalidConfig
+
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@click.command(cls=Command)
+@click.option("--session", metavar="ID", help="Go on in this session: its budgets and its stream [default: a new one].")
+@click.option("--jobs", type=click.IntRange(1, 1000), help="How many run at once [default: 2].")
+@click.option(
+    "--budget", "budgets", multiple=True, metavar="LANE=N", help="Lanes: usd tokens solver_calls duration_secs."
+)
+@click.option("--target", metavar="NAME", help="Hold this target's lock meanwhile.")
+@click.option("--timeout", type=Seconds(), metavar="SECONDS", help="End it after so long [default: no limit].")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Tries, where it exits with 75, 76 or 77.",
+)
+@click.option("--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours.")
+@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="The same, and redact its value everywhere.")
+@click.option("--each", "each", multiple=True, metavar="VALUE", help="Once per VALUE, put in for {} (- reads lines).")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@pass_globals
+def spawn(given: Globals, session: str | None, jobs: int | None, argv: tuple[str, ...], **asked: Any) -> int:
+    """Run ARGV... in the foreground as a child of a session.
+
+    \b
+    onceward spawn --budget tokens=200000 --timeout 600 --target repo -- my-agent --task fix
+    onceward spawn --jobs 4 --each a.md --each b.md -- ./summarise {}
+    """
+    from onceward.engine import foreground
+    from onceward.engine.signals import Signals
+
+    limits = _limits(asked["budgets"])
+    values = _values(asked["each"])
+    workspace = given.workspace()
+    session = session or workspace.sources.new_id("ses")
+    if not _SESSION.fullmatch(session):
+        raise InvalidConfig(f"{session[:60]!a} is not a session's id", context={"field": "--session"})
+    shown = Display(given.json, session, len(values))
+    works = _works(values, argv, asked, shown)
+    stop = threading.Event()
+    with Signals(stop) as signals:
+        kernel = workspace.kernel()
+        try:
+            ended = foreground.run(kernel, session, jobs, limits, works, stop, shown.begun, shown.ended)
+        finally:
+            kernel.close()
+    shown.summary(workspace.spending(session))
+    failed = any(end.reason != "completed" for end in ended.values())
+    return signals.exit_status or int(failed)
+
+
+def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, Any], shown: Display) -> list[Any]:
+    from onceward.engine.work import Command as CommandWork
+    from onceward.locks.claims import check_target
+
+    target = asked["target"]
+    if target is not None and len(values) > 1 and "{}" not in target:
+        raise InvalidConfig("one target cannot be held by several; put {} into its name", context={"field": "--target"})
+    works = []
+    for value in values:
+        named = None if target is None else check_target(_filled(target, value))
+        works.append(
+            CommandWork(
+                argv=[_filled(word, value) for word in argv],
+                cwd=Path.cwd(),
+                target=named,
+                timeout=asked["timeout"],
+                attempts=asked["attempts"],
+                env=(*_USUAL, *asked["env"]),
+                secrets=asked["secrets"],
+                on_output=shown.output,
+            )
+        )
+    return works
+
+
+# What a command started by hand expects to find; nothing secret is among them by habit.
+_USUAL = ("HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "NO_COLOR", "XDG_CONFIG_HOME", "VIRTUAL_ENV")
+
+
+def _filled(word: str, value: str | None) -> str:
+    return word if value is None else word.replace("{}", value)
+
+
+def _values(each: Sequence[str]) -> list[str | None]:
+    found: list[str | None] = []
+    for value in each:
+        found += sys.stdin.read().splitlines() if value == "-" else [value]
+    if each and not found:
+        raise InvalidConfig("--each - found no lines on standard input", context={"field": "--each"})
+    return found or [None]
+
+
+def _limits(budgets: Sequence[str]) -> dict[str, int]:
+    from onceward.lifecycles.budget import amounts
+
+    said = {}
+    for text in budgets:
+        lane, equals, amount = text.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--budget takes LANE=N, not {text[:60]!a}", context={"field": "--budget"})
+        said[lane] = amount
+    return amounts(said) if said else {}

@@ -1,0 +1,61 @@
+"""Debits of a session's lanes: check and increment in one transaction (C-30)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onceward.errors import BudgetExceeded
+from onceward.kernel.records import Token
+from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, judge
+from onceward.store.port import Reads
+from onceward.store.tables.budgets import add_debit, carry, lanes_of, set_limit
+from onceward.store.transaction import Transaction
+
+
+def lanes(rows: Reads, session_id: str) -> dict[str, Lane]:
+    return {row[0]: Lane(*row) for row in lanes_of(rows, session_id)}
+
+
+def set_limits(tx: Transaction, session_id: str, limits: Mapping[str, int], mode: str = MODE) -> None:
+    """Give lanes their limits; what is spent already stays spent."""
+    check_mode(mode)
+    for lane, limit in sorted(limits.items()):
+        set_limit(tx, session_id, lane, limit, mode)
+
+
+def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool) -> Refusal | None:
+    """Take amounts out of lanes. An asked debit fits in every lane or changes nothing; a settled one is always added,
+    for the money is gone, and answers the first lane that is over its limit then."""
+    session = token.parent_session_id
+    before = lanes(tx, session)
+    refusal = judge(before, asked)
+    if refusal is not None and not settled:
+        return refusal
+    for lane, amount in sorted(asked.items()):
+        if lane not in before:
+            set_limit(tx, session, lane, None, MODE)
+        carried = before[lane].carried if lane in before else 0
+        add_debit(tx, session, lane, token.child_id, amount, carried, settled, tx.now)
+    return refusal
+
+
+def charge_time(tx: Transaction, token: Token, micros: int) -> Refusal | None:
+    """Charge a run's time, measured by us, when its end is observed; always settled."""
+    session = token.parent_session_id
+    found = lanes(tx, session)
+    if "duration_secs" not in found:
+        set_limit(tx, session, "duration_secs", None, MODE)
+    lane = found.get("duration_secs", Lane("duration_secs", None, 0))
+    seconds, carried = charge(lane, micros)
+    if seconds:
+        add_debit(tx, session, lane.lane, token.child_id, seconds, carried, True, tx.now)
+    else:
+        carry(tx, session, lane.lane, carried)
+    return judge({lane.lane: lane}, {lane.lane: seconds})
+
+
+def exceeded(refusal: Refusal) -> BudgetExceeded:
+    return BudgetExceeded(
+        f"the budget has no room: {refusal.lane} is at {refusal.observed} of {refusal.limit}, {refusal.asked} asked",
+        context=refusal.detail(),
+    )

@@ -1,0 +1,160 @@
+"""Who runs next: queueing, leasing and ending children, each inside one transaction (C-2 to C-5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_budget
+from onceward.errors import InvalidConfig
+from onceward.kernel import faults
+from onceward.kernel.limits import RETRY_FIRST_MICROS, RETRY_MAX_MICROS
+from onceward.kernel.records import Owner, Token
+from onceward.lifecycles import child as rules
+from onceward.lifecycles.child import Ended, Order
+from onceward.store.tables.budgets import spent_by
+from onceward.store.tables.children import Sessions, Tokens, ask_to_end, open_session, take_number
+from onceward.store.transaction import Transaction
+
+Facts = Callable[[Transaction], None]
+
+
+class Closing(msgspec.Struct, frozen=True):
+    """A child that ended, and what its last commit must hold beside the event."""
+
+    token: Token
+    ended: Ended
+    micros: int | None = None
+    """How long it ran, if it began."""
+    facts: Facts | None = None
+    attempts: int = 1
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What came of one turn of a slot: how the last child ended, its successor if it is tried again, and the next."""
+
+    ended: Ended | None = None
+    successor: Token | None = None
+    next: Token | None = None
+
+
+def open_(tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int], actor: str) -> None:
+    """Open a session, or go on with one under a new cap and new limits; its stream says which."""
+    if not 1 <= cap <= 1000:
+        raise InvalidConfig(f"a session runs between 1 and 1000 children at once, not {cap}", context={"field": "jobs"})
+    known = Sessions(tx).find(session_id)
+    before = {name: lane.limit for name, lane in child_budget.lanes(tx, session_id).items() if lane.limit is not None}
+    if known is not None and known.max_active_children == cap and {**before, **limits} == before:
+        return
+    open_session(tx, session_id, cap, tx.now)
+    child_budget.set_limits(tx, session_id, limits)
+    detail = {"max_active_children": cap, "limits": {**before, **limits}}
+    tx.append(f"session:{session_id}", "SESSION_OPENED" if known is None else "SESSION_CHANGED", actor, detail)
+
+
+def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) -> list[Token]:
+    """Queue children, in this order, at the end of their session's queue."""
+    made = []
+    for order in orders:
+        queue_seq = take_number(tx, order.session_id, "queue")
+        head = tx.head(f"session:{order.session_id}")
+        move = rules.spawn(order, head, queue_seq, owner, actor)
+        tx.move(move)
+        made.append(rules.born(move, tx.now))
+    faults.point("child.queued")
+    return made
+
+
+def turn(
+    tx: Transaction, session_id: str, slot: int, owner: Owner, actor: str, closing: Closing | None, starts: bool
+) -> Turn:
+    """End the child that had this slot and lease the slot to the next: one commit for both.
+
+    `starts` says whether more may be dispatched. A function is started in the same commit; a process when it stands."""
+    ended = successor = None
+    if closing is not None:
+        ended, successor = end(tx, closing, owner, actor)
+    token = Tokens(tx).next_queued(session_id, tx.now) if starts else None
+    if token is None:
+        return Turn(ended, successor)
+    move = rules.lease(token, take_number(tx, session_id, "dispatch"), slot, actor)
+    tx.move(move)
+    faults.point("child.leased")
+    token = rules.moved(token, move)
+    if token.kind == "function":
+        token = start(tx, token, actor)
+    return Turn(ended, successor, token)
+
+
+def start(tx: Transaction, token: Token, actor: str, pid: int | None = None, began: str | None = None) -> Token:
+    move = rules.start(token, tx.now, actor, pid, began)
+    tx.move(move)
+    return rules.moved(token, move)
+
+
+def end(tx: Transaction, closing: Closing, owner: Owner, actor: str) -> tuple[Ended, Token | None]:
+    """The one terminal event of a child, with its time charged and, where it is tried again, its successor queued."""
+    token = Tokens(tx).get(closing.token.child_id)
+    ended = closing.ended
+    if closing.micros is not None:
+        over = child_budget.charge_time(tx, token, closing.micros)
+        if over is not None and ended.reason == "completed":
+            ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
+    if closing.facts is not None:
+        closing.facts(tx)
+    spent = {lane: amount for lane, amount in spent_by(tx, token.child_id).items() if amount}
+    detail = {**ended.detail, **({"spent": spent} if spent else {})}
+    move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor)
+    tx.move(move)
+    faults.point("child.ended")
+    ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)
+    successor = None
+    if ended.retryable and move.reason != "cancelled" and token.attempt < closing.attempts:
+        (successor,) = spawn(tx, [_again(tx, token)], owner, actor)
+    return ended, successor
+
+
+def fail_queued(tx: Transaction, token: Token, ended: Ended, actor: str) -> None:
+    """End a child that never began; the one place where that is done."""
+    tx.move(rules.finish(token, ended, actor))
+
+
+def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -> str:
+    """Ask a child to end: a queued one ends now, a running one when its end is observed (C-40). Answers which."""
+    token = Tokens(tx).get(child_id)
+    if token.phase == "terminal":
+        return "already_terminal"
+    if token.phase == "queued":
+        fail_queued(tx, msgspec.structs.replace(token, cancel_request_id=cancel_request_id), Ended("cancelled"), actor)
+        return "cancelled"
+    ask_to_end(tx, child_id, cancel_request_id)
+    return "cancelling"
+
+
+def _again(tx: Transaction, token: Token) -> Order:
+    """The next attempt: a child of its own that names its predecessor, after a pause that grows, with jitter."""
+    pause = min(RETRY_FIRST_MICROS * 2 ** (token.attempt - 1), RETRY_MAX_MICROS)
+    due = tx.now + pause // 2 + int(pause // 2 * tx.sources.fraction())
+    return Order(
+        *(tx.sources.new_id("chd"), token.parent_session_id, token.kind, token.work, token.target),
+        *(token.attempt + 1, token.child_id, due),
+    )
+
+
+def exported(token: Token) -> dict[str, Any]:
+    """`scheduler_dispatch_token@1`: a token as it is shown to others; a queued one has no place in the order yet."""
+    said = {
+        "schema": "scheduler_dispatch_token@1",
+        "parent_stream_id": token.parent_stream_id,
+        "parent_seq": token.parent_seq,
+        "parent_session_id": token.parent_session_id,
+        "queue_seq": token.queue_seq,
+        "dispatch_seq": token.dispatch_seq,
+        "child_id": token.child_id,
+        "worker_run_id": token.worker_run_id,
+        "lease_id": token.worker_run_id,
+        "phase": token.phase,
+    }
+    return {key: value for key, value in said.items() if value is not None}

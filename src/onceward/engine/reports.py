@@ -1,0 +1,99 @@
+"""The report protocol: a child says on one descriptor what it spends and how far it is, and is answered on another.
+
+One JSON object a line: `{"spend": {"usd": "0.01", "tokens": 120}, "settled": false}`, or, in thousandths,
+`{"progress": 500, "note": "…"}`. Every line is answered with one: `{"ok": true}`, or `{"ok": false, "error": {…}}`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from onceward.errors import InvalidConfig, OncewardError
+from onceward.kernel.limits import REPORT_LINE_BYTES, REPORT_MISTAKES
+
+_READ = 1 << 16
+
+
+class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a report."""
+
+    spend: dict[str, str | int] | None = None
+    settled: bool = False
+    progress: int | None = None
+    note: str = ""
+
+
+class Reports:
+    """Our ends of a child's two pipes. Its words are claims: checked, bounded, and answered."""
+
+    def __init__(
+        self,
+        spend: Callable[[Mapping[str, Any], bool], None],
+        progress: Callable[[int | None, str], None],
+        give_up: Callable[[], None],
+    ) -> None:
+        self._spend, self._progress, self._give_up = spend, progress, give_up
+        self.reader, self.child_writes = os.pipe()
+        self.child_reads, self._answers = os.pipe()
+        os.set_blocking(self.reader, False)
+        os.set_blocking(self._answers, False)
+        self._buffer = b""
+        self.mistakes = 0
+        self.lines = 0
+
+    def handed_over(self) -> None:
+        """The child has its ends; ours of them would keep the pipes open."""
+        os.close(self.child_writes)
+        os.close(self.child_reads)
+
+    def take(self) -> bool:
+        """Read what is there and answer it; False at the end."""
+        try:
+            data = os.read(self.reader, _READ)
+        except BlockingIOError:
+            return True
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(self._buffer) > REPORT_LINE_BYTES:
+            self._buffer = b""
+            self._mistake("a line of a report is too long")
+            self._give_up()
+        return bool(data)
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self._answers)
+
+    def _line(self, line: bytes) -> None:
+        self.lines += 1
+        try:
+            said = msgspec.json.decode(line, type=Said)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._mistake(f"this is no report: {error}")
+        try:
+            if said.progress is not None or said.note:
+                self._progress(said.progress, said.note)
+            if said.spend is not None:
+                self._spend(said.spend, said.settled)
+        except InvalidConfig as error:
+            return self._mistake(error.message)
+        except OncewardError as error:
+            return self._answer({"ok": False, "error": error.document()})
+        return self._answer({"ok": True})
+
+    def _mistake(self, why: str) -> None:
+        self.mistakes += 1
+        self._answer({"ok": False, "error": {"code": "INVALID_CONFIG", "message": why}})
+        if self.mistakes > REPORT_MISTAKES:
+            self._give_up()
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        """A child that does not read its answers loses them; it must not be able to hold us up."""
+        try:
+            os.write(self._answers, msgspec.json.encode(answer)[: 4096 - 1] + b"\n")
+        except OSError:
+            pass

@@ -1,0 +1,166 @@
+"""Streams as files: one canonical line per event, a projection of the rows that can be made again at any time (C-7)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from onceward.errors import AtomicityViolation, Recovery, StorageError
+from onceward.kernel import faults
+from onceward.kernel.chain import Event, check_stream
+from onceward.store.store import Store
+from onceward.store.tables.events import events_after, events_of, last_position
+from onceward.store.transaction import Transaction
+
+_WATERMARK = ".watermark"
+_TAIL = 1 << 20
+
+
+class Streams:
+    """The folder of stream files. Only the kernel writes there; readers ignore an unfinished last line."""
+
+    def __init__(self, folder: Path, store: Store, actor: str) -> None:
+        self.folder, self.store, self.actor = folder, store, actor
+        self._done: int | None = None
+
+    def path_of(self, stream: str) -> Path:
+        return self.folder / f"{check_stream(stream)}.ndjson"
+
+    def project(self) -> int:
+        """Append what the files lack; answers how many lines. Fails closed on any file that says something else."""
+        if self._done is None:
+            self._done = self._watermark()
+        with self.store.read() as rows:
+            newest = last_position(rows)
+            if newest == self._done:
+                return 0
+            if newest < self._done:
+                # These are other rows than the files were made from.
+                self._done = 0
+            fresh: dict[str, int] = {}
+            newest = self._done
+            for stream, seq, position in events_after(rows, self._done):
+                fresh.setdefault(stream, seq)
+                newest = position
+        count = sum(self._catch_up(stream) for stream in fresh)
+        self._mark(newest)
+        return count
+
+    def rebuilt(self, stream: str) -> Iterator[bytes]:
+        """The bytes that a stream's file should have."""
+        with self.store.read() as rows:
+            for event in events_of(rows, stream):
+                yield event.line() + b"\n"
+
+    def compare(self, stream: str) -> str | None:
+        """The first difference between a stream's file and its rows, every byte looked at; None if there is none."""
+        try:
+            file = self.path_of(stream).open("rb")
+        except FileNotFoundError:
+            return "the file is not there"
+        with file:
+            for number, line in enumerate(self.rebuilt(stream), 1):
+                if file.readline() != line:
+                    return f"line {number} is not what was recorded"
+            return "the file goes on after the last event" if file.read(1) else None
+
+    def _catch_up(self, stream: str) -> int:
+        path = self.path_of(stream)
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            with _locked(path) as descriptor:
+                after = self._end_of(stream, path, descriptor)
+                count = 0
+                with self.store.read() as rows:
+                    for event in events_of(rows, stream, after):
+                        _write_all(descriptor, event.line() + b"\n")
+                        faults.point("stream.appended")
+                        count += 1
+                os.fsync(descriptor)
+        except OSError as error:
+            raise StorageError(f"cannot write the stream file {path}: {error.strerror}") from error
+        return count
+
+    def _end_of(self, stream: str, path: Path, descriptor: int) -> int:
+        """The seq of a file's last whole line, which must be what the rows say; an unfinished line is cut off."""
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return 0
+        tail = os.pread(descriptor, min(size, _TAIL), max(0, size - _TAIL))
+        whole, _, fragment = tail.rpartition(b"\n")
+        if fragment:
+            self._cut(stream, fragment)
+            os.ftruncate(descriptor, size - len(fragment))
+            os.fsync(descriptor)
+        if not whole:
+            if size > len(fragment) + 1:
+                raise self._differs(stream, path, "its last line is longer than any event")
+            return 0
+        last = whole.rpartition(b"\n")[2]
+        recorded = self._recorded(stream, last)
+        if recorded is None or recorded.line() != last:
+            raise self._differs(stream, path, "its last line is not what was recorded")
+        return recorded.seq
+
+    def _recorded(self, stream: str, line: bytes) -> Event | None:
+        try:
+            seq = int(msgspec.json.decode(line)["seq"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            return None
+        with self.store.read() as rows:
+            return next(iter(events_of(rows, stream, seq - 1)), None)
+
+    def _cut(self, stream: str, fragment: bytes) -> None:
+        """A crash left part of a line: what it was is recorded before it goes."""
+        detail = {"stream": stream, "length": len(fragment), "sha256": hashlib.sha256(fragment).hexdigest()}
+
+        def note(tx: Transaction) -> None:
+            tx.append("workspace", "STREAM_REPAIRED", self.actor, detail)
+
+        self.store.write(note)
+
+    def _differs(self, stream: str, path: Path, why: str) -> AtomicityViolation:
+        copy = path.with_name(f"{path.name}.quarantine")
+        with suppress(OSError):
+            copy.write_bytes(path.read_bytes())
+        return AtomicityViolation(
+            f"the file of stream {stream} disagrees with the records: {why}",
+            context={"stream": stream, "file": str(path), "copy": str(copy)},
+            recovery=[Recovery("look at the copy, then remove the file: it is made again", f"rm '{path}'", "medium")],
+        )
+
+    def _watermark(self) -> int:
+        """Up to where the files were complete: a hint that saves looking, never believed against a file."""
+        try:
+            return int((self.folder / _WATERMARK).read_text("ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def _mark(self, position: int) -> None:
+        self._done = position
+        fresh = self.folder / f"{_WATERMARK}.new"
+        with suppress(OSError):
+            fresh.write_text(str(position), "ascii")
+            fresh.replace(self.folder / _WATERMARK)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

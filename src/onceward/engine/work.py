@@ -1,0 +1,142 @@
+"""What a child does: a Python function or a command, and what can be said to one that runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from onceward.engine.processes import Process
+from onceward.errors import ChildCancelled
+from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS
+from onceward.kernel.records import Token
+from onceward.lifecycles.child import Ended
+from onceward.store.transaction import Transaction
+
+Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
+
+
+class Task:
+    """What a function child is given: who it is, and how to spend, report and notice that it should end."""
+
+    def __init__(self, token: Token, running: Running, spend: Callable[[Mapping[str, Any], bool], None]) -> None:
+        self.child_id, self.attempt = token.child_id, token.attempt
+        self._running, self._spend = running, spend
+
+    def spend(self, *, settled: bool = False, **lanes: Any) -> None:
+        """Debit lanes now, as in `spend(usd="0.01", tokens=120)`; raises when there is no room for it."""
+        self.check()
+        self._spend(lanes, settled)
+
+    def progress(self, thousandths: int, note: str = "") -> None:
+        self._running.tell(thousandths, note)
+
+    def check(self) -> None:
+        """Raise if this child should end: it was cancelled, its kernel stops, or its time is over."""
+        if self._running.asked:
+            raise ChildCancelled(f"this child was asked to end: {self._running.asked}")
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._running.asked)
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind of child has."""
+
+    target: str | None = None
+    timeout: float | None = CHILD_TIMEOUT_SECONDS
+    attempts: int = 1
+    on_end: Callable[[Transaction, Token, Ended, Any], None] | None = None
+    """Facts that belong into the commit of its end."""
+
+    @property
+    def kind(self) -> str:
+        raise NotImplementedError
+
+    def described(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Function(Work, frozen=True, kw_only=True):
+    """A Python function, on a thread; `async def` on the one loop thread."""
+
+    call: Callable[[Task], Any]
+    name: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "function"
+
+    def described(self) -> dict[str, Any]:
+        return {"function": self.name or getattr(self.call, "__qualname__", "function")}
+
+
+class Command(Work, frozen=True, kw_only=True):
+    """A program and its arguments, no shell."""
+
+    argv: Sequence[str]
+    cwd: Path
+    env: Sequence[str] = ()
+    """Names of our environment that it may see beside the minimal ones."""
+    given: Mapping[str, str] = {}
+    secrets: Sequence[str] = ()
+    """Names of our environment that it may see and that are redacted in whatever it leaves."""
+    on_output: Callable[[str, str, bytes], None] | None = None
+    """Told of output as it comes: child, `out` or `err`, bytes."""
+
+    @property
+    def kind(self) -> str:
+        return "process"
+
+    def described(self) -> dict[str, Any]:
+        return {"argv": list(self.argv), "cwd": str(self.cwd)}
+
+
+class Running:
+    """A child that runs, as the coordinator sees it."""
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self.asked: Asked = ""
+        self.thousandths = 0
+        self.note = ""
+        self.refused: Mapping[str, Any] = {}
+        """The debit that had no room, if one had none."""
+        self.began = time.monotonic()
+        self._mutex = threading.Lock()
+
+    def attach(self, process: Process) -> None:
+        """From now on asking reaches the process; what was asked before reaches it now."""
+        with self._mutex:
+            self.process = process
+        if self.asked:
+            process.terminate()
+
+    def cancel(self) -> None:
+        self.ask("cancel")
+
+    def stop(self) -> None:
+        self.ask("stop")
+
+    def ask(self, why: Asked) -> None:
+        """Ask it to end; the first reason counts."""
+        with self._mutex:
+            self.asked = self.asked or why
+            process = self.process
+        if process is not None:
+            process.terminate()
+
+    def refuse(self, refusal: Mapping[str, Any]) -> None:
+        """A debit had no room: the child ends, whatever it makes of the answer."""
+        self.refused = self.refused or refusal
+        self.ask("budget")
+
+    def tell(self, thousandths: int | None, note: str) -> None:
+        if thousandths is not None:
+            self.thousandths = min(1000, max(0, thousandths))
+        self.note = note or self.note

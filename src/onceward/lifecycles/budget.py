@@ -1,0 +1,90 @@
+"""Running totals of a session's budget lanes: what a debit comes to (C-30, running_total_v1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from onceward.errors import AccountingModeInvalid, InvalidConfig
+from onceward.kernel.limits import MAX_INTEGER
+from onceward.kernel.money import to_micros
+
+MODE: Final = "running_total_v1"
+LANES: Final = ("solver_calls", "duration_secs", "tokens", "usd_micros")
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One dimension of a session's budget; without a limit it is only counted."""
+
+    lane: str
+    limit: int | None
+    total: int
+    carried: int = 0
+    """Microseconds of running time that do not make a whole second yet."""
+
+    def room(self) -> int | None:
+        return None if self.limit is None else self.limit - self.total
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The first lane that a debit does not fit into."""
+
+    lane: str
+    limit: int
+    observed: int
+    asked: int
+
+    def detail(self) -> dict[str, Any]:
+        return {"lane": self.lane, "limit": self.limit, "observed": self.observed, "asked": self.asked}
+
+
+def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int]) -> Refusal | None:
+    """Whether every lane has room for its amount: one that is exactly used up is within its limit."""
+    for name, amount in asked.items():
+        lane = lanes.get(name)
+        if lane is not None and lane.limit is not None and lane.total + amount > lane.limit:
+            return Refusal(name, lane.limit, lane.total, amount)
+    return None
+
+
+def charge(lane: Lane, micros: int) -> tuple[int, int]:
+    """Whole seconds that a running time adds to its lane, and what is carried to the next."""
+    return divmod(lane.carried + max(0, micros), 1_000_000)
+
+
+def amounts(spend: object) -> dict[str, int]:
+    """What a person or a child says it spends, as lanes and whole amounts; anything else is refused."""
+    if not isinstance(spend, dict) or not spend:
+        raise InvalidConfig("a spend names lanes and amounts, as in usd=0.01 tokens=120", context={"field": "spend"})
+    found: dict[str, int] = {}
+    for name, amount in spend.items():
+        lane = "usd_micros" if name == "usd" else name
+        if lane not in LANES:
+            raise InvalidConfig(
+                f"there is no budget lane {str(name)[:40]!a}; there are usd, tokens, solver_calls and duration_secs",
+                context={"field": "spend"},
+            )
+        found[lane] = _whole(name, amount)
+    return found
+
+
+def check_mode(mode: str) -> str:
+    if mode != MODE:
+        raise AccountingModeInvalid(f"{mode[:40]!a} is no accounting mode; only {MODE} is", context={"mode": mode[:40]})
+    return mode
+
+
+def _whole(name: str, amount: object) -> int:
+    if name == "usd":
+        value = to_micros(amount, "usd")  # type: ignore[arg-type]
+    elif isinstance(amount, str) and amount.isascii() and amount.isdecimal():
+        value = int(amount)
+    elif type(amount) is int:
+        value = amount
+    else:
+        raise InvalidConfig(f"{name} takes a whole number, not {str(amount)[:40]!a}", context={"field": name})
+    if not 0 <= value <= MAX_INTEGER:
+        raise InvalidConfig(f"{name} must be between 0 and {MAX_INTEGER}", context={"field": name})
+    return value

@@ -1,0 +1,93 @@
+"""Content-addressed blobs and who refers to them (B-12)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceward.errors import NotFound
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Row, Writes
+
+
+class Ref(msgspec.Struct, frozen=True):
+    """A name that an owner gave to an artifact."""
+
+    owner: str
+    name: str
+    kind: str
+    sha256: str
+    size: int
+    created_at: Micros
+
+
+_REF = (
+    "SELECT r.owner, r.name, r.kind, r.sha256, a.size, r.created_at FROM artifact_refs r"
+    " JOIN artifacts a ON a.sha256 = r.sha256"
+)
+
+
+def refs_of(rows: Reads, owner: str) -> list[Ref]:
+    return [Ref(*row) for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name", (owner,))]
+
+
+def newest_refs(rows: Reads, limit: int) -> list[Ref]:
+    found = rows.read(f"{_REF} ORDER BY r.created_at DESC, r.owner, r.name LIMIT ?", (limit,))
+    return [Ref(*row) for row in found]
+
+
+def find(rows: Reads, prefix: str) -> tuple[str, int, bytes | None]:
+    """Digest, size and, if it is still there, the row copy of the one artifact whose digest begins so."""
+    found = rows.read(
+        "SELECT sha256, size, data FROM artifacts WHERE sha256 >= ? AND sha256 < ? ORDER BY sha256 LIMIT 2",
+        (prefix, prefix + "g"),
+    )
+    if len(found) != 1:
+        why = "more than one artifact begins" if found else "no artifact begins"
+        raise NotFound(f"{why} with {prefix}", context={"artifact": prefix})
+    return found[0][0], found[0][1], found[0][2]
+
+
+def put(tx: Writes, sha256: str, size: int, data: bytes | None, now: Micros) -> None:
+    tx.write(
+        "INSERT INTO artifacts (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT (sha256) DO NOTHING",
+        (sha256, size, now, data),
+    )
+
+
+def refer(tx: Writes, owner: str, name: str, kind: str, sha256: str, now: Micros) -> None:
+    tx.write(
+        "INSERT INTO artifact_refs (owner, name, kind, sha256, created_at) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (owner, name) DO UPDATE SET kind = excluded.kind, sha256 = excluded.sha256",
+        (owner, name, kind, sha256, now),
+    )
+
+
+def unspilled(rows: Reads, limit: int) -> list[Row]:
+    return rows.read("SELECT sha256, data FROM artifacts WHERE data IS NOT NULL ORDER BY sha256 LIMIT ?", (limit,))
+
+
+def drop_copies(tx: Writes, digests: list[str]) -> None:
+    for digest in digests:
+        tx.write("UPDATE artifacts SET data = NULL WHERE sha256 = ?", (digest,))
+
+
+def unreferred(rows: Reads, before: Micros, after: str, limit: int) -> list[str]:
+    """Digests that nobody refers to, older than a moment."""
+    found = rows.read(
+        "SELECT a.sha256 FROM artifacts a WHERE a.created_at < ? AND a.sha256 > ? AND NOT EXISTS"
+        " (SELECT 1 FROM artifact_refs r WHERE r.sha256 = a.sha256) ORDER BY a.sha256 LIMIT ?",
+        (before, after, limit),
+    )
+    return [digest for (digest,) in found]
+
+
+def forget(tx: Writes, digest: str) -> bool:
+    """Delete the row of an artifact if still nobody refers to it; whether it is gone."""
+    if tx.read("SELECT 1 FROM artifact_refs WHERE sha256 = ? LIMIT 1", (digest,)):
+        return False
+    tx.write("DELETE FROM artifacts WHERE sha256 = ?", (digest,))
+    return True
+
+
+def known(rows: Reads, digest: str) -> bool:
+    return bool(rows.read("SELECT 1 FROM artifacts WHERE sha256 = ?", (digest,)))

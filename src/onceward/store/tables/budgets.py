@@ -1,0 +1,69 @@
+"""Running totals and the debits they are made of (C-30)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Row, Writes
+
+
+def lanes_of(rows: Reads, session_id: str) -> list[Row]:
+    """Lane, limit, total and carried microseconds of a session's lanes."""
+    return rows.read(
+        "SELECT budget_lane, limit_amount, total, carried FROM budget_totals WHERE parent_session_id = ?"
+        " ORDER BY budget_lane",
+        (session_id,),
+    )
+
+
+def set_limit(tx: Writes, session_id: str, lane: str, limit: int | None, mode: str) -> None:
+    tx.write(
+        "INSERT INTO budget_totals (parent_session_id, budget_lane, accounting_mode, limit_amount, total, carried)"
+        " VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (parent_session_id, budget_lane) DO UPDATE SET"
+        " limit_amount = excluded.limit_amount",
+        (session_id, lane, mode, limit),
+    )
+
+
+def add_debit(
+    tx: Writes, session_id: str, lane: str, child_id: str, amount: int, carried: int, settled: bool, at: Micros
+) -> None:
+    """One debit and the total it makes: the two are one write, or none."""
+    tx.write(
+        "UPDATE budget_totals SET total = total + ?, carried = ? WHERE parent_session_id = ? AND budget_lane = ?",
+        (amount, carried, session_id, lane),
+    )
+    tx.write(
+        "INSERT INTO budget_debits (parent_session_id, budget_lane, debit_seq, child_id, amount, settled, at)"
+        " SELECT ?, ?, coalesce(max(debit_seq), 0) + 1, ?, ?, ?, ? FROM budget_debits"
+        " WHERE parent_session_id = ? AND budget_lane = ?",
+        (session_id, lane, child_id, amount, int(settled), at, session_id, lane),
+    )
+
+
+def carry(tx: Writes, session_id: str, lane: str, carried: int) -> None:
+    """Remember what does not make a whole unit yet."""
+    tx.write(
+        "UPDATE budget_totals SET carried = ? WHERE parent_session_id = ? AND budget_lane = ?",
+        (carried, session_id, lane),
+    )
+
+
+def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
+    """What a child spent, by lane."""
+    found = rows.read(
+        "SELECT budget_lane, sum(amount) FROM budget_debits WHERE child_id = ? GROUP BY budget_lane"
+        " ORDER BY budget_lane",
+        (child_id,),
+    )
+    return {lane: int(amount) for lane, amount in found}
+
+
+def sums(rows: Reads) -> list[Row]:
+    """Session, lane, total and the sum of its debits, for those that disagree."""
+    return rows.read(
+        "SELECT t.parent_session_id, t.budget_lane, t.total, coalesce(sum(d.amount), 0) FROM budget_totals t"
+        " LEFT JOIN budget_debits d ON d.parent_session_id = t.parent_session_id AND d.budget_lane = t.budget_lane"
+        " GROUP BY t.parent_session_id, t.budget_lane, t.total HAVING t.total <> coalesce(sum(d.amount), 0)"
+    )

@@ -1,0 +1,207 @@
+"""Sessions and the dispatch tokens of their children (C-1, C-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from onceward.errors import NotFound
+from onceward.kernel.records import Token
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+_COLUMNS = ", ".join(Token.__struct_fields__)
+_PAGE = 500
+
+
+class Session(msgspec.Struct, frozen=True):
+    """The parent scope of children."""
+
+    session_id: str
+    max_active_children: int
+    queue_high: int
+    dispatch_high: int
+    created_at: Micros
+
+
+class Sessions:
+    def __init__(self, rows: Reads) -> None:
+        self._rows = rows
+
+    def find(self, session_id: str) -> Session | None:
+        found = self._rows.read(
+            "SELECT session_id, max_active_children, queue_high, dispatch_high, created_at FROM sessions"
+            " WHERE session_id = ?",
+            (session_id,),
+        )
+        return Session(*found[0]) if found else None
+
+
+class Tokens:
+    def __init__(self, rows: Reads) -> None:
+        self._rows = rows
+
+    def get(self, child_id: str) -> Token:
+        found = self._rows.read(f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE child_id = ?", (child_id,))
+        if not found:
+            raise NotFound(f"there is no child {child_id}", context={"child_id": child_id})
+        return Token(*found[0])
+
+    def next_queued(self, session_id: str, now: Micros) -> Token | None:
+        """The child whose turn it is: lowest place in the queue among those that are due."""
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
+            " AND phase <> 'terminal' AND due_at <= ? ORDER BY queue_seq LIMIT 1",
+            (session_id, now),
+        )
+        return Token(*found[0]) if found else None
+
+    def next_due(self, session_id: str) -> Micros | None:
+        """When the next queued child is due, if any is queued."""
+        ((due,),) = self._rows.read(
+            "SELECT min(due_at) FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
+            " AND phase <> 'terminal'",
+            (session_id,),
+        )
+        return None if due is None else int(due)
+
+    def open_in(self, session_id: str) -> list[Token]:
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
+            " ORDER BY queue_seq",
+            (session_id,),
+        )
+        return [Token(*row) for row in found]
+
+    def cancelled(self, session_id: str) -> list[str]:
+        """Running children that were asked to end."""
+        found = self._rows.read(
+            "SELECT child_id FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
+            " AND cancel_request_id IS NOT NULL",
+            (session_id,),
+        )
+        return [child_id for (child_id,) in found]
+
+    def left_behind(self, fence: int) -> Iterator[Token]:
+        """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE phase <> 'terminal' AND owner_fence < ?"
+            " ORDER BY parent_session_id, CASE WHEN dispatch_seq IS NULL THEN 1 ELSE 0 END, dispatch_seq, queue_seq",
+            (fence,),
+        )
+        return (Token(*row) for row in found)
+
+    def of_session(self, session_id: str) -> Iterator[Token]:
+        """All children of a session in the order of their places in the queue."""
+        after = 0
+        while True:
+            page = self._rows.read(
+                f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND queue_seq > ?"
+                f" ORDER BY queue_seq LIMIT {_PAGE}",
+                (session_id, after),
+            )
+            yield from (Token(*row) for row in page)
+            if len(page) < _PAGE:
+                return
+            after = page[-1][4]
+
+
+def resolve(rows: Reads, prefix: str) -> list[str]:
+    """The children that an id, or the one beginning of an id, means: a child, or all that a session has open."""
+    if Sessions(rows).find(prefix) is not None:
+        return [token.child_id for token in Tokens(rows).open_in(prefix)]
+    found = rows.read(
+        "SELECT child_id FROM urm_dispatch_token WHERE child_id >= ? AND child_id < ? ORDER BY child_id LIMIT 2",
+        (prefix, prefix + "\U0010ffff"),
+    )
+    if len(found) != 1:
+        why = "more than one child begins" if found else "there is no child or session"
+        raise NotFound(f"{why} {'with ' if found else ''}{prefix[:80]}", context={"subject": prefix[:128]})
+    return [found[0][0]]
+
+
+def open_session(tx: Writes, session_id: str, cap: int, now: Micros) -> None:
+    """A new session, or a new cap for one that is there."""
+    tx.write(
+        "INSERT INTO sessions (session_id, max_active_children, queue_high, dispatch_high, created_at)"
+        " VALUES (?, ?, 0, 0, ?) ON CONFLICT (session_id) DO UPDATE SET"
+        " max_active_children = excluded.max_active_children",
+        (session_id, cap, now),
+    )
+
+
+def take_number(tx: Writes, session_id: str, kind: str) -> int:
+    """The next `queue` or `dispatch` number of a session: beyond every one ever given, and kept at once (C-2, X26)."""
+    # The write comes first: it locks the session's row until the commit.
+    tx.write(
+        f"UPDATE sessions SET {kind}_high = {kind}_high + 1 WHERE session_id = ?",
+        (session_id,),
+        lambda: NotFound(f"there is no session {session_id}", context={"session_id": session_id}),
+    )
+    ((high, seen),) = tx.read(
+        f"SELECT {kind}_high, (SELECT max({kind}_seq) FROM urm_dispatch_token WHERE parent_session_id = ?)"
+        " FROM sessions WHERE session_id = ?",
+        (session_id, session_id),
+    )
+    if seen is not None and seen >= high:
+        high = seen + 1
+        tx.write(f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ?", (high, session_id))
+    return int(high)
+
+
+def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
+    """A cancel of a running child is a fact first; its event comes when the end is observed."""
+    tx.write(
+        "UPDATE urm_dispatch_token SET cancel_request_id = ? WHERE child_id = ? AND cancel_request_id IS NULL",
+        (cancel_request_id, child_id),
+    )
+
+
+def note_last_seen(tx: Writes, fence: int, last_seen: Micros) -> None:
+    """For the children a dead kernel left running: how long they ran for certain."""
+    tx.write(
+        "UPDATE urm_dispatch_token SET last_seen = ? WHERE phase = 'started' AND phase <> 'terminal'"
+        " AND owner_fence < ? AND last_seen IS NULL",
+        (last_seen, fence),
+    )
+
+
+def last_event_of(rows: Reads, child_id: str) -> str | None:
+    """What a child's stream says last."""
+    found = rows.read(
+        "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ?"
+        " ORDER BY e.seq DESC LIMIT 1",
+        (f"child:{child_id}",),
+    )
+    return None if not found else str(msgspec.json.decode(found[0][0])["event"])
+
+
+def pronounce(tx: Writes, child_id: str, death: str) -> None:
+    """Keep the verdict on a child's processes, so that nobody has to look again."""
+    tx.write("UPDATE urm_dispatch_token SET death = ? WHERE child_id = ? AND death IS NULL", (death, child_id))
+
+
+def free_slot(tx: Reads, session_id: str) -> int | None:
+    """The lowest slot of a session that no running child has, within its cap."""
+    ((cap,),) = tx.read("SELECT max_active_children FROM sessions WHERE session_id = ?", (session_id,))
+    taken = {
+        slot
+        for (slot,) in tx.read(
+            "SELECT slot FROM urm_dispatch_token WHERE parent_session_id = ? AND phase IN ('leased', 'started')"
+            " AND phase <> 'terminal'",
+            (session_id,),
+        )
+    }
+    return next((slot for slot in range(1, cap + 1) if slot not in taken), None)
+
+
+def recovery_done(rows: Reads, fence: int) -> bool:
+    return bool(rows.read("SELECT 1 FROM recoveries WHERE fence = ?", (fence,)))
+
+
+def note_recovery(tx: Writes, fence: int, now: Micros, recovered: int, unconfirmed: int) -> None:
+    tx.write(
+        "INSERT INTO recoveries (fence, at, recovered, unconfirmed) VALUES (?, ?, ?, ?) ON CONFLICT (fence) DO NOTHING",
+        (fence, now, recovered, unconfirmed),
+    )
