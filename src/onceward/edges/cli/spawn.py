@@ -38,7 +38,7 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 @click.option("--each", "each", multiple=True, metavar="VALUE", help="Once per VALUE, put in for {} (- reads lines).")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_globals
-def spawn(given: Globals, session: str | None, jobs: int | None, argv: tuple[str, ...], **asked: Any) -> int:
+def spawn(given: Globals, /, session: str | None, jobs: int | None, argv: tuple[str, ...], **asked: Any) -> int:
     """Run ARGV... in the foreground as a child of a session.
 
     \b
