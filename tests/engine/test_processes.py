@@ -367,3 +367,151 @@ def test_many_children_at_once_do_not_mix_up(processes):
     for thread in threads:
         thread.join()
     assert found == {n: (n, f"{n} chd_{n}\n") for n in range(40)}
+
+
+def limit(pid, what, soft):
+    import resource
+
+    _, hard = resource.prlimit(pid, what)
+    resource.prlimit(pid, what, (soft, hard))
+
+
+def test_a_failed_start_leaves_its_siblings_alone(processes):
+    keeper = start(processes, "sleep", "60")
+    copies = Path(f"/proc/{processes._supervisor.pid}/task/{processes._supervisor.pid}/children")
+    (spare,) = [pid for pid in map(int, copies.read_text().split()) if pid != keeper.identity.pid]
+    os.kill(spare, signal.SIGSTOP)
+    # The copy that gets the order dies before it can say that it is ready.
+    threading.Timer(0.2, os.kill, (spare, signal.SIGKILL)).start()
+    with pytest.raises(ChildStartFailed, match="ended before it could start"):
+        start(processes, "true")
+    assert keeper.seen(0.1) is None
+    assert run(processes, "true")[1].exit == 0
+    keeper.kill()
+    finish(keeper)
+
+
+def test_two_children_of_one_name_are_one_too_many(processes):
+    keeper = start(processes, "sleep", "0.5", name="chd_twice")
+    with pytest.raises(ChildStartFailed, match="another child has its name"):
+        start(processes, "true", name="chd_twice")
+    assert finish(keeper)[1].exit == 0
+
+
+def test_a_supervisor_without_descriptors_refuses_and_lives(processes):
+    keeper = start(processes, "sleep", "60")
+    supervisor = processes._supervisor.pid
+    used = len(os.listdir(f"/proc/{supervisor}/fd"))
+    for room in range(4):
+        limit(supervisor, __import__("resource").RLIMIT_NOFILE, used + room)
+        with pytest.raises(ChildStartFailed):
+            start(processes, "true")
+    limit(supervisor, __import__("resource").RLIMIT_NOFILE, 256)
+    assert run(processes, "true")[1].exit == 0
+    assert keeper.seen(0.1) is None
+    keeper.kill()
+    finish(keeper)
+
+
+def test_a_child_may_open_as_many_files_as_its_kernel(processes):
+    import resource
+
+    _, ending = run(processes, *script("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"))
+    assert ending.out.kept().decode().strip() == str(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+@pytest.mark.rule("L-11")
+def test_a_survivor_keeps_a_child_from_counting_as_ended(processes, monkeypatch, nonce):
+    """No signal of ours can end a program that became another user's; stood in for by a tree that is never empty."""
+    process = start(processes, "sh", "-c", f"sleep 1000 # {nonce}")
+    left = [4194303]
+    monkeypatch.setattr(tree, "end", lambda name, leader, seconds: time.sleep(min(seconds, 0.05)) or left)
+    os.kill(processes._supervisor.pid, signal.SIGKILL)
+    assert process.seen(0.5) is None
+    assert process.ending.survivors == [4194303]
+    assert watch(process, 0.1, 0.1).retained
+    monkeypatch.undo()
+    assert process.seen(1.0) == "exited"
+
+
+def test_a_supervisor_that_hangs_is_ended_and_its_children_with_it(nonce):
+    processes = Processes(grace=0.1)
+    process = start(processes, "sh", "-c", f"sleep 1000 # {nonce}")
+    os.kill(processes._supervisor.pid, signal.SIGSTOP)
+    processes.close()
+    assert process.seen(5.0) == "exited"
+
+
+def test_asking_a_thousand_times_is_asking_once(processes):
+    text = "import signal,time; signal.signal(15, lambda *_: print('asked', flush=True)); print('up', flush=True)\n"
+    process = start(processes, *script(text + "t=time.monotonic()\nwhile time.monotonic()-t<1: time.sleep(0.01)"))
+    while not process._out.size:
+        assert process.seen(0.05) is None
+    for _ in range(1000):
+        process.terminate()
+    other = start(processes, "true")
+    assert finish(other)[1].exit == 0
+    while process.seen(5.0) != "exited":
+        pass
+    assert process.ending.out.kept() == b"up\nasked\n"
+
+
+def test_a_closed_kernel_tells_how_its_children_took_it():
+    processes = Processes(grace=5.0)
+    process = start(processes, "sh", "-c", 'trap "exit 7" TERM; echo up; while :; do sleep 0.05; done')
+    while not process._out.size:
+        assert process.seen(0.05) is None
+    closing = threading.Thread(target=processes.close)
+    closing.start()
+    assert finish(process)[1].exit == 7
+    closing.join()
+
+
+def test_a_process_object_that_was_let_go_says_so(processes):
+    process = start(processes, "sleep", "0.2")
+    process.close()
+    with pytest.raises(ChildStartFailed, match="let go"):
+        process.seen(0.1)
+    assert run(processes, "true")[1].exit == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "cwd"),
+    [
+        (("true", "\ud800"), {}, "/"),
+        (("true",), {"": "x"}, "/"),
+        (("true",), {}, "/a\0b"),
+        (("true",), {"A=B": ""}, "/"),
+    ],
+)
+def test_words_that_the_system_cannot_take_are_refused(processes, argv, env, cwd):
+    with pytest.raises(InvalidConfig):
+        processes.start(Order("chd_x", argv, Path(cwd), env), lambda who: None)
+
+
+def test_no_descriptors_are_lost_over_many_children(processes):
+    run(processes, "true")
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(60):
+        if number % 3 == 0:
+            with pytest.raises(ChildStartFailed):
+                start(processes, "no-such-program")
+        else:
+            run(processes, "sh", "-c", "sleep 9 & exit 1")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(_home() is None, reason="this machine lets us make no control groups")
+def test_strange_folders_among_the_control_groups_disturb_nobody(nonce):
+    strange = _home() / "onceward-strange.slice"
+    try:
+        strange.mkdir(exist_ok=True)
+    except OSError:
+        pytest.skip("this user may make no control groups")
+    try:
+        processes = Processes(grace=GRACE)
+        assert run(processes, "true")[1].exit == 0
+        processes.close()
+        assert strange.exists()
+    finally:
+        strange.rmdir()

@@ -116,3 +116,13 @@ def test_an_end_that_is_not_observed_retains_the_lock_with_evidence(locks):
         TargetLock(locks.folder).acquire("t")
     child.kill()
     child.wait()
+
+
+def test_a_child_that_says_ready_without_end_is_killed_in_time(locks):
+    reader, writer = os.pipe()
+    text = f"trap '' TERM; sleep 0.3; exec yes > /dev/fd/{writer}"
+    claim, child = begin(locks, "sh", "-c", text, ready=writer)
+    os.close(writer)
+    settled = watch_and_release(locks, claim, Popened(child, reader), timeout=0.1, grace=0.5)
+    assert (settled.watch.seen, settled.watch.pressed) == ("exited", "killing")
+    os.close(reader)

@@ -26,8 +26,8 @@ class Cgroup:
             return None
         for leftover in home.glob(f"{_PREFIX}*"):
             # A kernel that was killed could not remove its own; one that still has processes refuses to go.
-            pid_of_kernel, start = leftover.name.removeprefix(_PREFIX).split("-")[:2]
-            if start_of(int(pid_of_kernel)) != start:
+            named = leftover.name.removeprefix(_PREFIX).split("-")
+            if len(named) == 3 and all(map(str.isdecimal, named)) and start_of(int(named[0])) != named[1]:
                 Cgroup(leftover).remove()
         group = cls(home / _name(kernel, pid))
         try:
@@ -54,6 +54,10 @@ class Cgroup:
             return False
 
     def remove(self) -> None:
+        """Empty as it is: what a kernel inside made in it goes first."""
+        for inner in sorted(self.folder.glob(f"**/{_PREFIX}*"), reverse=True):
+            with suppress(OSError):
+                inner.rmdir()
         with suppress(OSError):
             self.folder.rmdir()
 

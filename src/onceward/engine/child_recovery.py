@@ -87,7 +87,9 @@ def _verdict(token: Token, here: Identity, grace: float) -> str:
     if facts.owner.boot_id == here.boot_id:
         nobody = Identity(here.hostname, here.machine_id, here.boot_id, 0, "")
         survivors = tree.end(token.child_id, facts.leader or nobody, grace)
-        groups = groups_of(facts.owner) if judge(facts.owner, here).liveness == "dead" else []
+        gone = judge(facts.owner, here).liveness == "dead"
+        groups = groups_of(facts.owner) if gone else []
+        survivors += tree.end_supervisors(facts.owner, grace) if gone else []
         if survivors or not all(group.kill(grace) for group in groups):
             return _said(f"processes {survivors} could not be ended")
     if token.kind == "function" and judge(facts.owner, here).liveness != "dead":

@@ -183,7 +183,7 @@ class _Commanded:
         watched = watch(process, timeout, self.children.processes.grace)
         if watched.pressed != "watching" and not self.running.asked:
             self.running.ask("budget" if by_budget else "timeout")
-        if process.ending is None:
+        if watched.retained or process.ending is None:
             # Nobody saw its end, so its target stays held, and the record says so.
             process.close()
             ended = _by_request(self.running, Ended("execution_failed", {"death_unconfirmed": True}))
@@ -217,10 +217,7 @@ class _Commanded:
         else:
             code = RETRYABLE.get(ending.exit, "EXECUTION_FAILED")
             ended = Ended("execution_failed", {**detail, "error": code}, ending.exit in RETRYABLE)
-        if ending.survivors:
-            ended = Ended(ended.reason, {**ended.detail, "death_unconfirmed": list(ending.survivors)})
-        else:
-            self._release()
+        self._release()
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
             if captured.size:

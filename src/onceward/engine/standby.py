@@ -18,6 +18,7 @@ import _socket
 import ctypes
 import fcntl
 import os
+import resource
 import sys
 
 GO = b"g"
@@ -25,9 +26,12 @@ SUBREAPER = 36
 SIGNALS = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 """What the supervisor hears and a copy must not inherit deaf ears for."""
 _PDEATHSIG = 1
-_HEADER = 4
+_HEADER = 5
 _MAX_FDS = 16
+_NOW = _socket.MSG_DONTWAIT
 _CLOEXEC = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
+_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""How many descriptors a child may have open: as many as its kernel may, whatever we allow ourselves."""
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -47,21 +51,24 @@ def stand_by(orders: int, parent: int) -> None:
         if os.getppid() != parent:
             return
         _signal.set_wakeup_fd(-1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, _LIMIT)
         for number in (*SIGNALS, _signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(number, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         start = stat_of(os.getpid())[19].decode()
         received = receive(orders)
-        if received is not None:
+        if received is not None and received[1]:
             become(*received, start)
     finally:
         os._exit(127)
 
 
-def become(body: bytes, descriptors: list[int], start: str) -> None:
+def become(body: bytes, descriptors: list[int], complete: bool, start: str) -> None:
     """Get ready, say who we are, wait for the go byte, become the work; returns only where that cannot be."""
     line = descriptors[0]
     try:
+        if not complete:
+            raise OSError(24, "no room for its descriptors")
         _, _, _, cwd, argc, *words = body.split(b"\0")[:-1]
         argv = words[: int(argc)]
         env = dict(word.split(b"=", 1) for word in words[int(argc) :])
@@ -117,10 +124,13 @@ def _find(program: bytes, path: bytes) -> bytes:
 
 def tell(line: int, words: str) -> None:
     """One line to the kernel; one that no longer listens needs no answer."""
+    end = _socket.socket(fileno=line)
     try:
-        os.write(line, words.replace("\n", " ").encode("utf-8", "replace") + b"\n")
+        end.send(words.replace("\n", " ").encode("utf-8", "replace") + b"\n", _NOW)
     except OSError:
         pass
+    finally:
+        end.detach()
 
 
 def send(control: int, body: bytes, descriptors: list[int]) -> bool:
@@ -129,7 +139,7 @@ def send(control: int, body: bytes, descriptors: list[int]) -> bool:
     rights = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
     try:
         line.sendmsg(
-            [len(body).to_bytes(_HEADER, "big")],
+            [len(body).to_bytes(4, "big") + len(descriptors).to_bytes(1, "big")],
             [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if rights else [],
         )
         line.sendall(body)
@@ -140,8 +150,8 @@ def send(control: int, body: bytes, descriptors: list[int]) -> bool:
     return True
 
 
-def receive(control: int) -> tuple[bytes, list[int]] | None:
-    """One order and the descriptors that came with it; None at the end."""
+def receive(control: int) -> tuple[bytes, list[int], bool] | None:
+    """One order, the descriptors that came with it and whether that is all of them; None at the end."""
     line = _socket.socket(fileno=control)
     rights, got, wanted = b"", b"", _HEADER
     try:
@@ -152,10 +162,11 @@ def receive(control: int) -> tuple[bytes, list[int]] | None:
             rights += b"".join(content for _, _, content in extra)
             got += part
             if len(got) == _HEADER:
-                wanted += int.from_bytes(got, "big")
+                wanted += int.from_bytes(got[:4], "big")
     finally:
         line.detach()
-    return got[_HEADER:], [int.from_bytes(rights[n : n + 4], sys.byteorder) for n in range(0, len(rights), 4)]
+    descriptors = [int.from_bytes(rights[n : n + 4], sys.byteorder) for n in range(0, len(rights) // 4 * 4, 4)]
+    return got[_HEADER:], descriptors, len(descriptors) == got[4]
 
 
 def stat_of(pid: int) -> list[bytes]:

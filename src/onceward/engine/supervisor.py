@@ -15,6 +15,7 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import os
+import resource
 import select
 import sys
 import time
@@ -25,6 +26,7 @@ from standby import SIGNALS, SUBREAPER, prctl, read, receive, send, stand_by, st
 
 MARK = "ONCEWARD_CHILD"
 _LOOK_AGAIN_SECONDS = 0.01
+_TRIES = 3
 _TERM, _KILL = _signal.SIGTERM, _signal.SIGKILL
 
 
@@ -99,25 +101,35 @@ class Supervisor:
         if received is None:
             self.ended = True
             return
-        body, descriptors = received
+        body, descriptors, complete = received
         op, name, rest = body.split(b"\0", 2)
         if op == b"stand":
-            self._stand(name, int(rest.partition(b"\0")[0]), body, descriptors)
+            self._stand(name, int(rest.partition(b"\0")[0]), body, descriptors, complete)
         elif name in self.children:
             child = self.children[name]
             # Asking twice is asking once: many programs take a second TERM for an order to drop everything.
+            if not child.signal:
+                tell(child.line, "stopping")
             if op == b"kill" or not child.signal:
                 self._signal(child, _KILL if op == b"kill" else _TERM)
-            tell(child.line, "stopping")
 
-    def _stand(self, name: bytes, keep: int, body: bytes, descriptors: list[int]) -> None:
+    def _stand(self, name: bytes, keep: int, body: bytes, descriptors: list[int], complete: bool) -> None:
         """Hand an order to a copy, which gets ready to become the work."""
         self.asked = True
+        if not complete or name in self.children:
+            # Its line, if it came through, ends with us: its kernel hears that, and nobody runs.
+            why = "another child has its name" if complete else "too many files are open"
+            if descriptors:
+                tell(descriptors[0], f"refused {why}")
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
         line, *rest = descriptors
         # A kept descriptor is the target's lock: it stays held until the whole tree is gone, whoever else dies.
         kept = rest[len(rest) - keep :]
-        pid = 0
-        while not pid and (self.spare[0] or self._fork()):
+        pid, tries = 0, 0
+        while not pid and tries < _TRIES and (self.spare[0] or self._fork()):
+            tries += 1
             self._await_clean()
             (pid, orders), self.spare = self.spare, (0, -1)
             if not send(orders, body, descriptors):
@@ -134,7 +146,10 @@ class Supervisor:
 
     def _fork(self) -> bool:
         """Put a copy of us in reserve."""
-        ours, theirs = (end.detach() for end in _socket.socketpair())
+        try:
+            ours, theirs = (end.detach() for end in _socket.socketpair())
+        except OSError:
+            return False
         parent = os.getpid()
         _signal.pthread_sigmask(_signal.SIG_BLOCK, SIGNALS)
         try:
@@ -239,6 +254,7 @@ class Supervisor:
         deadline, asked = time.monotonic() + self.grace, set[int]()
         while True:
             self._reap()
+            self._press_on()
             living = own_children()
             if not living:
                 return
@@ -284,6 +300,8 @@ def main() -> None:
         _signal.signal(number, _signal.SIG_IGN)
     for number in (_signal.SIGCHLD, _TERM):
         _signal.signal(number, lambda *_: None)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     control = int(sys.argv[1])
     os.set_inheritable(control, False)
     supervisor = Supervisor(control, int(sys.argv[2]), float(sys.argv[3]))

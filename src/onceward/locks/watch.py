@@ -73,9 +73,12 @@ class Watch:
 def watch(child: Watched, timeout: float | None, grace: float) -> Watch:
     """Wait for a child to be observed; ask it to end when its time is over, then end it."""
     phase: Phase = "watching"
+    before: Phase | None = None
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        seen = _next(child, deadline)
+        # Observations that lead nowhere must not keep its time from being over.
+        over = phase == before and deadline is not None and time.monotonic() >= deadline
+        seen = "time_over" if over else _next(child, deadline)
         before = phase
         phase, act = observe(phase, seen)
         if act == "terminate":
@@ -131,12 +134,13 @@ class Popened:
         while True:
             if self._process.poll() is not None:
                 return "exited"
-            if self._ready is not None and self._told(0.0):
+            if self._told(0.0):
                 return "ready"
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._pause(min(left, 0.02))
+            if self._pause(min(left, 0.02)):
+                return "ready"
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -144,20 +148,23 @@ class Popened:
     def kill(self) -> None:
         self._process.kill()
 
-    def _pause(self, seconds: float) -> None:
-        if self._ready is None:
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                pass
-        else:
-            self._told(seconds)
+    def _pause(self, seconds: float) -> bool:
+        """Wait a moment; whether the child said meanwhile that it is ready."""
+        if self._ready is not None:
+            return self._told(seconds)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        return False
 
     def _told(self, within: float) -> bool:
-        """Whether the child wrote to its descriptor; one it only closed says nothing."""
-        if self._ready is None or not select.select([self._ready], [], [], within)[0]:
+        """Whether the child wrote to its descriptor, said once; one it only closed says nothing."""
+        waiting = select.poll()
+        if self._ready is None:
             return False
-        if os.read(self._ready, 1):
-            return True
-        self._ready = None
-        return False
+        waiting.register(self._ready, select.POLLIN)
+        if not waiting.poll(within * 1000):
+            return False
+        descriptor, self._ready = self._ready, None
+        return bool(os.read(descriptor, 1))
