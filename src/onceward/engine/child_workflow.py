@@ -45,7 +45,15 @@ def run(children: Children, token: Token) -> Closing:
 
 def _run_function(children: Children, token: Token, work: Function, running: Running) -> Closing:
     began = time.monotonic()
-    task = Task(token, running, lambda lanes, settled: _spend(children, token, running, lanes, settled))
+
+    def spend(lanes: Mapping[str, Any], settled: bool) -> None:
+        try:
+            _spend(children, token, lanes, settled)
+        except BudgetExceeded as refused:
+            running.refuse(refused.context)
+            raise
+
+    task = Task(token, running, spend)
     value: Any = None
     logs: dict[str, Blob] = {}
     try:
@@ -77,13 +85,12 @@ def _by_request(running: Running, ended: Ended) -> Ended:
     return ended
 
 
-def _spend(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
-    """A debit, from whatever thread or process; one that has no room ends the child."""
+def _spend(children: Children, token: Token, lanes: Mapping[str, Any], settled: bool) -> None:
+    """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = amounts(dict(lanes))
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
     faults.point("child.debited")
     if refusal is not None:
-        running.refuse(refusal.detail())
         raise child_budget.exceeded(refusal)
 
 
@@ -118,7 +125,12 @@ class _Commanded:
                 self.claim = self.children.locks.acquire(self.work.target)
         except (TargetLocked, OncewardError) as error:
             return self._never(error)
-        reports = Reports(self._spend, self.running.tell, lambda: self.running.ask("reports"))
+        reports = Reports(
+            lambda lanes, settled: _spend(self.children, self.token, lanes, settled),
+            self.running.tell,
+            lambda error: self.running.refuse(error.context),
+            lambda: self.running.ask("reports"),
+        )
         try:
             process = self._start(reports)
         except OncewardError as error:
@@ -228,6 +240,3 @@ class _Commanded:
     def _release(self) -> None:
         if self.claim is not None:
             self.children.locks.release(self.claim)
-
-    def _spend(self, lanes: Mapping[str, Any], settled: bool) -> None:
-        _spend(self.children, self.token, self.running, lanes, settled)

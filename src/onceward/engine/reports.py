@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.errors import InvalidConfig, OncewardError
+from onceward.errors import BudgetExceeded, InvalidConfig, OncewardError
 from onceward.kernel.limits import REPORT_LINE_BYTES, REPORT_MISTAKES
 
 _READ = 1 << 16
@@ -33,16 +33,17 @@ class Reports:
         self,
         spend: Callable[[Mapping[str, Any], bool], None],
         progress: Callable[[int | None, str], None],
+        refused: Callable[[OncewardError], None],
         give_up: Callable[[], None],
     ) -> None:
-        self._spend, self._progress, self._give_up = spend, progress, give_up
+        self._spend, self._progress, self._refused, self._give_up = spend, progress, refused, give_up
         self.reader, self.child_writes = os.pipe()
         self.child_reads, self._answers = os.pipe()
         os.set_blocking(self.reader, False)
         os.set_blocking(self._answers, False)
         self._buffer = b""
         self.mistakes = 0
-        self.lines = 0
+        self._given_up = False
 
     def handed_over(self) -> None:
         """The child has its ends; ours of them would keep the pipes open."""
@@ -57,11 +58,12 @@ class Reports:
             return True
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._line(line)
+            if not self._given_up:
+                self._line(line)
         if len(self._buffer) > REPORT_LINE_BYTES:
             self._buffer = b""
-            self._mistake("a line of a report is too long")
-            self._give_up()
+            if not self._given_up:
+                self._mistake("a line of a report is too long", last=True)
         return bool(data)
 
     def close(self) -> None:
@@ -69,7 +71,6 @@ class Reports:
         os.close(self._answers)
 
     def _line(self, line: bytes) -> None:
-        self.lines += 1
         try:
             said = msgspec.json.decode(line, type=Said)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -81,14 +82,18 @@ class Reports:
                 self._spend(said.spend, said.settled)
         except InvalidConfig as error:
             return self._mistake(error.message)
-        except OncewardError as error:
-            return self._answer({"ok": False, "error": error.document()})
+        except BudgetExceeded as error:
+            # The answer first: whoever waits for it may still end well.
+            self._answer({"ok": False, "error": error.document()})
+            return self._refused(error)
         return self._answer({"ok": True})
 
-    def _mistake(self, why: str) -> None:
+    def _mistake(self, why: str, last: bool = False) -> None:
+        """A line that is no report: answered, counted, and beyond a bound the end of listening."""
         self.mistakes += 1
         self._answer({"ok": False, "error": {"code": "INVALID_CONFIG", "message": why}})
-        if self.mistakes > REPORT_MISTAKES:
+        if last or self.mistakes > REPORT_MISTAKES:
+            self._given_up = True
             self._give_up()
 
     def _answer(self, answer: dict[str, Any]) -> None:

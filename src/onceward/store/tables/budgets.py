@@ -53,7 +53,7 @@ def carry(tx: Writes, session_id: str, lane: str, carried: int) -> None:
 def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
     """What a child spent, by lane."""
     found = rows.read(
-        "SELECT budget_lane, sum(amount) FROM budget_debits WHERE child_id = ? GROUP BY budget_lane"
+        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE child_id = ? GROUP BY budget_lane"
         " ORDER BY budget_lane",
         (child_id,),
     )
@@ -63,7 +63,8 @@ def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
 def sums(rows: Reads) -> list[Row]:
     """Session, lane, total and the sum of its debits, for those that disagree."""
     return rows.read(
-        "SELECT t.parent_session_id, t.budget_lane, t.total, coalesce(sum(d.amount), 0) FROM budget_totals t"
+        "SELECT t.parent_session_id, t.budget_lane, t.total, CAST(coalesce(sum(d.amount), 0) AS BIGINT)"
+        " FROM budget_totals t"
         " LEFT JOIN budget_debits d ON d.parent_session_id = t.parent_session_id AND d.budget_lane = t.budget_lane"
         " GROUP BY t.parent_session_id, t.budget_lane, t.total HAVING t.total <> coalesce(sum(d.amount), 0)"
     )

@@ -1,0 +1,538 @@
+"""Children of a session: their order, their cap, their budgets, their ends (C-1 to C-9, C-30, C-40)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from helpers import processes_with
+from onceward.engine.child_dispatch import exported
+from onceward.engine.reading import artifact_list, lane_list
+from onceward.engine.work import Command, Function
+from onceward.errors import (
+    AtomicityViolation,
+    BudgetExceeded,
+    InvalidConfig,
+    LeaseConflict,
+    NetworkError,
+    ReplayOrderInvalid,
+)
+from onceward.kernel.records import Request
+from onceward.lifecycles.child import CODES, run_id
+from onceward.store.check import check
+from onceward.store.tables.budgets import sums
+from onceward.store.tables.children import Tokens, take_number
+from onceward.store.tables.events import events_of
+from onceward.wiring import Workspace
+
+
+@pytest.fixture
+def workspace(store_url, tmp_path):
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url, principal="tester")
+    workspace.create()
+    return workspace
+
+
+@pytest.fixture
+def kernel(workspace):
+    kernel = workspace.kernel()
+    kernel.processes.grace = 0.3
+    yield kernel
+    kernel.close()
+
+
+def function(call, **words):
+    return Function(call=call, name="test", **words)
+
+
+def command(*argv, **words):
+    return Command(argv=argv, cwd=Path("/"), **words)
+
+
+def shell(text, **words):
+    return command("sh", "-c", text, **words)
+
+
+def told(kernel, stream):
+    with kernel.store.read() as rows:
+        return [(e.facts()["event"], e.facts()["detail"]) for e in events_of(rows, stream)]
+
+
+def token(kernel, child_id):
+    with kernel.store.read() as rows:
+        return Tokens(rows).get(child_id)
+
+
+def sound(kernel):
+    with kernel.store.read() as rows:
+        assert check(rows).faults == []
+        assert sums(rows) == []
+
+
+def run_all(children, works):
+    ids = children.spawn(works)
+    return ids, [children.wait(child_id) for child_id in ids]
+
+
+@pytest.mark.rule("C-4", "C-6")
+def test_a_child_has_one_start_and_one_end_in_both_streams(kernel):
+    children = kernel.open_session("ses_a", 2)
+    (child_id,), (ended,) = run_all(children, [function(lambda task: 1)])
+    assert ended.reason == "completed"
+    own = told(kernel, f"child:{child_id}")
+    parents = [(n, d) for n, d in told(kernel, "session:ses_a") if d.get("child_id") == child_id]
+    assert [name for name, _ in own] == ["WORKER_START", "WORKER_PASS"]
+    assert own == parents
+    with kernel.store.read() as rows:
+        places = {e.facts()["detail"].get("parent_seq"): e.seq for e in events_of(rows, "session:ses_a") if e.seq > 1}
+    assert all(said == seq for said, seq in places.items())
+    for _, detail in own:
+        assert detail["lease_id"] == run_id("ses_a", detail["dispatch_seq"])
+        assert {"child_id", "dispatch_seq", "parent_stream_id", "parent_seq", "phase_at_event"} <= set(detail)
+    sound(kernel)
+
+
+@pytest.mark.rule("C-5", "C-2")
+def test_fifty_queued_children_run_in_the_order_of_the_queue_two_at_a_time(kernel):
+    inside, most, order, mutex = 0, 0, [], threading.Lock()
+
+    def work(number):
+        def call(task):
+            nonlocal inside, most
+            with mutex:
+                inside += 1
+                most = max(most, inside)
+                order.append(number)
+            time.sleep(0.002)
+            with mutex:
+                inside -= 1
+
+        return call
+
+    children = kernel.open_session("ses_a", 2)
+    ids, _ = run_all(children, [function(work(n)) for n in range(50)])
+    assert most == 2
+    tokens = [token(kernel, child_id) for child_id in ids]
+    assert [t.queue_seq for t in tokens] == sorted(t.queue_seq for t in tokens)
+    assert [t.dispatch_seq for t in tokens] == sorted(t.dispatch_seq for t in tokens)
+    starts = [d["child_id"] for n, d in told(kernel, "session:ses_a") if n == "WORKER_START"]
+    assert starts == ids
+    # Threads that start at the same moment may swap places, no more.
+    assert all(abs(place - number) <= 1 for place, number in enumerate(order))
+
+
+@pytest.mark.rule("C-5")
+@pytest.mark.parametrize("jobs", [1, 5])
+def test_the_cap_is_what_was_asked_for(kernel, jobs):
+    inside, most, mutex = [0], [0], threading.Lock()
+
+    def call(task):
+        with mutex:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.05)
+        with mutex:
+            inside[0] -= 1
+
+    run_all(kernel.open_session("ses_a", jobs), [function(call) for _ in range(jobs * 2)])
+    assert most[0] == jobs
+
+
+@pytest.mark.rule("C-8")
+def test_async_functions_run_on_one_loop(kernel):
+    loops = []
+
+    async def call(task):
+        loops.append((asyncio.get_running_loop(), threading.get_ident()))
+        await asyncio.sleep(0.01)
+
+    _, ends = run_all(kernel.open_session("ses_a", 4), [function(call) for _ in range(8)])
+    assert {ended.reason for ended in ends} == {"completed"}
+    assert len(set(loops)) == 1
+
+
+@pytest.mark.rule("C-8")
+def test_an_exception_in_a_child_costs_no_slot_and_leaves_its_traceback(kernel):
+    def fail(task):
+        raise ValueError("no such thing")
+
+    children = kernel.open_session("ses_a", 1)
+    ids, ends = run_all(children, [function(fail) for _ in range(3)] + [function(lambda task: 1)])
+    assert [ended.reason for ended in ends] == ["execution_failed"] * 3 + ["completed"]
+    assert ends[0].detail["code"] == CODES["execution_failed"]
+    assert "no such thing" in ends[0].detail["message"]
+    (ref,) = artifact_list(kernel.store, ids[0])
+    assert b"".join(kernel.artifacts.read(ref["sha256"])).endswith(b"ValueError: no such thing\n")
+
+
+@pytest.mark.rule("C-6")
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (lambda: command("true"), "completed"),
+        (lambda: command("false"), "execution_failed"),
+        (lambda: command("sleep", "60", timeout=0.2), "timeout"),
+        (lambda: command("no-such-program"), "start_failed"),
+        (lambda: command("true", target="held"), "start_failed"),
+        (lambda: function(lambda task: task.spend(tokens=10**9)), "budget_exceeded"),
+    ],
+)
+def test_every_end_has_its_event_reason_and_code(kernel, work, reason):
+    claim = kernel.locks.acquire("held")
+    children = kernel.open_session("ses_a", 2, {"tokens": 100})
+    (child_id,), (ended,) = run_all(children, [work()])
+    assert ended.reason == reason
+    name, detail = told(kernel, f"child:{child_id}")[-1]
+    assert name == ("WORKER_PASS" if reason == "completed" else "WORKER_FAIL")
+    assert detail["reason"] == reason
+    assert detail.get("code") == CODES.get(reason)
+    assert (token(kernel, child_id).reason, token(kernel, child_id).code) == (reason, CODES.get(reason))
+    kernel.locks.release(claim)
+    sound(kernel)
+
+
+@pytest.mark.rule("C-8", "E-4")
+def test_output_becomes_log_artifacts_without_the_secrets(kernel, monkeypatch):
+    monkeypatch.setenv("API_KEY", "hunter2-and-more")
+    monkeypatch.setenv("OTHER", "not given")
+    text = 'echo "key $API_KEY"; printf \'{"k":"%s"}\' "$API_KEY" >&2; echo "other:$OTHER"'
+    (child_id,), _ = run_all(kernel.open_session("ses_a", 2), [shell(text, secrets=["API_KEY"])])
+    found = {
+        ref["name"]: b"".join(kernel.artifacts.read(ref["sha256"])) for ref in artifact_list(kernel.store, child_id)
+    }
+    assert found == {"stdout": b"key [redacted API_KEY]\nother:\n", "stderr": b'{"k":"[redacted API_KEY]"}'}
+
+
+@pytest.mark.rule("L-4", "C-8")
+def test_a_target_is_held_while_its_child_runs_and_free_after(kernel):
+    held = []
+
+    def look(child, stream, data):
+        held.append(kernel.locks.path_of("repo").exists())
+
+    run_all(kernel.open_session("ses_a", 2), [shell("echo now", target="repo", on_output=look)])
+    assert held == [True]
+    assert not kernel.locks.path_of("repo").exists()
+
+
+@pytest.mark.rule("B-7")
+@pytest.mark.parametrize("exits", [75, 76, 77])
+def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(kernel, tmp_path, exits, monkeypatch):
+    monkeypatch.setattr("onceward.engine.child_dispatch.RETRY_FIRST_MICROS", 10_000)
+    text = f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n+1)) > {tmp_path}/n; [ $n = 2 ] || exit {exits}"
+    children = kernel.open_session("ses_a", 2)
+    attempts = []
+    (first,) = children.spawn([shell(text, attempts=5)])
+    assert children.wait(first, lambda child_id, how: attempts.append((child_id, how.reason))).reason == "completed"
+    assert [reason for _, reason in attempts] == ["execution_failed", "execution_failed", "completed"]
+    tokens = [token(kernel, child_id) for child_id, _ in attempts]
+    assert [t.attempt for t in tokens] == [1, 2, 3]
+    assert [t.predecessor for t in tokens] == [None, tokens[0].child_id, tokens[1].child_id]
+    assert told(kernel, f"child:{tokens[1].child_id}")[0][1]["predecessor"] == tokens[0].child_id
+
+
+@pytest.mark.rule("B-7")
+def test_attempts_are_used_up_and_a_plain_failure_is_not_repeated(kernel, monkeypatch):
+    monkeypatch.setattr("onceward.engine.child_dispatch.RETRY_FIRST_MICROS", 10_000)
+    tries = []
+
+    def fail(task):
+        tries.append(task.attempt)
+        raise NetworkError("out of reach")
+
+    def break_(task):
+        tries.append(task.attempt)
+        raise ValueError("broken")
+
+    children = kernel.open_session("ses_a", 1)
+    run_all(children, [function(fail, attempts=3)])
+    assert tries == [1, 2, 3]
+    run_all(children, [function(break_, attempts=3)])
+    assert tries == [1, 2, 3, 1]
+
+
+@pytest.mark.rule("C-30")
+def test_an_asked_debit_fits_or_changes_nothing(kernel):
+    seen = []
+
+    def call(task):
+        task.spend(tokens=60, usd="0.01")
+        try:
+            task.spend(tokens=60, usd="0.01")
+        except BudgetExceeded as refused:
+            seen.append(refused.context)
+
+    children = kernel.open_session("ses_a", 1, {"tokens": 100})
+    _, (ended,) = run_all(children, [function(call)])
+    assert seen == [{"lane": "tokens", "limit": 100, "observed": 60, "asked": 60}]
+    # It swallowed the refusal; its end says it all the same.
+    assert ended.reason == "budget_exceeded"
+    assert {"lane": "tokens", "limit": 100, "observed": 60, "asked": 60}.items() <= ended.detail.items()
+    totals = {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}
+    assert (totals["tokens"], totals["usd_micros"]) == (60, 10_000)
+    assert ended.detail["spent"] == {"tokens": 60, "usd_micros": 10_000}
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+def test_a_debit_that_uses_up_a_lane_exactly_is_within_it(kernel):
+    _, ends = run_all(kernel.open_session("ses_a", 1, {"tokens": 100}), [function(lambda task: task.spend(tokens=100))])
+    assert ends[0].reason == "completed"
+
+
+@pytest.mark.rule("C-30")
+def test_a_settled_debit_is_always_recorded_and_ends_the_child(kernel):
+    children = kernel.open_session("ses_a", 1, {"tokens": 100})
+    _, (ended,) = run_all(children, [function(lambda task: task.spend(tokens=250, settled=True))])
+    assert ended.reason == "budget_exceeded"
+    assert {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}["tokens"] == 250
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+@pytest.mark.guarantee("G15")
+def test_sixty_four_children_never_get_more_than_a_lane_holds(kernel):
+    accepted = []
+
+    def call(task):
+        for _ in range(3):
+            task.spend(tokens=7)
+            accepted.append(7)
+
+    report = 'for i in 1 2 3; do echo \'{"spend":{"tokens":7}}\' >&3; head -n 1 <&4; done'
+    children = kernel.open_session("ses_a", 16, {"tokens": 700})
+    _, ends = run_all(children, [function(call) if n % 2 else shell(report) for n in range(64)])
+    (tokens,) = [lane for lane in lane_list(kernel.store, "ses_a") if lane["lane"] == "tokens"]
+    assert tokens["total"] == 700
+    assert {ended.reason for ended in ends} == {"completed", "budget_exceeded"}
+    assert all(ended.reason != "completed" or ended.detail["spent"]["tokens"] == 21 for ended in ends)
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+def test_running_time_is_charged_once_in_whole_seconds_and_what_is_left_is_carried(kernel):
+    children = kernel.open_session("ses_a", 1)
+    run_all(children, [command("sleep", "0.6"), command("sleep", "0.6")])
+    (lane,) = lane_list(kernel.store, "ses_a")
+    assert (lane["lane"], lane["total"]) == ("duration_secs", 1)
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+def test_a_session_that_runs_out_of_time_ends_its_child(kernel):
+    children = kernel.open_session("ses_a", 1, {"duration_secs": 1})
+    begun = time.monotonic()
+    _, (ended,) = run_all(children, [command("sleep", "60")])
+    assert ended.reason == "budget_exceeded"
+    assert ended.detail["lane"] == "duration_secs"
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.rule("C-30")
+@pytest.mark.parametrize("spend", [{}, {"gold": 1}, {"tokens": -1}, {"tokens": 1.5}, {"usd": 5}, {"tokens": "many"}])
+def test_a_debit_that_makes_no_sense_is_refused(kernel, spend):
+    def call(task):
+        with pytest.raises(InvalidConfig):
+            task.spend(**spend)
+
+    assert run_all(kernel.open_session("ses_a", 1), [function(call)])[1][0].reason == "completed"
+
+
+@pytest.mark.rule("C-8")
+def test_a_child_reports_over_its_descriptors_and_is_answered(kernel):
+    text = (
+        "import signal; signal.signal(15, signal.SIG_IGN)\n"
+        "from onceward import child; child.progress(250, 'begun'); child.spend(tokens=5);\n"
+        "try: child.spend(tokens=50)\n"
+        "except child.BudgetExceeded as e: print(e.context['asked'], flush=True)\n"
+        "import time; time.sleep(30)"
+    )
+    children = kernel.open_session("ses_a", 1, {"tokens": 20})
+    (child_id,), (ended,) = run_all(children, [command(sys.executable, "-c", text)])
+    assert (ended.reason, ended.detail["note"]) == ("budget_exceeded", "begun")
+    (log,) = [ref for ref in artifact_list(kernel.store, child_id) if ref["name"] == "stdout"]
+    assert b"".join(kernel.artifacts.read(log["sha256"])) == b"50\n"
+
+
+@pytest.mark.rule("C-8")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yes '{\"spend\":' >&3",
+        "head -c 500000 /dev/zero >&3; sleep 60",
+        "while :; do echo '[]' >&3; done",
+        "trap '' TERM; (setsid sh -c 'yes >&3' &); yes not json >&3",
+    ],
+)
+def test_garbage_on_the_report_descriptor_is_bounded_and_ends_the_child(kernel, text):
+    _, (ended,) = run_all(kernel.open_session("ses_a", 1), [shell(text)])
+    assert ended.reason == "execution_failed"
+    assert ended.detail["report_mistakes"] >= 1
+
+
+@pytest.mark.rule("C-8")
+def test_a_wild_child_is_bounded_ended_and_recorded(kernel):
+    nonce = f"ow{os.getpid()}x{time.monotonic_ns()}"
+    text = f"trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep 1000 # {nonce}' &); yes"
+    (child_id,), (ended,) = run_all(kernel.open_session("ses_a", 1), [shell(text, timeout=0.5)])
+    assert (ended.reason, ended.detail["exit"]) == ("timeout", -9)
+    assert processes_with(nonce) == []
+    (log,) = artifact_list(kernel.store, child_id)
+    assert log["size"] < 1024 * 1024 + 200
+
+
+def cancel(kernel, subject, request="c-1"):
+    payload = {"subject": subject, "cancel_request_id": request}
+    return kernel.ask(Request("children.cancel", f"r-{request}", payload, "tester")).value
+
+
+@pytest.mark.rule("C-40")
+def test_cancelling_ends_queued_children_now_and_running_ones_when_their_end_is_seen(kernel):
+    children = kernel.open_session("ses_a", 1)
+    running, queued = children.spawn([command("sleep", "60"), command("sleep", "60")])
+    while running not in children.running or children.running[running].process is None:
+        time.sleep(0.005)
+    answer = cancel(kernel, "ses_a")
+    assert {r["child_id"]: r["outcome"] for r in answer["receipts"]} == {running: "cancelling", queued: "cancelled"}
+    for child_id in (running, queued):
+        assert children.wait(child_id).reason == "cancelled"
+        (name, detail), *before = reversed(told(kernel, f"child:{child_id}"))
+        assert (name, detail["cancel_request_id"]) == ("WORKER_CANCEL", "c-1")
+        assert len(before) == (child_id == running)
+    assert "dispatch_seq" not in told(kernel, f"child:{queued}")[0][1]
+    assert told(kernel, f"child:{queued}")[0][1]["queue_seq"] == 2
+    assert cancel(kernel, running, "c-2")["receipts"] == [{"child_id": running, "outcome": "already_terminal"}]
+    assert len(told(kernel, f"child:{running}")) == 2
+    sound(kernel)
+
+
+@pytest.mark.rule("C-40")
+def test_a_function_notices_that_it_was_cancelled(kernel):
+    began = threading.Event()
+
+    def call(task):
+        began.set()
+        while True:
+            task.check()
+            time.sleep(0.005)
+
+    children = kernel.open_session("ses_a", 1)
+    (child_id,) = children.spawn([function(call)])
+    began.wait(10)
+    assert cancel(kernel, child_id)["receipts"][0]["outcome"] == "cancelling"
+    assert children.wait(child_id).reason == "cancelled"
+
+
+@pytest.mark.rule("C-40")
+def test_cancel_racing_completion_gives_one_end_and_a_truthful_receipt(kernel):
+    rounds = int(os.environ.get("ONCEWARD_CANCEL_ROUNDS", "150"))
+    children = kernel.open_session("ses_a", 2)
+    outcomes = set()
+    for number in range(rounds):
+        (child_id,) = children.spawn([function(lambda task, n=number: time.sleep(n % 7 * 0.0003))])
+        time.sleep(number % 11 * 0.0005)
+        receipt = cancel(kernel, child_id, f"c-{number}")["receipts"][0]["outcome"]
+        ended = children.wait(child_id)
+        outcomes.add(receipt)
+        terminal = [d for n, d in told(kernel, f"child:{child_id}") if n != "WORKER_START"]
+        assert len(terminal) == 1
+        assert (ended.reason == "cancelled") == (receipt != "already_terminal")
+        assert (terminal[0].get("cancel_request_id") == f"c-{number}") == (receipt != "already_terminal")
+    assert len(outcomes) >= 2
+    sound(kernel)
+
+
+@pytest.mark.rule("C-1", "C-3")
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("SET dispatch_seq = 1 WHERE queue_seq = 3", ReplayOrderInvalid),
+        (
+            "SET worker_run_id = (SELECT worker_run_id FROM TOKENS WHERE queue_seq = 1) WHERE queue_seq = 3",
+            LeaseConflict,
+        ),
+        ("SET phase = 'leased', version = version + 1 WHERE queue_seq = 1", AtomicityViolation),
+        ("SET phase = 'terminal', version = version + 1 WHERE queue_seq = 3", AtomicityViolation),
+        ("SET phase = 'started', version = version + 1 WHERE queue_seq = 3", AtomicityViolation),
+        ("SET queue_seq = 9 WHERE queue_seq = 3", AtomicityViolation),
+        ("SET dispatch_seq = 9 WHERE queue_seq = 1", AtomicityViolation),
+        ("", AtomicityViolation),
+    ],
+)
+def test_the_schema_itself_refuses_to_break_the_order(kernel, change, error):
+    from onceward.engine import child_dispatch
+    from onceward.lifecycles.child import Order
+
+    children = kernel.open_session("ses_a", 1)
+    run_all(children, [function(lambda task: 1), function(lambda task: 1)])
+    order = Order("chd_queued", "ses_a", "function", "{}")
+    kernel.store.write(lambda tx: child_dispatch.spawn(tx, [order], children.owner, "tester"))
+    sql = f"UPDATE TOKENS {change}" if change else "DELETE FROM TOKENS WHERE queue_seq = 1"
+    with pytest.raises(error):
+        kernel.store.write(lambda tx: tx.write(sql.replace("TOKENS", "urm_dispatch_token")))
+    sound(kernel)
+
+
+@pytest.mark.rule("C-1")
+def test_a_place_in_the_queue_is_given_once(kernel):
+    from onceward.engine import child_dispatch
+    from onceward.lifecycles.child import Order, spawn
+
+    children = kernel.open_session("ses_a", 1)
+    orders = [Order(f"chd_{n}", "ses_a", "function", "{}") for n in range(2)]
+    kernel.store.write(lambda tx: child_dispatch.spawn(tx, orders[:1], children.owner, "tester"))
+    with pytest.raises(LeaseConflict):
+        kernel.store.write(lambda tx: tx.move(spawn(orders[1], 1, 1, children.owner, "tester")))
+
+
+@pytest.mark.rule("C-2")
+@pytest.mark.guarantee("G12")
+def test_numbers_are_beyond_every_one_ever_given(kernel):
+    kernel.open_session("ses_a", 1)
+    assert [kernel.store.write(lambda tx: take_number(tx, "ses_a", "queue")) for _ in range(3)] == [1, 2, 3]
+    kernel.store.write(lambda tx: tx.write("UPDATE sessions SET queue_high = 0"))
+    run_all(kernel.open_session("ses_a", 1), [function(lambda task: 1)])
+    kernel.store.write(lambda tx: tx.write("UPDATE sessions SET queue_high = 0"))
+    assert kernel.store.write(lambda tx: take_number(tx, "ses_a", "queue")) == 2
+
+
+@pytest.mark.rule("C-9")
+def test_a_session_can_be_gone_on_with_its_totals_kept(workspace):
+    for number in range(2):
+        kernel = workspace.kernel()
+        children = kernel.open_session("ses_a", 1, {"tokens": 100})
+        _, (ended,) = run_all(children, [function(lambda task: task.spend(tokens=60))])
+        assert ended.reason == ("budget_exceeded" if number else "completed")
+        kernel.close()
+
+
+@pytest.mark.rule("C-1")
+def test_tokens_are_exported_as_their_schema_says(kernel):
+    import jsonschema
+
+    root = Path(__file__).resolve().parents[2] / "spec"
+    schemas = {
+        name: msgspec.json.decode((root / f"{name}.schema.json").read_bytes())
+        for name in ("scheduler_dispatch_token@1", "urm-events@1")
+    }
+    children = kernel.open_session("ses_a", 2)
+    ids, _ = run_all(children, [function(lambda task: 1), command("false"), command("no-such-program")])
+    gate = threading.Event()
+    waiting = children.spawn([function(lambda task: gate.wait(10)) for _ in range(3)])
+    try:
+        for child_id in (*ids, *waiting):
+            jsonschema.validate(exported(token(kernel, child_id)), schemas["scheduler_dispatch_token@1"])
+        assert "dispatch_seq" not in exported(token(kernel, waiting[2]))
+    finally:
+        gate.set()
+    with kernel.store.read() as rows:
+        for stream in ("session:ses_a", f"child:{ids[0]}"):
+            for event in events_of(rows, stream):
+                jsonschema.validate(msgspec.json.decode(event.line()), schemas["urm-events@1"])
