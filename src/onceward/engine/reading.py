@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
+from onceward.engine.child_dispatch import exported
+from onceward.errors import NotFound
 from onceward.kernel.chain import check_stream
+from onceward.kernel.limits import FOLLOW_SECONDS
+from onceward.kernel.records import Token
 from onceward.kernel.sources import iso
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.artifacts import newest_refs, refs_of
-from onceward.store.tables.budgets import lanes_of
+from onceward.store.tables.budgets import lanes_of, spent_by
 from onceward.store.tables.children import Sessions, Tokens, resolve
 from onceward.store.tables.events import events_of, streams
 from onceward.store.tables.outbox import backlogs
@@ -21,12 +29,22 @@ def stream_list(store: Store) -> list[dict[str, Any]]:
         return [{"stream": stream, "events": count} for stream, count in streams(rows)]
 
 
-def stream_lines(store: Store, stream: str) -> Iterator[bytes]:
-    """A stream's `urm-events@1` lines in order."""
+def stream_lines(store: Store, stream: str, *, follow: bool = False) -> Iterator[bytes]:
+    """A stream's `urm-events@1` lines in order; when following, for ever, those that come too."""
     check_stream(stream)
-    with store.read() as rows:
-        for event in events_of(rows, stream):
-            yield event.line()
+    after = 0
+    while True:
+        try:
+            with store.read() as rows:
+                for event in events_of(rows, stream, after):
+                    after = event.seq
+                    yield event.line()
+        except NotFound:
+            if not follow:
+                raise
+        if not follow:
+            return
+        time.sleep(FOLLOW_SECONDS)
 
 
 def outbox_status(store: Store, sinks: Sequence[str]) -> list[dict[str, Any]]:
@@ -60,6 +78,54 @@ def lane_list(store: Store, session_id: str) -> list[dict[str, Any]]:
     with store.read() as rows:
         found = lanes_of(rows, session_id)
     return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, _ in found]
+
+
+def session_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
+    """The newest sessions and how they stand."""
+    with store.read() as rows:
+        found = Sessions(rows).all(limit)
+    return [
+        {"session_id": s, "children": count, "open": left, "failed": failed, "created_at": iso(at)}
+        for s, count, left, failed, at in found
+    ]
+
+
+def session_status(store: Store, subject: str) -> dict[str, Any]:
+    """A session with its lanes and children, or the session of one child with that child alone."""
+    with store.read() as rows:
+        session = Sessions(rows).find(subject)
+        if session is not None:
+            tokens = list(Tokens(rows).of_session(subject))
+        else:
+            tokens = [Tokens(rows).get(child_id) for child_id in resolve(rows, subject)]
+            session = Sessions(rows).find(tokens[0].parent_session_id)
+            assert session is not None
+        children = [_child(rows, token) for token in tokens]
+    return {
+        "session_id": session.session_id,
+        "max_active_children": session.max_active_children,
+        "created_at": iso(session.created_at),
+        "lanes": lane_list(store, session.session_id),
+        "children": children,
+    }
+
+
+def _child(rows: Reads, token: Token) -> dict[str, Any]:
+    said = {
+        **exported(token),
+        "kind": token.kind,
+        "work": msgspec.json.decode(token.work),
+        "target": token.target,
+        "attempt": token.attempt,
+        "predecessor": token.predecessor,
+        "reason": token.reason,
+        "code": token.code,
+        "cancel_request_id": token.cancel_request_id,
+        "started_at": None if token.started_at is None else iso(token.started_at),
+        "ended_at": iso(token.updated_at) if token.phase == "terminal" else None,
+        "spent": dict(spent_by(rows, token.child_id)),
+    }
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import msgspec
 
 from onceward.errors import AtomicityViolation, Recovery, StorageError
 from onceward.kernel import faults
-from onceward.kernel.chain import Event, check_stream
+from onceward.kernel.chain import check_stream
 from onceward.store.store import Store
 from onceward.store.tables.events import events_after, events_of, last_position
 from onceward.store.transaction import Transaction
@@ -28,6 +28,8 @@ class Streams:
     def __init__(self, folder: Path, store: Store, actor: str) -> None:
         self.folder, self.store, self.actor = folder, store, actor
         self._done: int | None = None
+        self._known: dict[str, tuple[int, int]] = {}
+        """Size and last seq of the files that this process has looked at or written."""
 
     def path_of(self, stream: str) -> Path:
         return self.folder / f"{check_stream(stream)}.ndjson"
@@ -83,38 +85,47 @@ class Streams:
                         faults.point("stream.appended")
                         count += 1
                 os.fsync(descriptor)
+                self._known[stream] = (os.fstat(descriptor).st_size, after + count)
         except OSError as error:
             raise StorageError(f"cannot write the stream file {path}: {error.strerror}") from error
         return count
 
     def _end_of(self, stream: str, path: Path, descriptor: int) -> int:
-        """The seq of a file's last whole line, which must be what the rows say; an unfinished line is cut off."""
+        """The seq of a file's last whole line. Its tail must be what the rows say; an unfinished line is cut off."""
         size = os.fstat(descriptor).st_size
-        if size == 0:
-            return 0
-        tail = os.pread(descriptor, min(size, _TAIL), max(0, size - _TAIL))
-        whole, _, fragment = tail.rpartition(b"\n")
+        known = self._known.get(stream)
+        if known is not None and known[0] == size:
+            return known[1]
+        begin = max(0, size - _TAIL)
+        tail = os.pread(descriptor, size - begin, begin)
+        whole, newline, fragment = tail.rpartition(b"\n")
         if fragment:
             self._cut(stream, fragment)
             os.ftruncate(descriptor, size - len(fragment))
             os.fsync(descriptor)
-        if not whole:
-            if size > len(fragment) + 1:
-                raise self._differs(stream, path, "its last line is longer than any event")
-            return 0
-        last = whole.rpartition(b"\n")[2]
-        recorded = self._recorded(stream, last)
-        if recorded is None or recorded.line() != last:
-            raise self._differs(stream, path, "its last line is not what was recorded")
-        return recorded.seq
+        lines = (whole + newline).splitlines(keepends=True)
+        if begin:
+            # The first of them began before the part that was read.
+            lines = lines[1:]
+        if not lines and begin:
+            raise self._differs(stream, path, "its last line is longer than any event")
+        return self._match(stream, path, lines, begin == 0)
 
-    def _recorded(self, stream: str, line: bytes) -> Event | None:
+    def _match(self, stream: str, path: Path, lines: list[bytes], from_start: bool) -> int:
+        """Compare a file's last lines with the rows, one by one."""
+        if not lines:
+            return 0
         try:
-            seq = int(msgspec.json.decode(line)["seq"])
+            first = 1 if from_start else int(msgspec.json.decode(lines[0])["seq"])
         except (msgspec.DecodeError, KeyError, TypeError, ValueError):
-            return None
+            raise self._differs(stream, path, "a line is no event") from None
         with self.store.read() as rows:
-            return next(iter(events_of(rows, stream, seq - 1)), None)
+            recorded = events_of(rows, stream, first - 1)
+            for number, line in enumerate(lines, first):
+                event = next(recorded, None)
+                if event is None or event.line() + b"\n" != line:
+                    raise self._differs(stream, path, f"line {number} is not what was recorded")
+        return first + len(lines) - 1
 
     def _cut(self, stream: str, fragment: bytes) -> None:
         """A crash left part of a line: what it was is recorded before it goes."""

@@ -82,6 +82,9 @@ RETRY_FIRST_MICROS: Final = 1_000_000
 RETRY_MAX_MICROS: Final = 60 * 1_000_000
 """Longest pause between two attempts."""
 
+FOLLOW_SECONDS: Final = 0.2
+"""How often somebody who follows a stream looks for more."""
+
 OUTBOX_BATCH: Final = 100
 """Events delivered to a sink between two commits: how many are repeated at most after a crash."""
 

@@ -4,13 +4,54 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.display import shown
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.errors import InvalidConfig
+
+
+@click.command(cls=Command)
+@click.argument("subject", metavar="[SESSION|CHILD]", required=False)
+@pass_globals
+def status(given: Globals, subject: str | None) -> None:
+    """How a session stands: its budgets and every child. Without an id, the newest sessions."""
+    from onceward.engine.reading import session_list, session_status
+
+    store = given.workspace().store()
+    try:
+        found = session_list(store) if subject is None else session_status(store, subject)
+    finally:
+        store.close()
+    if given.json:
+        render.document(found)
+    elif isinstance(found, list):
+        if found:
+            rows = [(s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"]) for s in found]
+            render.table(("session", "opened", "children", "open", "failed"), rows)
+        else:
+            render.say("No sessions yet.  Next: onceward spawn -- COMMAND")
+    else:
+        _session(found)
+
+
+def _session(found: dict[str, Any]) -> None:
+    render.say(f"session {found['session_id']}, {found['max_active_children']} at once, opened {found['created_at']}")
+    for lane in found["lanes"]:
+        name, total, limit = shown(lane)
+        render.say(f"  {name:13s} {total} {f'of {limit}' if limit else '(no limit)'}")
+    rows = []
+    for child in found["children"]:
+        work = " ".join(child["work"].get("argv", [])) or child["work"].get("function", "")
+        spent = " ".join(f"{lane}={amount}" for lane, amount in child["spent"].items()) or "-"
+        how = child.get("reason") or ("cancelling" if "cancel_request_id" in child else "-")
+        rows.append((child["child_id"], child["phase"], how, child["attempt"], spent, work[:60]))
+    if rows:
+        render.table(("child", "phase", "how", "try", "spent", "work"), rows)
 
 
 @click.command(cls=Command)

@@ -62,7 +62,8 @@ class Display:
             else:
                 self._flush(child_id)
                 self._erase()
-                mark = click.style("passed", fg="green") if passed else click.style(how.reason, fg="red")
+                word = "stopped" if how.detail.get("stopped") else how.reason
+                mark = click.style("passed", fg="green") if passed else click.style(word, fg="red")
                 click.echo(f"{self._name(child_id)}{mark}{_why(how)}", err=True)
             self._status()
 
@@ -82,9 +83,7 @@ class Display:
         spent = ", ".join(_spent(lane) for lane in lanes if lane["total"] or lane["limit"] is not None)
         if spent:
             click.echo(f"spent: {spent}", err=True)
-        if self._count == 1 and len(self._numbers) == 1:
-            (child_id,) = self._numbers
-            click.secho(f"logs: onceward artifacts list {child_id}", dim=True, err=True)
+        click.secho(f"more: onceward status {self._session}", dim=True, err=True)
 
     def _name(self, child_id: str) -> str:
         if self._count == 1:
@@ -137,5 +136,15 @@ def _why(how: Ended) -> str:
 
 
 def _spent(lane: dict[str, Any]) -> str:
-    limit = "" if lane["limit"] is None else f" of {lane['limit']}"
-    return f"{lane['lane']} {lane['total']}{limit}"
+    name, total, limit = shown(lane)
+    return f"{name} {total}{f' of {limit}' if limit else ''}"
+
+
+def shown(lane: dict[str, Any]) -> tuple[str, str, str]:
+    """A lane's name, total and limit as people write them; no limit is an empty one."""
+    from onceward.kernel.money import to_usd
+
+    money = lane["lane"] == "usd_micros"
+    name = "usd" if money else lane["lane"]
+    limit = "" if lane["limit"] is None else to_usd(lane["limit"]) if money else str(lane["limit"])
+    return name, to_usd(lane["total"]) if money else str(lane["total"]), limit

@@ -89,18 +89,23 @@ def _read(file: str) -> bytes:
 
 @click.command(cls=Command)
 @click.argument("stream", required=False)
+@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
 @pass_globals
-def events(given: Globals, stream: str | None) -> None:
+def events(given: Globals, stream: str | None, follow: bool) -> None:
     """Print the events of STREAM, one canonical line each; without STREAM, list the streams."""
     from onceward.engine.reading import stream_lines, stream_list
 
     store = given.workspace().store()
     try:
         if stream is not None:
-            for line in stream_lines(store, stream):
+            for line in stream_lines(store, stream, follow=follow):
                 sys.stdout.buffer.write(line + b"\n")
+                if follow:
+                    sys.stdout.buffer.flush()
             sys.stdout.buffer.flush()
             return
+        if follow:
+            raise InvalidConfig("say which stream to follow", context={"field": "stream"})
         found = stream_list(store)
     finally:
         store.close()

@@ -25,6 +25,7 @@ COMMANDS = {
     "init": ("workspace", "make a workspace here"),
     "doctor": ("workspace", "look everything over and say what to fix"),
     "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
+    "status": ("children", "how sessions and their children stand"),
     "cancel": ("children", "ask a child or a session's children to end"),
     "report": ("children", "inside a child: say what it spends and how far it is"),
     "artifacts": ("children", "list, print and fetch what children left"),

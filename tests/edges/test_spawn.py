@@ -1,0 +1,200 @@
+"""`onceward spawn` and its companions, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import processes_with
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def cli(store_url, tmp_path):
+    """Runs one command line in a workspace of its own."""
+
+    def run(*argv, check=None, **words):
+        done = subprocess.run(
+            [BIN / "onceward", *argv], cwd=tmp_path, env=run.env, capture_output=True, text=True, timeout=60, **words
+        )
+        if check is not None:
+            assert done.returncode == check, done.stderr
+        return done
+
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
+    run.env = {**clean, "PATH": f"{BIN}:{os.environ['PATH']}", "ONCEWARD_STORE": store_url, "ONCEWARD_AS": "tester"}
+    run.folder = tmp_path
+    run("init", check=0)
+    return run
+
+
+def start(cli, *argv):
+    return subprocess.Popen(
+        [BIN / "onceward", *argv],
+        cwd=cli.folder,
+        env=cli.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(true):
+    deadline = time.monotonic() + 20
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.rule("C-9")
+def test_a_command_keeps_its_own_output_and_its_failure(cli):
+    done = cli("spawn", "--", "sh", "-c", "echo out; echo err >&2; exit 4")
+    assert (done.returncode, done.stdout) == (1, "out\n")
+    assert "err\n" in done.stderr and "execution_failed: exit 4" in done.stderr
+    assert cli("spawn", "--", "true").returncode == 0
+
+
+@pytest.mark.rule("C-9", "C-30")
+def test_a_budget_ends_a_command_from_inside(cli):
+    text = "onceward report --tokens 60 --usd 0.25 --note half && onceward report --tokens 60; echo $? > code; sleep 30"
+    done = cli("spawn", "--session", "s1", "--budget", "tokens=100", "--budget", "usd=1.00", "--", "sh", "-c", text)
+    assert done.returncode == 1
+    assert "budget_exceeded: tokens is at 60 of 100" in done.stderr
+    assert "spent: tokens 60 of 100, usd 0.25 of 1.00" in done.stderr
+    status = json.loads(cli("status", "s1", "--json", check=0).stdout)
+    assert status["children"][0]["code"] == "URM_CHILD_BUDGET_EXCEEDED"
+    assert status["children"][0]["spent"] == {"tokens": 60, "usd_micros": 250000}
+
+
+@pytest.mark.rule("C-9")
+def test_one_command_runs_once_per_value(cli):
+    done = cli(
+        "spawn", "--json", "--jobs", "3", "--each", "-", "--target", "t.{}", "--", "echo", "<{}>", input="a\nb\nc\n"
+    )
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["type"] for line in lines].count("ended") == 3
+    assert {line["text"] for line in lines if line["type"] == "output"} == {"<a>\n", "<b>\n", "<c>\n"}
+    assert lines[-1]["type"] == "result" and (lines[-1]["ended"], lines[-1]["failed"]) == (3, 0)
+
+
+@pytest.mark.rule("C-8", "E-4")
+def test_a_command_sees_what_it_is_given_and_its_secrets_leave_no_trace(cli):
+    cli.env |= {"API_KEY": "hunter2hunter2", "GIVEN": "yes", "HIDDEN": "secret-of-yours"}
+    done = cli("spawn", "--session", "s1", "--secret", "API_KEY", "--env", "GIVEN", "--", "env", check=0)
+    assert "API_KEY=[redacted API_KEY]" in done.stdout and "GIVEN=yes" in done.stdout
+    assert "HIDDEN" not in done.stdout
+    listed = json.loads(cli("artifacts", "list", "s1", "--json", check=0).stdout)
+    shown = cli("artifacts", "cat", listed[0]["sha256"][:10], check=0).stdout
+    assert shown == done.stdout
+    for file in cli.folder.rglob("*"):
+        if file.is_file():
+            assert b"hunter2" not in file.read_bytes(), file
+
+
+@pytest.mark.rule("B-12")
+def test_artifacts_are_fetched_whole_or_not_at_all(cli):
+    cli("spawn", "--session", "s1", "--", "echo", "kept", check=0)
+    (entry,) = json.loads(cli("artifacts", "list", "s1", "--json", check=0).stdout)
+    cli("artifacts", "get", entry["sha256"], "copy", check=0)
+    assert (cli.folder / "copy").read_text() == "kept\n"
+    assert cli("artifacts", "get", entry["sha256"], "copy").returncode == 2
+    assert cli("artifacts", "cat", "../../etc/passwd").returncode == 2
+    assert cli("artifacts", "cat", "0" * 64).returncode == 2
+    assert json.loads(cli("gc", "--json", check=0).stdout) == {"removed": 0, "bytes": 0}
+
+
+@pytest.mark.rule("C-40", "K-13")
+def test_cancel_works_from_another_process(cli):
+    running = start(cli, "spawn", "--session", "s1", "--", "sleep", "600.1")
+    until(lambda: '"phase": "started"' in cli("status", "s1", "--json").stdout)
+    answer = json.loads(cli("cancel", "s1", "--json", check=0).stdout)
+    assert [receipt["outcome"] for receipt in answer["receipts"]] == ["cancelling"]
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 1 and "cancelled" in err
+    (child,) = json.loads(cli("status", "s1", "--json", check=0).stdout)["children"]
+    assert (child["reason"], child["cancel_request_id"]) == ("cancelled", answer["cancel_request_id"])
+    again = json.loads(cli("cancel", child["child_id"], "--json", check=0).stdout)
+    assert again["receipts"][0]["outcome"] == "already_terminal"
+
+
+@pytest.mark.rule("L-24")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupted_spawn_ends_its_tree_and_says_so(cli, number, status):
+    nonce = f"ow{os.getpid()}x{time.monotonic_ns()}"
+    text = f"(setsid sh -c 'sleep 1000 # {nonce}' &); exec sleep 1000"
+    asked = ("--session", "s1", "--each", "1", "--each", "2", "--jobs", "1")
+    running = start(cli, "spawn", *asked, "--", "sh", "-c", text)
+    until(lambda: '"phase": "started"' in cli("status", "s1", "--json").stdout)
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == status
+    assert "stopped" in err
+    assert processes_with(nonce) == []
+    children = json.loads(cli("status", "s1", "--json", check=0).stdout)["children"]
+    assert [child["reason"] for child in children] == ["terminated_on_restart", "lease_orphaned"]
+
+
+@pytest.mark.rule("L-21", "K-13")
+def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
+    running = start(cli, "spawn", "--session", "s1", "--", "sleep", "600.2")
+    until(lambda: '"phase": "started"' in cli("status", "s1", "--json").stdout)
+    done = cli("spawn", "--json", "--", "true")
+    assert done.returncode == 4
+    error = json.loads(done.stderr)["error"]
+    assert (error["code"], error["context"]["pid"]) == ("LOCK_CONFLICT", running.pid)
+    running.kill()
+    running.communicate()
+    # After kill -9 the next takes over at once, and what was left is ended and recorded first.
+    assert cli("spawn", "--", "true").returncode == 0
+    (child,) = json.loads(cli("status", "s1", "--json", check=0).stdout)["children"]
+    assert child["code"] == "URM_CHILD_TERMINATED_ON_RESTART"
+    assert processes_with("600.2") == []
+
+
+@pytest.mark.rule("C-7")
+def test_events_can_be_followed(cli):
+    following = start(cli, "events", "session:s1", "--follow")
+    cli("spawn", "--session", "s1", "--", "true", check=0)
+    names = [json.loads(following.stdout.readline())["event"] for _ in range(3)]
+    assert names == ["SESSION_OPENED", "WORKER_START", "WORKER_PASS"]
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=30)
+    file = cli.folder / ".onceward" / "streams" / "session:s1.ndjson"
+    assert file.read_text() == cli("events", "session:s1", check=0).stdout
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("spawn",),
+        ("spawn", "--budget", "gold=1", "--", "true"),
+        ("spawn", "--budget", "tokens=-1", "--", "true"),
+        ("spawn", "--budget", "usd=1.x", "--", "true"),
+        ("spawn", "--session", "../x", "--", "true"),
+        ("spawn", "--target", "../x", "--", "true"),
+        ("spawn", "--target", "t", "--each", "1", "--each", "2", "--", "true"),
+        ("spawn", "--timeout", "nan", "--", "true"),
+        ("spawn", "--jobs", "0", "--", "true"),
+        ("cancel", "nothing"),
+        ("status", "nothing"),
+        ("report", "--tokens", "1"),
+        ("report",),
+        ("events", "--follow"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(cli, argv):
+    done = cli(*argv)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(cli("status", "--json", check=0).stdout) == []

@@ -1,0 +1,329 @@
+"""Recovery: before anything new, in order, provable, restartable (C-20)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import orphan_lock, processes_with
+from onceward.engine import child_dispatch
+from onceward.engine.child_recovery import Recovered, recover
+from onceward.engine.tenure import acquire
+from onceward.errors import AtomicityViolation, LockLost
+from onceward.kernel import faults
+from onceward.kernel.records import Owner
+from onceward.kernel.sources import ScriptedSources
+from onceward.lifecycles.child import Order
+from onceward.locks.identity import own_identity, start_of
+from onceward.store import migrate
+from onceward.store.store import Store
+from onceward.store.tables.children import Tokens, ask_to_end, recovery_done
+from onceward.store.tables.events import all_events
+from onceward.wiring import Workspace
+
+HERE = own_identity()
+pytestmark = pytest.mark.rule("C-20")
+
+
+def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
+    """Two sessions with children in every phase, as a kernel that died left them."""
+    who = Owner(HERE.hostname, HERE.boot_id, owner.get("pid", 4194304), owner.get("start", "1"), fence)
+    ids = []
+
+    def make(tx):
+        for session in ("ses_b", "ses_a"):
+            child_dispatch.open_(tx, session, 3, {"tokens": 50}, "dead")
+            orders = [Order(f"chd_{session}_{n}", session, "function", "{}") for n in range(5)]
+            tokens = child_dispatch.spawn(tx, orders, who, "dead")
+            for slot, token in ((1, tokens[0]), (2, tokens[1]), (3, tokens[2])):
+                move = child_dispatch.rules.lease(token, slot, slot, "dead")
+                tx.move(move)
+                if slot != 2:
+                    child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead")
+            ask_to_end(tx, tokens[2].child_id, "c-9")
+            ids.extend(order.child_id for order in orders)
+
+    store.write(make)
+    return ids
+
+
+def story(store: Store) -> list[tuple[str, str, dict]]:
+    """What the streams say, without what names the kernel that wrote it."""
+    with store.read() as rows:
+        return [(e.stream, e.facts()["event"], e.facts()["detail"]) for e in all_events(rows)]
+
+
+@pytest.fixture
+def dead(make_database):
+    """A store whose kernel died with children in every phase; scripted time and ids."""
+    sources = ScriptedSources()
+    database = make_database(sources)
+    migrate.migrate(database, sources)
+    store = Store(database, sources)
+    acquire(store, "dead")
+    ids = leave_behind(store)
+    store.close()
+    orphan_lock(database)
+    return database, sources, ids
+
+
+def heir_of(database, sources) -> Store:
+    store = Store(database, sources)
+    acquire(store, "heir")
+    return store
+
+
+def test_each_child_ends_by_its_phase_alone_in_the_order_of_dispatch(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    assert recover(store, "heir", HERE).recovered == 10
+    with store.read() as rows:
+        written = sorted((e for e in all_events(rows) if e.stream.startswith("child:")), key=lambda e: e.position)
+    ends = [(e.stream[6:], e.facts()["detail"]) for e in written if e.facts()["event"] == "WORKER_FAIL"]
+    # Session after session; the dispatched by their order, then the queued by theirs.
+    assert [child for child, _ in ends] == [f"chd_{s}_{n}" for s in ("ses_a", "ses_b") for n in range(5)]
+    for number, (_, detail) in enumerate(ends):
+        began = number % 5 in (0, 2)
+        assert detail["reason"] == ("terminated_on_restart" if began else "lease_orphaned")
+        assert ("dispatch_seq" in detail) == (number % 5 < 3)
+        assert detail.get("cancel_request_id") == ("c-9" if number % 5 == 2 else None)
+        assert "death_unconfirmed" not in detail
+    with store.read() as rows:
+        assert recovery_done(rows, 2)
+    store.close()
+
+
+@pytest.mark.guarantee("G10")
+def test_recovering_twice_changes_no_byte(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    with store.read() as rows:
+        before = [e.line() for e in all_events(rows)]
+    assert recover(store, "heir", HERE).recovered == 0
+    with store.read() as rows:
+        assert [e.line() for e in all_events(rows)] == before
+    store.close()
+
+
+@pytest.mark.guarantee("G10")
+@pytest.mark.parametrize(
+    "point", ["child.recovering", "child.pronounced", "move.state", "commit.before", "commit.after"]
+)
+def test_a_recovery_that_is_killed_and_gone_on_with_tells_the_same_story(dead, point):
+    database, sources, _ = dead
+    for nth in (1, 3, 6, 9):
+        store = Store(database, sources)
+        with faults.armed(point, nth, faults.crash):
+            try:
+                acquire(store, "heir")
+                recover(store, "heir", HERE)
+            except faults.SimulatedCrash:
+                pass
+        store.close()
+        orphan_lock(database)
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    told = [entry for entry in story(store) if entry[0] != "workspace"]
+    store.close()
+    assert told == EXPECTED()
+
+
+def EXPECTED() -> list[tuple[str, str, dict]]:
+    """The same story from a recovery that nobody disturbed, on a store in memory's stead."""
+    from tempfile import TemporaryDirectory
+
+    from onceward.store.sqlite import SqliteDatabase
+
+    with TemporaryDirectory() as folder:
+        sources = ScriptedSources()
+        database = SqliteDatabase(Path(folder) / "onceward.db", sources)
+        migrate.migrate(database, sources)
+        store = Store(database, sources)
+        acquire(store, "dead")
+        leave_behind(store)
+        store.close()
+        orphan_lock(database)
+        store = heir_of(database, sources)
+        recover(store, "heir", HERE)
+        told = [entry for entry in story(store) if entry[0] != "workspace"]
+        store.close()
+    return told
+
+
+@pytest.mark.guarantee("G11")
+def test_what_a_dead_kernel_left_running_is_ended_before_its_end_is_written(store, tmp_path):
+    nonce = f"owr{time.monotonic_ns()}"
+    left = subprocess.Popen(
+        ["sh", "-c", f"(setsid sh -c 'sleep 1000 # {nonce}' &); sleep 1000 # {nonce}"],
+        env={"PATH": "/usr/bin:/bin", "ONCEWARD_CHILD": "chd_left"},
+        start_new_session=True,
+    )
+    who = Owner(HERE.hostname, HERE.boot_id, 4194304, "1", 0)
+
+    def make(tx):
+        child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
+        (token,) = child_dispatch.spawn(tx, [Order("chd_left", "ses_a", "process", "{}")], who, "dead")
+        move = child_dispatch.rules.lease(token, 1, 1, "dead")
+        tx.move(move)
+        child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", left.pid, start_of(left.pid))
+
+    store.write(make)
+    time.sleep(0.2)
+    assert recover(store, "heir", HERE).unconfirmed == 0
+    left.wait()
+    assert processes_with(nonce) == []
+
+
+def test_a_child_of_another_machine_ends_unconfirmed(store):
+    who = Owner("another-machine", "another-boot", 77, "1", 0)
+
+    def make(tx):
+        child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
+        (token,) = child_dispatch.spawn(tx, [Order("chd_far", "ses_a", "process", "{}")], who, "dead")
+        move = child_dispatch.rules.lease(token, 1, 1, "dead")
+        tx.move(move)
+        child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", 78, "1")
+
+    store.write(make)
+    assert recover(store, "heir", HERE).unconfirmed == 1
+    detail = story(store)[-2][2]
+    assert "another-machine" in detail["death_unconfirmed"]
+
+
+def test_the_verdict_is_kept_before_it_is_used_and_nobody_looks_again(dead, monkeypatch):
+    database, sources, ids = dead
+    store = heir_of(database, sources)
+    with faults.armed("child.pronounced", 1, faults.crash), pytest.raises(faults.SimulatedCrash):
+        recover(store, "heir", HERE)
+    with store.read() as rows:
+        assert all(Tokens(rows).get(child_id).death is not None for child_id in ids)
+
+    def never(*_):
+        raise AssertionError("looked again")
+
+    monkeypatch.setattr("onceward.engine.child_recovery._verdict", never)
+    assert recover(store, "heir", HERE).recovered == 10
+    store.close()
+
+
+@pytest.mark.rule("C-4")
+def test_a_token_and_a_stream_that_disagree_stop_everything(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    store.write(lambda tx: tx.append("child:chd_ses_a_4", "WORKER_START", "somebody", {"child_id": "chd_ses_a_4"}))
+    with pytest.raises(AtomicityViolation, match="chd_ses_a_4 is queued, but its stream ends with WORKER_START"):
+        recover(store, "heir", HERE)
+    store.close()
+
+
+@pytest.mark.rule("C-30")
+def test_the_time_of_a_child_that_died_with_its_kernel_is_charged_as_far_as_it_is_known(dead):
+    database, sources, _ = dead
+    session = database.connect()
+    session.begin(None)
+    session.write("UPDATE urm_dispatch_token SET started_at = 1000000, last_seen = 6500000 WHERE phase = 'started'")
+    session.commit()
+    session.close()
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    with store.read() as rows:
+        ((total, carried),) = rows.read(
+            "SELECT total, carried FROM budget_totals WHERE budget_lane = 'duration_secs'"
+            " AND parent_session_id = 'ses_a'"
+        )
+    assert (total, carried) == (11, 0)
+    store.close()
+
+
+def test_nothing_is_dispatched_before_recovery_is_done(store, tmp_path):
+    from onceward.engine.artifacts import Artifacts
+    from onceward.engine.children import Children
+    from onceward.engine.processes import Processes
+    from onceward.locks import TargetLock
+
+    parts = (store, Processes(), Artifacts(tmp_path / "a", store), TargetLock(tmp_path / "l"))
+    with pytest.raises(LockLost, match="before recovery"):
+        Children(*parts, session_id="ses_a", actor="tester", jobs=1)
+
+
+@pytest.mark.guarantee("G3")
+def test_a_kernel_that_was_fenced_out_writes_nothing_more(store_url, tmp_path):
+    """One workspace, two kernels: the first is suspended past its time; its child's end is written by the second."""
+    program = Path(__file__).with_name("fenced_kernel.py")
+    folder = tmp_path / ".onceward"
+    Workspace(folder, store_url=store_url, principal="tester").create()
+    first = subprocess.Popen(
+        [sys.executable, str(program), str(folder), store_url], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    child_id = json.loads(first.stdout.readline())
+    workspace = Workspace(folder, store_url=store_url, principal="heir")
+    session = workspace.database.connect()
+    session.begin(None)
+    session.write("UPDATE kernel_beat SET steady = 0, boot_id = 'x'")
+    session.write("UPDATE singleton_lock SET last_heartbeat_at = '2020-01-01T00:00:00.000000Z'")
+    session.commit()
+    session.close()
+    heir = workspace.kernel()
+    before = story(heir.store)
+    # Its kernel could not be proved gone, so what it ran as a thread may still run: the record says so.
+    assert "death_unconfirmed" in [d for s, e, d in before if s == f"child:{child_id}"][-1]
+    first.stdin.write("go on\n")
+    first.stdin.flush()
+    assert first.stdout.readline().strip() == "LOCK_LOST"
+    assert first.wait(30) == 0
+    first.stdin.close()
+    first.stdout.close()
+    assert story(heir.store) == before
+    heir.close()
+
+
+def test_two_workspaces_on_one_server_leave_each_other_alone(postgres_url, tmp_path):
+    import threading
+
+    from conftest import schema_url
+    from onceward.engine.work import Function
+
+    kernels = []
+    gate = threading.Event()
+    for name in ("left", "right"):
+        url = schema_url(postgres_url, f"two_{name}_{time.monotonic_ns()}")
+        workspace = Workspace(tmp_path / name / ".onceward", store_url=url, principal="tester")
+        (tmp_path / name).mkdir()
+        workspace.create()
+        kernel = workspace.kernel()
+        children = kernel.open_session("ses_a", 1)
+        (child_id,) = children.spawn([Function(call=lambda task: gate.wait(20), name="wait")])
+        kernels.append((kernel, children, child_id))
+    assert recover(kernels[1][0].store, "tester", HERE).recovered == 0
+    gate.set()
+    for kernel, children, child_id in kernels:
+        assert children.wait(child_id).reason == "completed"
+        kernel.close()
+
+
+def test_thousands_of_open_tokens_are_recovered(tmp_path):
+    """Bounded return to service: one transaction each, and no more work per token than for the first."""
+    from onceward.kernel.sources import LiveSources
+    from onceward.store.sqlite import SqliteDatabase
+
+    count = 2_000
+    sources = LiveSources()
+    database = SqliteDatabase(tmp_path / "onceward.db", sources)
+    migrate.migrate(database, sources)
+    store = Store(database, sources)
+    acquire(store, "dead")
+    who = Owner(HERE.hostname, HERE.boot_id, 4194304, "1", 0)
+
+    def make(tx):
+        child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
+        child_dispatch.spawn(tx, [Order(f"chd_{n:05d}", "ses_a", "function", "{}") for n in range(count)], who, "dead")
+
+    store.write(make)
+    assert recover(store, "heir", HERE) == Recovered(count, 0)
+    store.close()
