@@ -71,3 +71,21 @@ def test_links_between_documents_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_agent_guide_can_be_typed_in(tmp_path):
+    script = "set -e\n" + "\n".join(blocks(ROOT / "docs" / "guides" / "run-an-agent.md", "sh"))
+    done = shell(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "writing the patch" in done.stdout
+    assert "usd           0.03 of 0.50" in done.stdout
+    assert '"event":"WORKER_PASS"' in done.stdout
+    assert "Nothing of it is running." in done.stdout
+
+
+def test_the_first_costly_thing_of_the_readme_ends_as_told(tmp_path):
+    (text,) = [block for block in blocks(ROOT / "README.md", "sh") if "onceward spawn" in block]
+    done = shell(text.replace("/tmp/first", str(tmp_path / "first")), tmp_path)
+    assert "exit 1" in done.stdout
+    assert "never reached" not in done.stdout
+    assert "budget_exceeded: tokens is at 700 of 1000" in done.stderr
