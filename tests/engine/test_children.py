@@ -28,7 +28,7 @@ from onceward.kernel.records import Request
 from onceward.lifecycles.child import CODES, run_id
 from onceward.store.check import check
 from onceward.store.tables.budgets import sums
-from onceward.store.tables.children import Tokens, take_number
+from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of
 from onceward.wiring import Workspace
 
@@ -495,12 +495,24 @@ def test_a_place_in_the_queue_is_given_once(kernel):
 @pytest.mark.rule("C-2")
 @pytest.mark.guarantee("G12")
 def test_numbers_are_beyond_every_one_ever_given(kernel):
+    children = kernel.open_session("ses_a", 1)
+    run_all(children, [function(lambda task: 1) for _ in range(3)])
+    for mark in (0, 100):
+        # The mark may lag behind or run ahead: the next number is beyond both it and every row.
+        kernel.store.write(
+            lambda tx, mark=mark: tx.write(f"UPDATE sessions SET queue_high = {mark}, dispatch_high = {mark}")
+        )
+        (child_id,), _ = run_all(children, [function(lambda task: 1)])
+        given = token(kernel, child_id)
+        assert (given.queue_seq, given.dispatch_seq) == ((4, 4) if mark == 0 else (101, 101))
+
+
+@pytest.mark.rule("C-2")
+def test_two_who_count_from_one_mark_cannot_both_have_the_number(kernel):
     kernel.open_session("ses_a", 1)
-    assert [kernel.store.write(lambda tx: take_number(tx, "ses_a", "queue")) for _ in range(3)] == [1, 2, 3]
-    kernel.store.write(lambda tx: tx.write("UPDATE sessions SET queue_high = 0"))
-    run_all(kernel.open_session("ses_a", 1), [function(lambda task: 1)])
-    kernel.store.write(lambda tx: tx.write("UPDATE sessions SET queue_high = 0"))
-    assert kernel.store.write(lambda tx: take_number(tx, "ses_a", "queue")) == 2
+    kernel.store.write(lambda tx: set_high(tx, "ses_a", "dispatch", 0, 1))
+    with pytest.raises(LeaseConflict):
+        kernel.store.write(lambda tx: set_high(tx, "ses_a", "dispatch", 0, 1))
 
 
 @pytest.mark.rule("C-9")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from onceward.errors import BudgetExceeded
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, judge
-from onceward.store.port import Reads
+from onceward.store.port import Reads, Row
 from onceward.store.tables.budgets import add_debit, carry, lanes_of, set_limit
 from onceward.store.transaction import Transaction
 
@@ -39,19 +39,23 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
     return refusal
 
 
-def charge_time(tx: Transaction, token: Token, micros: int) -> Refusal | None:
-    """Charge a run's time, measured by us, when its end is observed; always settled."""
+def lane_of(row: Row) -> Lane | None:
+    """A lane as read beside something else; None where the session has none yet."""
+    return None if row[0] is None else Lane(*row)
+
+
+def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) -> tuple[int, Refusal | None]:
+    """Charge a run's time, measured by us, when its end is observed; always settled. Answers the whole seconds."""
     session = token.parent_session_id
-    found = lanes(tx, session)
-    if "duration_secs" not in found:
+    if known is None:
         set_limit(tx, session, "duration_secs", None, MODE)
-    lane = found.get("duration_secs", Lane("duration_secs", None, 0))
+    lane = known or Lane("duration_secs", None, 0)
     seconds, carried = charge(lane, micros)
     if seconds:
         add_debit(tx, session, lane.lane, token.child_id, seconds, carried, True, tx.now)
     else:
         carry(tx, session, lane.lane, carried)
-    return judge({lane.lane: lane}, {lane.lane: seconds})
+    return seconds, judge({lane.lane: lane}, {lane.lane: seconds})
 
 
 def exceeded(refusal: Refusal) -> BudgetExceeded:

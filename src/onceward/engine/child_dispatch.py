@@ -14,8 +14,7 @@ from onceward.kernel.limits import RETRY_FIRST_MICROS, RETRY_MAX_MICROS
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.child import Ended, Order
-from onceward.store.tables.budgets import spent_by
-from onceward.store.tables.children import Sessions, Tokens, ask_to_end, open_session, take_number
+from onceward.store.tables.children import Sessions, Tokens, ask_to_end, last_queued, open_session, set_high
 from onceward.store.transaction import Transaction
 
 Facts = Callable[[Transaction], None]
@@ -30,6 +29,8 @@ class Closing(msgspec.Struct, frozen=True):
     """How long it ran, if it began."""
     facts: Facts | None = None
     attempts: int = 1
+    spent: Mapping[str, int] = {}
+    """What it debited, by lane."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -55,16 +56,18 @@ def open_(tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int],
 
 
 def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) -> list[Token]:
-    """Queue children, in this order, at the end of their session's queue."""
-    made = []
-    for order in orders:
-        queue_seq = take_number(tx, order.session_id, "queue")
-        head = tx.head(f"session:{order.session_id}")
-        move = rules.spawn(order, head, queue_seq, owner, actor)
+    """Queue children of one session, in this order, at the end of its queue."""
+    if not orders:
+        return []
+    session = orders[0].session_id
+    mark, last = last_queued(tx, session)
+    head = tx.head(f"session:{session}")
+    moves = [rules.spawn(order, head, last + n, owner, actor) for n, order in enumerate(orders, 1)]
+    for move in moves:
         tx.move(move)
-        made.append(rules.born(move, tx.now))
+    set_high(tx, session, "queue", mark, last + len(orders))
     faults.point("child.queued")
-    return made
+    return [rules.born(move, tx.now) for move in moves]
 
 
 def turn(
@@ -76,11 +79,13 @@ def turn(
     ended = successor = None
     if closing is not None:
         ended, successor = end(tx, closing, owner, actor)
-    token = Tokens(tx).next_queued(session_id, tx.now) if starts else None
-    if token is None:
+    found = Tokens(tx).next_queued(session_id, tx.now) if starts else None
+    if found is None:
         return Turn(ended, successor)
-    move = rules.lease(token, take_number(tx, session_id, "dispatch"), slot, actor)
+    token, mark, dispatch_seq = found
+    move = rules.lease(token, dispatch_seq, slot, actor)
     tx.move(move)
+    set_high(tx, session_id, "dispatch", mark, dispatch_seq)
     faults.point("child.leased")
     token = rules.moved(token, move)
     if token.kind == "function":
@@ -96,15 +101,16 @@ def start(tx: Transaction, token: Token, actor: str, pid: int | None = None, beg
 
 def end(tx: Transaction, closing: Closing, owner: Owner, actor: str) -> tuple[Ended, Token | None]:
     """The one terminal event of a child, with its time charged and, where it is tried again, its successor queued."""
-    token = Tokens(tx).get(closing.token.child_id)
-    ended = closing.ended
+    asked, row = Tokens(tx).closing(closing.token.child_id)
+    token = msgspec.structs.replace(closing.token, cancel_request_id=asked)
+    ended, spent = closing.ended, dict(closing.spent)
     if closing.micros is not None:
-        over = child_budget.charge_time(tx, token, closing.micros)
+        seconds, over = child_budget.charge_time(tx, token, child_budget.lane_of(row), closing.micros)
+        spent |= {"duration_secs": seconds} if seconds else {}
         if over is not None and ended.reason == "completed":
             ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
     if closing.facts is not None:
         closing.facts(tx)
-    spent = {lane: amount for lane, amount in spent_by(tx, token.child_id).items() if amount}
     detail = {**ended.detail, **({"spent": spent} if spent else {})}
     move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor)
     tx.move(move)

@@ -117,7 +117,8 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     if current.phase == "terminal":
         return False
     if current.started_at is not None:
-        child_budget.charge_time(tx, current, (current.last_seen or current.started_at) - current.started_at)
+        lane = child_budget.lane_of(Tokens(tx).closing(current.child_id)[1])
+        child_budget.charge_time(tx, current, lane, (current.last_seen or current.started_at) - current.started_at)
     move = terminal_move(current, actor)
     spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}
     if spent:

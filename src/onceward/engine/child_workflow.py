@@ -48,7 +48,7 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
 
     def spend(lanes: Mapping[str, Any], settled: bool) -> None:
         try:
-            _spend(children, token, lanes, settled)
+            _spend(children, token, running, lanes, settled)
         except BudgetExceeded as refused:
             running.refuse(refused.context)
             raise
@@ -85,11 +85,13 @@ def _by_request(running: Running, ended: Ended) -> Ended:
     return ended
 
 
-def _spend(children: Children, token: Token, lanes: Mapping[str, Any], settled: bool) -> None:
+def _spend(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = amounts(dict(lanes))
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
     faults.point("child.debited")
+    if refusal is None or settled:
+        running.count(asked)
     if refusal is not None:
         raise child_budget.exceeded(refusal)
 
@@ -108,7 +110,7 @@ def _closing(
         if work.on_end is not None:
             work.on_end(tx, token, ended, value)
 
-    return Closing(token, ended, micros, facts, work.attempts)
+    return Closing(token, ended, micros, facts, work.attempts, dict(running.spent))
 
 
 class _Commanded:
@@ -126,7 +128,7 @@ class _Commanded:
         except (TargetLocked, OncewardError) as error:
             return self._never(error)
         reports = Reports(
-            lambda lanes, settled: _spend(self.children, self.token, lanes, settled),
+            lambda lanes, settled: _spend(self.children, self.token, self.running, lanes, settled),
             self.running.tell,
             lambda error: self.running.refuse(error.context),
             lambda: self.running.ask("reports"),

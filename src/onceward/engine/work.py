@@ -105,6 +105,7 @@ class Running:
         self.asked: Asked = ""
         self.thousandths = 0
         self.note = ""
+        self.spent: dict[str, int] = {}
         self.refused: Mapping[str, Any] = {}
         """The debit that had no room, if one had none."""
         self.began = time.monotonic()
@@ -130,6 +131,13 @@ class Running:
             process = self.process
         if process is not None:
             process.terminate()
+
+    def count(self, debited: Mapping[str, int]) -> None:
+        """What was debited for it, so that its end can tell without looking it up."""
+        with self._mutex:
+            for lane, amount in debited.items():
+                if amount:
+                    self.spent[lane] = self.spent.get(lane, 0) + amount
 
     def refuse(self, refusal: Mapping[str, Any]) -> None:
         """A debit had no room: the child ends, whatever it makes of the answer."""

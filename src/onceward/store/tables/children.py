@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from onceward.errors import NotFound
+from onceward.errors import LeaseConflict, NotFound
 from onceward.kernel.records import Token
 from onceward.kernel.sources import Micros
-from onceward.store.port import Reads, Writes
+from onceward.store.port import Reads, Row, Writes
 
 _COLUMNS = ", ".join(Token.__struct_fields__)
+_COLUMNS_OF_T = ", ".join(f"t.{name}" for name in Token.__struct_fields__)
 _PAGE = 500
 
 
@@ -62,14 +63,31 @@ class Tokens:
             raise NotFound(f"there is no child {child_id}", context={"child_id": child_id})
         return Token(*found[0])
 
-    def next_queued(self, session_id: str, now: Micros) -> Token | None:
-        """The child whose turn it is: lowest place in the queue among those that are due."""
+    def next_queued(self, session_id: str, now: Micros) -> tuple[Token, int, int] | None:
+        """The child whose turn it is, lowest place in the queue among those that are due; the session's mark of the
+        last dispatch number, and the number that comes next."""
         found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
-            " AND phase <> 'terminal' AND due_at <= ? ORDER BY queue_seq LIMIT 1",
+            f"SELECT {_COLUMNS_OF_T}, s.dispatch_high,"
+            " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id)"
+            " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
+            " WHERE t.parent_session_id = ? AND t.phase = 'queued' AND t.phase <> 'terminal' AND t.due_at <= ?"
+            " ORDER BY t.queue_seq LIMIT 1",
             (session_id, now),
         )
-        return Token(*found[0]) if found else None
+        if not found:
+            return None
+        *columns, high, seen = found[0]
+        return Token(*columns), high, max(high, seen or 0) + 1
+
+    def closing(self, child_id: str) -> tuple[str | None, Row]:
+        """What may have changed about a running child: whether it was asked to end, and its session's time lane."""
+        found = self._rows.read(
+            "SELECT t.cancel_request_id, b.budget_lane, b.limit_amount, b.total, b.carried FROM urm_dispatch_token t"
+            " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
+            " AND b.budget_lane = 'duration_secs' WHERE t.child_id = ?",
+            (child_id,),
+        )
+        return found[0][0], found[0][1:]
 
     def next_due(self, session_id: str) -> Micros | None:
         """When the next queued child is due, if any is queued."""
@@ -87,15 +105,6 @@ class Tokens:
             (session_id,),
         )
         return [Token(*row) for row in found]
-
-    def cancelled(self, session_id: str) -> list[str]:
-        """Running children that were asked to end."""
-        found = self._rows.read(
-            "SELECT child_id FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
-            " AND cancel_request_id IS NOT NULL",
-            (session_id,),
-        )
-        return [child_id for (child_id,) in found]
 
     def left_behind(self, fence: int) -> Iterator[Token]:
         """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
@@ -145,23 +154,26 @@ def open_session(tx: Writes, session_id: str, cap: int, now: Micros) -> None:
     )
 
 
-def take_number(tx: Writes, session_id: str, kind: str) -> int:
-    """The next `queue` or `dispatch` number of a session: beyond every one ever given, and kept at once (C-2, X26)."""
-    # The write comes first: it locks the session's row until the commit.
-    tx.write(
-        f"UPDATE sessions SET {kind}_high = {kind}_high + 1 WHERE session_id = ?",
-        (session_id,),
-        lambda: NotFound(f"there is no session {session_id}", context={"session_id": session_id}),
-    )
-    ((high, seen),) = tx.read(
-        f"SELECT {kind}_high, (SELECT max({kind}_seq) FROM urm_dispatch_token WHERE parent_session_id = ?)"
+def last_queued(rows: Reads, session_id: str) -> tuple[int, int]:
+    """A session's mark of the last number in its queue, and the last number ever given there."""
+    found = rows.read(
+        "SELECT queue_high, (SELECT max(queue_seq) FROM urm_dispatch_token WHERE parent_session_id = ?)"
         " FROM sessions WHERE session_id = ?",
         (session_id, session_id),
     )
-    if seen is not None and seen >= high:
-        high = seen + 1
-        tx.write(f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ?", (high, session_id))
-    return int(high)
+    if not found:
+        raise NotFound(f"there is no session {session_id}", context={"session_id": session_id})
+    high, seen = found[0]
+    return high, max(high, seen or 0)
+
+
+def set_high(tx: Writes, session_id: str, kind: str, before: int, now: int) -> None:
+    """Keep the last `queue` or `dispatch` number at once; two who counted from the same mark cannot both (C-2, X26)."""
+    tx.write(
+        f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ? AND {kind}_high = ?",
+        (now, session_id, before),
+        lambda: LeaseConflict(f"another dispatch of {session_id} came between", context={"session_id": session_id}),
+    )
 
 
 def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
@@ -194,20 +206,6 @@ def last_event_of(rows: Reads, child_id: str) -> str | None:
 def pronounce(tx: Writes, child_id: str, death: str) -> None:
     """Keep the verdict on a child's processes, so that nobody has to look again."""
     tx.write("UPDATE urm_dispatch_token SET death = ? WHERE child_id = ? AND death IS NULL", (death, child_id))
-
-
-def free_slot(tx: Reads, session_id: str) -> int | None:
-    """The lowest slot of a session that no running child has, within its cap."""
-    ((cap,),) = tx.read("SELECT max_active_children FROM sessions WHERE session_id = ?", (session_id,))
-    taken = {
-        slot
-        for (slot,) in tx.read(
-            "SELECT slot FROM urm_dispatch_token WHERE parent_session_id = ? AND phase IN ('leased', 'started')"
-            " AND phase <> 'terminal'",
-            (session_id,),
-        )
-    }
-    return next((slot for slot in range(1, cap + 1) if slot not in taken), None)
 
 
 def recovery_done(rows: Reads, fence: int) -> bool:
