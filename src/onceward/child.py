@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -24,7 +26,9 @@ def spend(*, settled: bool = False, **lanes: Any) -> None:
 
 
 def progress(thousandths: int, note: str = "") -> None:
-    """Say how far this child is."""
+    """Say how far this child is, from 0 to 1000."""
+    if not 0 <= thousandths <= 1000:
+        raise InvalidConfig(f"progress is told in thousandths, 0 to 1000, not {thousandths}")
     say(progress=thousandths, note=note)
 
 
@@ -32,33 +36,74 @@ def say(
     *, spend: Mapping[str, Any] | None = None, settled: bool = False, progress: int | None = None, note: str = ""
 ) -> None:
     """One line of the report, and its answer. Several processes of one child take turns."""
-    try:
-        report, answers = int(os.environ["ONCEWARD_REPORT_FD"]), int(os.environ["ONCEWARD_ACK_FD"])
-        os.fstat(report)
-        os.fstat(answers)
-    except (KeyError, ValueError, OSError):
-        raise InvalidConfig(
-            "there is nobody to report to: this is for programs that Onceward runs (onceward spawn -- ...)"
-        ) from None
     said: dict[str, Any] = {"settled": settled} if spend else {}
     if spend:
-        said["spend"] = dict(spend)
+        said["spend"] = {lane: _amount(lane, amount) for lane, amount in spend.items()}
     if progress is not None:
         said["progress"] = progress
     if note:
         said["note"] = note
-    # The answer to our line comes on a pipe that all processes of the child share, so only one may ask at a time.
-    fcntl.flock(report, fcntl.LOCK_EX)
-    try:
-        os.write(report, msgspec.json.encode(said) + b"\n")
-        answer = _answer(answers)
-    finally:
-        fcntl.flock(report, fcntl.LOCK_UN)
+    with _pipes() as (report, answers):
+        # The answer comes on a pipe that all processes of the child share, so only one may ask at a time.
+        fcntl.flock(report, fcntl.LOCK_EX)
+        try:
+            os.write(report, msgspec.json.encode(said) + b"\n")
+            answer = _answer(answers)
+        finally:
+            fcntl.flock(report, fcntl.LOCK_UN)
     if not answer["ok"]:
         document = {"context": {}, "recovery": [], **answer["error"]}
         if document["code"] == BudgetExceeded.code:
             raise BudgetExceeded(document["message"], context=document["context"])
         raise StoredError(document)
+
+
+@contextmanager
+def _pipes() -> Iterator[tuple[int, int]]:
+    """The two pipes to the kernel: as inherited, or, where whoever started us closed them, from the child's first
+    process, which the environment names."""
+    names = ("ONCEWARD_REPORT_FD", "ONCEWARD_ACK_FD", "ONCEWARD_REPORT_ID", "ONCEWARD_LEADER")
+    if any(name not in os.environ for name in names):
+        raise InvalidConfig(
+            "there is nobody to report to: this is for programs that Onceward runs (onceward spawn -- ...)"
+        )
+    numbers = [int(os.environ[name]) for name in names[:2]]
+    opened: list[int] = []
+    try:
+        found = []
+        for number, inode, mode in zip(
+            numbers, os.environ[names[2]].split(":"), (os.O_WRONLY, os.O_RDONLY), strict=True
+        ):
+            if not _is(number, inode):
+                opened.append(os.open(f"/proc/{os.environ[names[3]]}/fd/{number}", mode | os.O_CLOEXEC))
+                number = opened[-1]
+            if not _is(number, inode):
+                raise FileNotFoundError
+            found.append(number)
+        yield found[0], found[1]
+    except OSError as error:
+        raise InvalidConfig(
+            f"descriptor {numbers[0]} (ONCEWARD_REPORT_FD) is closed, here and in the program that Onceward started"
+            f" ({error.strerror or 'another file has its number'}); keep it open there"
+        ) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _is(descriptor: int, inode: str) -> bool:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return stat.S_ISFIFO(found.st_mode) and str(found.st_ino) == inode
+
+
+def _amount(lane: str, amount: Any) -> str | int:
+    if isinstance(amount, bool) or not isinstance(amount, str | int):
+        shown = '"0.01"' if lane == "usd" else "120"
+        raise InvalidConfig(f"{lane} takes {shown}, not {amount!r}: money is a string, all else a whole number")
+    return amount
 
 
 def _answer(descriptor: int) -> dict[str, Any]:

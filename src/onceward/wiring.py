@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from onceward import settings as settings_module
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Asker, Engine, Kernel
-from onceward.engine.reading import lane_list
+from onceward.engine.reading import lane_list, session_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
@@ -119,6 +119,14 @@ class Workspace:
         finally:
             store.close()
 
+    def session(self, prefix: str) -> str:
+        """The one session that an id or its beginning means; NOT_FOUND with what to do where there is none."""
+        store = self.store()
+        try:
+            return session_named(store, prefix)
+        finally:
+            store.close()
+
     def spending(self, session_id: str) -> list[dict[str, Any]]:
         """The lanes of a session's budget."""
         store = self.store()
@@ -207,6 +215,12 @@ class Workspace:
         if not self.folder.is_dir() or (
             self.settings.store.url == "sqlite" and not (self.folder / "onceward.db").exists()
         ):
+            inside = self.folder / settings_module.FOLDER
+            if inside.is_dir():
+                raise NotFound(
+                    f"there is no workspace at {self.folder}, but there is one in it",
+                    recovery=[Recovery("name that folder", f"--workspace {shlex.quote(str(inside))}")],
+                )
             here = self.folder == Path.cwd() / settings_module.FOLDER
             where = "" if here else f"--workspace {shlex.quote(str(self.folder))} "
             raise NotFound(

@@ -85,7 +85,18 @@ def test_a_child_sees_only_what_it_was_given(processes, tmp_path, monkeypatch):
     env, cwd, descriptors, leads = json.loads(ending.out.kept())
     assert env["WANTED"] == "yes" and env["GIVEN"] == "1" and env["ONCEWARD_CHILD"] == "chd_9"
     assert "SECRET_OF_THE_KERNEL" not in env
-    assert set(env) <= {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "WANTED", "GIVEN", "ONCEWARD_CHILD"}
+    assert set(env) <= {
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TZ",
+        "TMPDIR",
+        "WANTED",
+        "GIVEN",
+        "ONCEWARD_CHILD",
+        "ONCEWARD_LEADER",
+    }
     assert Path(cwd) == tmp_path.resolve()
     assert leads, "a child has a session of its own"
     assert descriptors["0"] == "/dev/null"

@@ -72,7 +72,9 @@ class Artifacts:
     def read(self, digest: str) -> Iterator[bytes]:
         """An artifact's bytes in pieces; INTEGRITY_FAULT, at the latest with the last, if they changed."""
         if not _PREFIX.fullmatch(digest):
-            raise InvalidConfig(f"{digest[:80]!a} is not the beginning of a digest", context={"field": "artifact"})
+            raise InvalidConfig(
+                f"{digest[:80]!a} is not a digest or at least its first four letters", context={"field": "artifact"}
+            )
         with self.store.read() as rows:
             found, size, data = rows_of.find(rows, digest)
         return self._verified(found, size, iter([data]) if data is not None else _pieces(self.path_of(found)))

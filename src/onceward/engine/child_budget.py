@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onceward.errors import BudgetExceeded
+from onceward.kernel.money import to_usd
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, judge
 from onceward.store.port import Reads, Row
@@ -59,7 +60,9 @@ def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) 
 
 
 def exceeded(refusal: Refusal) -> BudgetExceeded:
+    money = refusal.lane == "usd_micros"
+    at, limit, asked = (to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked))
     return BudgetExceeded(
-        f"the budget has no room: {refusal.lane} is at {refusal.observed} of {refusal.limit}, {refusal.asked} asked",
+        f"the budget has no room: {'usd' if money else refusal.lane} is at {at} of {limit}, {asked} more asked",
         context=refusal.detail(),
     )

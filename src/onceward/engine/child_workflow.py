@@ -13,7 +13,7 @@ from onceward.engine import child_budget, child_dispatch
 from onceward.engine.artifacts import Blob
 from onceward.engine.child_dispatch import Closing
 from onceward.engine.processes import FIRST_INHERITED, Ending, Order, Process, environment
-from onceward.engine.redaction import redact
+from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
 from onceward.engine.work import Command, Function, Running, Task
 from onceward.errors import BudgetExceeded, ChildStartFailed, OncewardError
@@ -118,7 +118,8 @@ class _Commanded:
 
     def __init__(self, children: Children, token: Token, work: Command, running: Running) -> None:
         self.children, self.token, self.work, self.running = children, token, work, running
-        self.secrets = {name: os.environ[name] for name in work.secrets if name in os.environ}
+        self.secrets = {name: check_secret(name, os.environ[name]) for name in work.secrets if name in os.environ}
+        self.redactor = Redactor(self.secrets)
         self.claim: Claim | None = None
 
     def run(self) -> Closing:
@@ -129,7 +130,7 @@ class _Commanded:
             return self._never(error)
         reports = Reports(
             lambda lanes, settled: _spend(self.children, self.token, self.running, lanes, settled),
-            self.running.tell,
+            lambda thousandths, note: self.running.tell(thousandths, self.redactor.text(note)),
             lambda error: self.running.refuse(error.context),
             lambda: self.running.ask("reports"),
         )
@@ -147,7 +148,8 @@ class _Commanded:
             reports.close()
 
     def _never(self, error: OncewardError) -> Closing:
-        ended = _by_request(self.running, Ended("start_failed", {"error": error.code, "message": error.message[:1000]}))
+        message = self.redactor.text(error.message)[:1000]
+        ended = _by_request(self.running, Ended("start_failed", {"error": error.code, "message": message}))
         if ended.reason == "terminated_on_restart":
             ended = Ended("lease_orphaned", ended.detail)
         return _closing(self.children, self.token, ended, None, {})
@@ -161,6 +163,7 @@ class _Commanded:
             "ONCEWARD_ATTEMPT": str(self.token.attempt),
             "ONCEWARD_REPORT_FD": str(FIRST_INHERITED),
             "ONCEWARD_ACK_FD": str(FIRST_INHERITED + 1),
+            "ONCEWARD_REPORT_ID": reports.identity,
         }
         order = Order(
             *(self.token.child_id, self.work.argv, self.work.cwd, environment(self.work.env, given)),
@@ -189,9 +192,7 @@ class _Commanded:
 
     def _watch(self, process: Process, reports: Reports) -> Closing:
         process.listen(reports.reader, reports.take)
-        if self.work.on_output is not None:
-            told = self.work.on_output
-            process.on_output = lambda name, data: told(self.token.child_id, name, redact(data, self.secrets))
+        process.on_output = self._show
         self.running.attach(process)
         timeout, by_budget = self._allowance()
         watched = watch(process, timeout, self.children.processes.grace)
@@ -203,6 +204,10 @@ class _Commanded:
             ended = _by_request(self.running, Ended("execution_failed", {"death_unconfirmed": True}))
             return _closing(self.children, self.token, ended, process.micros(), {})
         return self._ended(process.ending, reports)
+
+    def _show(self, stream: str, data: bytes) -> None:
+        if self.work.on_output is not None:
+            self.work.on_output(self.token.child_id, stream, self.redactor.piece(stream, data))
 
     def _allowance(self) -> tuple[float | None, bool]:
         """How long it may run: its own timeout, or what its session's time budget leaves if that is less."""
@@ -218,6 +223,9 @@ class _Commanded:
         return left, True
 
     def _ended(self, ending: Ending, reports: Reports) -> Closing:
+        for stream in ("out", "err"):
+            if self.work.on_output is not None and (rest := self.redactor.rest(stream)):
+                self.work.on_output(self.token.child_id, stream, rest)
         detail: dict[str, Any] = {"exit": ending.exit}
         for name in ("strays", "unsure"):
             if getattr(ending, name):
@@ -225,7 +233,7 @@ class _Commanded:
         if reports.mistakes:
             detail["report_mistakes"] = reports.mistakes
         if ending.unrunnable:
-            ended = Ended("start_failed", {**detail, "message": ending.unrunnable})
+            ended = Ended("start_failed", {**detail, "message": self.redactor.text(ending.unrunnable)})
         elif ending.exit == 0 and self.running.asked != "reports":
             ended = Ended("completed", detail)
         else:
@@ -235,7 +243,7 @@ class _Commanded:
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
             if captured.size:
-                blobs[name] = self.children.artifacts.keep(redact(captured.kept(), self.secrets))
+                blobs[name] = self.children.artifacts.keep(self.redactor.clean(captured.kept()))
         ended = _by_request(self.running, ended)
         return _closing(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, ending)
 

@@ -93,8 +93,14 @@ class Kernel:
             self.close()
             raise
 
+    def require(self, role: str) -> None:
+        """PERMISSION_DENIED unless the principal of this kernel has a role."""
+        with self.store.read() as rows:
+            authorize(rows, self.principal, role)
+
     def open_session(self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None) -> Children:
         """A session to run children in, under this kernel."""
+        self.require("operator")
         done = self.recovered
         self.store.write(lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed))
         children = Children(
@@ -128,6 +134,13 @@ class Kernel:
         """What was asked may concern children that run."""
         for children in self._sessions:
             children.heed()
+
+    def gc(self) -> tuple[int, int]:
+        """Remove artifacts that nothing refers to; answers how many and how many bytes."""
+        self.require("operator")
+        while self.artifacts.spill():
+            pass
+        return self.artifacts.gc()
 
     def deliver(self) -> list[Delivery]:
         return deliver(self.store, self.sinks)

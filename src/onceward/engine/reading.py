@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from onceward.engine.child_dispatch import exported
-from onceward.errors import NotFound
-from onceward.kernel.chain import check_stream
+from onceward.errors import NotFound, Recovery
+from onceward.kernel.chain import STREAM, check_stream
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.kernel.records import Token
 from onceward.kernel.sources import iso
@@ -18,7 +18,7 @@ from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.artifacts import newest_refs, refs_of
 from onceward.store.tables.budgets import lanes_of, spent_by
-from onceward.store.tables.children import Sessions, Tokens, resolve
+from onceward.store.tables.children import Sessions, Tokens, last_detail_of, resolve
 from onceward.store.tables.events import events_of, streams
 from onceward.store.tables.outbox import backlogs
 from onceward.store.tables.principals import Principals
@@ -27,6 +27,20 @@ from onceward.store.tables.principals import Principals
 def stream_list(store: Store) -> list[dict[str, Any]]:
     with store.read() as rows:
         return [{"stream": stream, "events": count} for stream, count in streams(rows)]
+
+
+def stream_named(store: Store, name: str) -> str:
+    """A stream's name, or the stream of the one session or child that an id means."""
+    if STREAM.fullmatch(name):
+        return name
+    with store.read() as rows:
+        sessions = Sessions(rows).named(name)
+        if len(sessions) == 1:
+            return f"session:{sessions[0]}"
+        try:
+            return f"child:{resolve(rows, name)[0]}"
+        except NotFound:
+            return check_stream(name)
 
 
 def stream_lines(store: Store, stream: str, *, follow: bool = False) -> Iterator[bytes]:
@@ -80,6 +94,19 @@ def lane_list(store: Store, session_id: str) -> list[dict[str, Any]]:
     return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, _ in found]
 
 
+def session_named(store: Store, prefix: str) -> str:
+    """The one session that an id or its beginning means."""
+    with store.read() as rows:
+        found = Sessions(rows).named(prefix)
+    if len(found) == 1:
+        return found[0]
+    raise NotFound(
+        f"more than one session begins with {prefix}" if found else f"there is no session {prefix}",
+        context={"session_id": prefix},
+        recovery=[Recovery("see which there are", "onceward status"), Recovery("open a new one of that id with --new")],
+    )
+
+
 def session_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
     """The newest sessions and how they stand."""
     with store.read() as rows:
@@ -93,9 +120,10 @@ def session_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
 def session_status(store: Store, subject: str) -> dict[str, Any]:
     """A session with its lanes and children, or the session of one child with that child alone."""
     with store.read() as rows:
-        session = Sessions(rows).find(subject)
+        named = Sessions(rows).named(subject)
+        session = Sessions(rows).find(named[0]) if len(named) == 1 else None
         if session is not None:
-            tokens = list(Tokens(rows).of_session(subject))
+            tokens = list(Tokens(rows).of_session(session.session_id))
         else:
             tokens = [Tokens(rows).get(child_id) for child_id in resolve(rows, subject)]
             session = Sessions(rows).find(tokens[0].parent_session_id)
@@ -123,9 +151,17 @@ def _child(rows: Reads, token: Token) -> dict[str, Any]:
         "cancel_request_id": token.cancel_request_id,
         "started_at": None if token.started_at is None else iso(token.started_at),
         "ended_at": iso(token.updated_at) if token.phase == "terminal" else None,
+        "detail": _told(rows, token) if token.phase == "terminal" else None,
         "spent": dict(spent_by(rows, token.child_id)),
     }
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _told(rows: Reads, token: Token) -> dict[str, Any]:
+    """What else its last event says: exit, message, note, processes it left."""
+    wanted = ("exit", "message", "note", "strays", "unsure", "lane", "limit", "observed", "asked", "stopped")
+    said = last_detail_of(rows, token.child_id)
+    return {key: said[key] for key in wanted if key in said}
 
 
 def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dict[str, Any]]:

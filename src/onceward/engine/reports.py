@@ -41,6 +41,8 @@ class Reports:
         self.child_reads, self._answers = os.pipe()
         os.set_blocking(self.reader, False)
         os.set_blocking(self._answers, False)
+        self.identity = f"{os.fstat(self.reader).st_ino}:{os.fstat(self.child_reads).st_ino}"
+        """Which pipes they are: a child's own files may have the same numbers."""
         self._buffer = b""
         self.mistakes = 0
         self._given_up = False

@@ -1,4 +1,4 @@
-"""TERM and INT ask a kernel to stop its work well; asking twice is asking once (L-24)."""
+"""TERM, INT and HUP ask a kernel to stop its work well; asking twice is asking once (L-24)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Signals:
 
     @property
     def exit_status(self) -> int:
-        """How a program ends that was asked to: 130 for INT, 143 for TERM."""
+        """How a program ends that was asked to: 130 for INT, 143 for TERM, 129 for HUP."""
         return 128 + self.heard if self.heard else 0
 
     def __enter__(self) -> Signals:
         self._thread.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._hear)
         return self
 

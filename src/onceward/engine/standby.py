@@ -75,13 +75,15 @@ def become(body: bytes, descriptors: list[int], complete: bool, start: str) -> N
         line = _arrange(descriptors)
         os.chdir(cwd)
         program = _find(argv[0], env.get(b"PATH", os.defpath.encode()))
+        env[b"ONCEWARD_LEADER"] = str(os.getpid()).encode()
         tell(line, f"ready {os.getpid()} {start}")
         if os.read(line, 1) != GO:
             return
         try:
             os.execve(program, argv, env)  # noqa: S606
         except OSError as error:
-            tell(line, f"unrunnable cannot run {os.fsdecode(argv[0])}: {error.strerror}")
+            hint = " (does it lack a first line such as #!/bin/sh?)" if error.errno == 8 else ""
+            tell(line, f"unrunnable cannot run {os.fsdecode(argv[0])}: {error.strerror}{hint}")
     except OSError as error:
         where = f" {os.fsdecode(error.filename)}" if error.filename else ""
         tell(line, f"refused cannot start{where}: {error.strerror}")

@@ -141,5 +141,8 @@ def _require_gone(seen: LockRow, standing: Standing) -> None:
                 "why": standing.why,
                 "reason": "held" if seen.exe_sha256 == exe_sha256() else "exe_mismatch",
             },
-            recovery=[Recovery("wait for it to finish, or end it", f"kill {seen.acquired_by_pid}", "medium")],
+            recovery=[
+                Recovery("see what it runs", "onceward status"),
+                Recovery("wait for it to finish, or end it", f"kill {seen.acquired_by_pid}", "medium"),
+            ],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from onceward.engine.processes import Process
+from onceward.engine.redaction import Redactor
 from onceward.errors import ChildCancelled
-from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS
+from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.kernel.records import Token
 from onceward.lifecycles.child import Ended
 from onceward.store.transaction import Transaction
@@ -94,7 +96,15 @@ class Command(Work, frozen=True, kw_only=True):
         return "process"
 
     def described(self) -> dict[str, Any]:
-        return {"argv": list(self.argv), "cwd": str(self.cwd)}
+        """What is recorded of it: no secret, not even one that somebody put on its command line."""
+        redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
+        words = [redactor.text(_spoken(word)) for word in self.argv]
+        return {"argv": words, "cwd": _spoken(str(self.cwd))}
+
+
+def _spoken(word: str) -> str:
+    """A word as it can be recorded: bytes that are no text are shown by their numbers."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Running:
@@ -140,9 +150,15 @@ class Running:
                     self.spent[lane] = self.spent.get(lane, 0) + amount
 
     def refuse(self, refusal: Mapping[str, Any]) -> None:
-        """A debit had no room: the child ends, whatever it makes of the answer."""
+        """A debit had no room: the child ends, whatever it makes of the answer. It has a moment to end by itself."""
         self.refused = self.refused or refusal
-        self.ask("budget")
+        with self._mutex:
+            first, self.asked = not self.asked, self.asked or "budget"
+            process = self.process
+        if first and process is not None:
+            timer = threading.Timer(REFUSED_SECONDS, process.terminate)
+            timer.daemon = True
+            timer.start()
 
     def tell(self, thousandths: int | None, note: str) -> None:
         if thousandths is not None:

@@ -73,6 +73,9 @@ REPORT_LINE_BYTES: Final = 64 * 1024
 REPORT_MISTAKES: Final = 100
 """How many lines that cannot be read a child may report before it is ended."""
 
+REFUSED_SECONDS: Final = 1.0
+"""How long a child whose debit was refused may take to end by itself before it is asked to."""
+
 CHILD_TIMEOUT_SECONDS: Final = 300.0
 """How long a step may take unless its stage says otherwise."""
 

@@ -10,7 +10,7 @@ import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending
-from onceward.edges.cli.display import shown
+from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.errors import InvalidConfig
 
@@ -47,11 +47,21 @@ def _session(found: dict[str, Any]) -> None:
     rows = []
     for child in found["children"]:
         work = " ".join(child["work"].get("argv", [])) or child["work"].get("function", "")
-        spent = " ".join(f"{lane}={amount}" for lane, amount in child["spent"].items()) or "-"
-        how = child.get("reason") or ("cancelling" if "cancel_request_id" in child else "-")
-        rows.append((child["child_id"], child["phase"], how, child["attempt"], spent, work[:60]))
+        spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in child["spent"].items())
+        rows.append((child["child_id"], _how(child), child["attempt"], spent or "-", work[:60]))
     if rows:
-        render.table(("child", "phase", "how", "try", "spent", "work"), rows)
+        render.table(("child", "how", "try", "spent", "work"), rows)
+
+
+def _how(child: dict[str, Any]) -> str:
+    """A child's state in a word, and why."""
+    if child["phase"] != "terminal":
+        return (
+            "cancelling" if "cancel_request_id" in child else {"started": "running"}.get(child["phase"], child["phase"])
+        )
+    detail = child.get("detail", {})
+    word = "stopped" if detail.get("stopped") else {"completed": "passed"}.get(child["reason"], child["reason"])
+    return f"{word}{explain(child['reason'], detail)}"[:70]
 
 
 @click.command(cls=Command)
@@ -119,6 +129,8 @@ def get(given: Globals, digest: str, file: str) -> None:
     path = Path(file).expanduser()
     if path.exists():
         raise InvalidConfig(f"{path} is there already; nothing was written", context={"file": str(path)})
+    if not path.parent.is_dir():
+        raise InvalidConfig(f"there is no folder {path.parent}; nothing was written", context={"file": str(path)})
     fresh = path.with_name(f".{path.name}.new")
     with given.workspace().artifacts() as kept:
         try:
@@ -140,9 +152,7 @@ def gc(given: Globals) -> None:
     """Remove artifacts that nothing refers to any more. Never one that something does."""
     kernel = given.workspace().kernel()
     try:
-        while kernel.artifacts.spill():
-            pass
-        count, freed = kernel.artifacts.gc()
+        count, freed = kernel.gc()
     finally:
         kernel.close()
     if given.json:

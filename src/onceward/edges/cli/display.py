@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +30,7 @@ class Display:
         self._numbers: dict[str, int] = {}
         self._parts: dict[tuple[str, str], bytes] = {}
         self._done = self._failed = 0
+        self._midline = False
         self._live = not as_json and count > 1 and sys.stderr.isatty()
 
     def begun(self, ids: list[str]) -> None:
@@ -40,7 +44,11 @@ class Display:
             self._status()
 
     def output(self, child_id: str, stream: str, data: bytes) -> None:
-        with self._mutex:
+        """Show output. Whoever read ours may have seen enough; the child goes on, and its record with it."""
+        with self._mutex, self._heard():
+            if not data:
+                return
+            self._midline = not data.endswith(b"\n")
             if self._json:
                 text = data.decode("utf-8", "replace")
                 self._line({"type": "output", "child_id": child_id, "stream": stream, "text": text})
@@ -52,7 +60,7 @@ class Display:
                 self._prefixed(child_id, stream, data)
 
     def ended(self, child_id: str, how: Ended) -> None:
-        with self._mutex:
+        with self._mutex, self._heard():
             passed = how.reason == "completed"
             self._done += 1
             self._failed += not passed
@@ -62,12 +70,18 @@ class Display:
             else:
                 self._flush(child_id)
                 self._erase()
+                if self._count == 1 and self._midline and sys.stderr.isatty():
+                    click.echo(err=True)
                 word = "stopped" if how.detail.get("stopped") else how.reason
                 mark = click.style("passed", fg="green") if passed else click.style(word, fg="red")
                 click.echo(f"{self._name(child_id)}{mark}{_why(how)}", err=True)
             self._status()
 
     def summary(self, lanes: list[dict[str, Any]]) -> None:
+        with self._heard():
+            self._summary(lanes)
+
+    def _summary(self, lanes: list[dict[str, Any]]) -> None:
         if self._json:
             self._line(
                 {
@@ -84,6 +98,15 @@ class Display:
         if spent:
             click.echo(f"spent: {spent}", err=True)
         click.secho(f"more: onceward status {self._session}", dim=True, err=True)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in (1, 2):
+                os.dup2(nowhere, descriptor)
 
     def _name(self, child_id: str) -> str:
         if self._count == 1:
@@ -124,12 +147,20 @@ class Display:
 
 def _why(how: Ended) -> str:
     """What a person wants to know about an end, in a few words."""
-    detail = how.detail
-    if how.reason == "budget_exceeded" and "lane" in detail:
-        return f": {detail['lane']} is at {detail['observed']} of {detail['limit']}"
+    left = how.detail.get("strays")
+    also = f" (it left {render.counted(left, 'process')} behind, ended too)" if left else ""
+    return f"{explain(how.reason, how.detail)}{also}"
+
+
+def explain(reason: str, detail: Mapping[str, Any]) -> str:
+    """Why a child ended as it did, where there is more to say than the reason."""
+    if reason == "budget_exceeded" and "lane" in detail:
+        name, total, limit = shown({"lane": detail["lane"], "total": detail["observed"], "limit": detail["limit"]})
+        _, asked, _ = shown({"lane": detail["lane"], "total": detail.get("asked", 0), "limit": None})
+        return f": {name} is at {total} of {limit}" + (f", {asked} more asked" if "asked" in detail else "")
     if detail.get("message"):
         return f": {render.plain(detail['message'])}"
-    if how.reason != "completed" and detail.get("exit") is not None:
+    if reason not in ("completed", "cancelled") and detail.get("exit") is not None:
         code = detail["exit"]
         return f": exit {code}" if code >= 0 else f": ended by signal {-code}"
     return ""

@@ -93,11 +93,12 @@ def _read(file: str) -> bytes:
 @pass_globals
 def events(given: Globals, stream: str | None, follow: bool) -> None:
     """Print the events of STREAM, one canonical line each; without STREAM, list the streams."""
-    from onceward.engine.reading import stream_lines, stream_list
+    from onceward.engine.reading import stream_lines, stream_list, stream_named
 
     store = given.workspace().store()
     try:
         if stream is not None:
+            stream = stream_named(store, stream)
             for line in stream_lines(store, stream, follow=follow):
                 sys.stdout.buffer.write(line + b"\n")
                 if follow:

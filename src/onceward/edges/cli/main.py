@@ -82,13 +82,17 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return keep
 
 
-def global_options() -> list[click.Option]:
-    """They may stand before or after the command's name."""
+def global_options(*, outermost: bool = False) -> list[click.Option]:
+    """They may stand before or after the command's name. The environment is asked once, and the command line wins."""
+
+    def variable(name: str) -> str | None:
+        return name if outermost else None
+
     return [
         click.Option(
             ["--workspace"],
             metavar="DIR",
-            envvar="ONCEWARD_WORKSPACE",
+            envvar=variable("ONCEWARD_WORKSPACE"),
             expose_value=False,
             callback=_keep("workspace_folder"),
             help="The workspace folder itself, such as project/.onceward [default: the nearest .onceward].",
@@ -96,7 +100,7 @@ def global_options() -> list[click.Option]:
         click.Option(
             ["--store"],
             metavar="URL",
-            envvar="ONCEWARD_STORE",
+            envvar=variable("ONCEWARD_STORE"),
             expose_value=False,
             callback=_keep("store_url"),
             help="Where the rows are: sqlite or postgresql://….",
@@ -104,7 +108,7 @@ def global_options() -> list[click.Option]:
         click.Option(
             ["--as"],
             metavar="PRINCIPAL",
-            envvar="ONCEWARD_AS",
+            envvar=variable("ONCEWARD_AS"),
             expose_value=False,
             callback=_keep("principal"),
             help="Act as this principal [default: you].",
@@ -131,6 +135,8 @@ class Group(click.Group):
 
 class Seconds(click.FloatRange):
     """A time to wait: not negative, not endless, and a number."""
+
+    name = "number of seconds"
 
     def __init__(self) -> None:
         super().__init__(0, 86_400)
@@ -184,7 +190,7 @@ class LazyGroup(click.Group):
 
 @click.command(
     cls=LazyGroup,
-    params=global_options(),
+    params=global_options(outermost=True),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )

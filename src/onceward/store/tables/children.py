@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -37,6 +38,16 @@ class Sessions:
             (session_id,),
         )
         return Session(*found[0]) if found else None
+
+    def named(self, prefix: str) -> list[str]:
+        """The session of that id, or else up to two whose ids begin so."""
+        if self.find(prefix) is not None:
+            return [prefix]
+        found = self._rows.read(
+            "SELECT session_id FROM sessions WHERE session_id >= ? AND session_id < ? ORDER BY session_id LIMIT 2",
+            (prefix, prefix + "\U0010ffff"),
+        )
+        return [session_id for (session_id,) in found] if prefix else []
 
     def all(self, limit: int) -> list[tuple[str, int, int, int, Micros]]:
         """The newest sessions: id, children, those not ended, those that did not complete, when it was opened."""
@@ -132,8 +143,9 @@ class Tokens:
 
 def resolve(rows: Reads, prefix: str) -> list[str]:
     """The children that an id, or the one beginning of an id, means: a child, or all that a session has open."""
-    if Sessions(rows).find(prefix) is not None:
-        return [token.child_id for token in Tokens(rows).open_in(prefix)]
+    sessions = Sessions(rows).named(prefix)
+    if len(sessions) == 1:
+        return [token.child_id for token in Tokens(rows).open_in(sessions[0])]
     found = rows.read(
         "SELECT child_id FROM urm_dispatch_token WHERE child_id >= ? AND child_id < ? ORDER BY child_id LIMIT 2",
         (prefix, prefix + "\U0010ffff"),
@@ -194,13 +206,24 @@ def note_last_seen(tx: Writes, fence: int, last_seen: Micros) -> None:
 
 
 def last_event_of(rows: Reads, child_id: str) -> str | None:
-    """What a child's stream says last."""
+    """The name of what a child's stream says last."""
+    said = _last(rows, child_id)
+    return None if said is None else str(said["event"])
+
+
+def last_detail_of(rows: Reads, child_id: str) -> dict[str, Any]:
+    """The detail of what a child's stream says last."""
+    said = _last(rows, child_id)
+    return {} if said is None else dict(said["detail"])
+
+
+def _last(rows: Reads, child_id: str) -> Any:
     found = rows.read(
         "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ?"
         " ORDER BY e.seq DESC LIMIT 1",
         (f"child:{child_id}",),
     )
-    return None if not found else str(msgspec.json.decode(found[0][0])["event"])
+    return msgspec.json.decode(found[0][0]) if found else None
 
 
 def pronounce(tx: Writes, child_id: str, death: str) -> None:
