@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -43,16 +44,17 @@ def say(
         said["progress"] = progress
     if note:
         said["note"] = note
+    said["id"] = f"{os.getpid()}-{time.monotonic_ns()}"
     with _pipes() as (report, answers):
         # The answer comes on a pipe that all processes of the child share, so only one may ask at a time.
         fcntl.flock(report, fcntl.LOCK_EX)
-        try:
-            os.write(report, msgspec.json.encode(said) + b"\n")
+        os.write(report, msgspec.json.encode(said) + b"\n")
+        answer = _answer(answers)
+        while answer.get("id") != said["id"]:
+            # Somebody asked and did not wait for this one.
             answer = _answer(answers)
-        finally:
-            fcntl.flock(report, fcntl.LOCK_UN)
     if not answer["ok"]:
-        document = {"context": {}, "recovery": [], **answer["error"]}
+        document = {"code": "INVALID_CONFIG", "message": "refused", "context": {}, "recovery": [], **answer["error"]}
         if document["code"] == BudgetExceeded.code:
             raise BudgetExceeded(document["message"], context=document["context"])
         raise StoredError(document)
@@ -67,36 +69,36 @@ def _pipes() -> Iterator[tuple[int, int]]:
         raise InvalidConfig(
             "there is nobody to report to: this is for programs that Onceward runs (onceward spawn -- ...)"
         )
-    numbers = [int(os.environ[name]) for name in names[:2]]
+    numbers = [os.environ[name] for name in names[:2]]
     opened: list[int] = []
     try:
-        found = []
         for number, inode, mode in zip(
             numbers, os.environ[names[2]].split(":"), (os.O_WRONLY, os.O_RDONLY), strict=True
         ):
-            if not _is(number, inode):
-                opened.append(os.open(f"/proc/{os.environ[names[3]]}/fd/{number}", mode | os.O_CLOEXEC))
-                number = opened[-1]
-            if not _is(number, inode):
-                raise FileNotFoundError
-            found.append(number)
-        yield found[0], found[1]
-    except OSError as error:
+            # Opened anew: a lock on a descriptor that processes inherited from each other excludes none of them.
+            opened.append(_open(("self", os.environ[names[3]]), number, inode, mode))
+        yield opened[0], opened[1]
+    except (OSError, ValueError) as error:
         raise InvalidConfig(
-            f"descriptor {numbers[0]} (ONCEWARD_REPORT_FD) is closed, here and in the program that Onceward started"
-            f" ({error.strerror or 'another file has its number'}); keep it open there"
+            f"descriptor {numbers[0]} (ONCEWARD_REPORT_FD) is closed, here and in the program that Onceward started,"
+            f" or its kernel is gone ({error})"
         ) from None
     finally:
         for descriptor in opened:
             os.close(descriptor)
 
 
-def _is(descriptor: int, inode: str) -> bool:
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return False
-    return stat.S_ISFIFO(found.st_mode) and str(found.st_ino) == inode
+def _open(places: tuple[str, ...], number: str, inode: str, mode: int) -> int:
+    """A pipe by its number in one of these processes, if it is the one that is meant."""
+    for place in places:
+        path = f"/proc/{place}/fd/{number}"
+        try:
+            found = os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
+        if stat.S_ISFIFO(found.st_mode) and str(found.st_ino) == inode:
+            return os.open(path, mode | os.O_CLOEXEC)
+    raise OSError(f"pipe {inode} is not open there")
 
 
 def _amount(lane: str, amount: Any) -> str | int:

@@ -125,6 +125,41 @@ def test_a_middle_line_that_was_changed_is_reported_when_looked_for(files):
     assert files.compare("session:ses_a") == "line 2 is not what was recorded"
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1])),
+        lambda path: path.write_bytes(b""),
+    ],
+)
+def test_a_stream_that_says_nothing_new_is_looked_after_too(files, harm):
+    say(files, 3)
+    files.seal()
+    harm(files.path_of("child:chd_1"))
+    assert again(files).look_over() > 0
+    whole(files)
+    files.seal()
+    assert again(files).look_over() == 0
+
+
+def test_a_forged_line_in_a_quiet_stream_is_found_before_work_begins(files):
+    say(files, 3)
+    files.seal()
+    path = files.path_of("child:chd_1")
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[-1])
+    with pytest.raises(AtomicityViolation):
+        again(files).look_over()
+
+
+def test_the_longest_event_there_can_be_is_no_violation(files):
+    files.store.write(lambda tx: tx.append("workspace", "NOTED", "tester", {"text": "x" * (1024 * 1024 - 200)}))
+    files.project()
+    say(files)
+    again(files).project()
+    whole(files)
+
+
 def test_the_watermark_is_a_hint_and_nothing_more(files):
     say(files, 3)
     files.project()

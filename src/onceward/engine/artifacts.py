@@ -47,6 +47,13 @@ class Artifacts:
         self._write(digest, [data])
         return Blob(digest, len(data))
 
+    def keep_log(self, data: bytes) -> Blob:
+        """Keep what can be kept of a log: one that is too long is cut, and says so."""
+        notice = b"\n[... the rest was too long to keep ...]\n"
+        if len(data) > self.limit:
+            data = data[: max(0, self.limit - len(notice))] + notice[: self.limit]
+        return self.keep(data)
+
     def keep_file(self, path: Path) -> Blob:
         """Make a file's content durable, a piece at a time, whatever its size."""
         try:
@@ -115,17 +122,20 @@ class Artifacts:
             for digest in page:
                 if self._touched(digest, grace):
                     continue
-                if self.store.write(lambda tx, digest=digest: rows_of.forget(tx, digest)):  # type: ignore[misc]
+                if self.store.write(lambda tx, digest=digest: self._forget(tx, digest, grace)):  # type: ignore[misc]
                     faults.point("artifact.forgotten")
-                    freed += self._remove(digest)
+                    freed += self._remove(digest, grace)
                     count += 1
             if len(page) < _BATCH:
                 break
             after = page[-1]
         for digest in self._strays(grace):
-            freed += self._remove(digest)
+            freed += self._remove(digest, grace)
             count += 1
         return count, freed
+
+    def _forget(self, tx: Transaction, digest: str, grace: float) -> bool:
+        return not self._touched(digest, grace) and rows_of.forget(tx, digest)
 
     def _strays(self, grace: float) -> Iterator[str]:
         """Files without a row: written before a commit that never came."""
@@ -149,9 +159,12 @@ class Artifacts:
     def _age(self, path: Path) -> float:
         return self.store.sources.now() / 1_000_000 - path.stat().st_mtime
 
-    def _remove(self, digest: str) -> int:
+    def _remove(self, digest: str, grace: float) -> int:
+        """Somebody may have wanted it again a moment ago: then its file stays for the commit that is coming."""
         path = self.path_of(digest)
         try:
+            if self._touched(digest, grace):
+                return 0
             size = path.stat().st_size
             path.unlink()
         except OSError:
@@ -161,10 +174,8 @@ class Artifacts:
     def _write(self, digest: str, pieces: Sequence[bytes] | Iterator[bytes]) -> None:
         """Beside its place, synced, then moved into it, and the move synced."""
         place = self.path_of(digest)
-        if place.exists():
-            with suppress(OSError):
-                os.utime(place)
-                return
+        if self._stands(place, digest):
+            return
         fresh = self.root / f".new-{os.getpid()}-{self.store.sources.new_id('tmp')}"
         try:
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,7 +199,21 @@ class Artifacts:
         except OSError as error:
             raise StorageError(f"cannot write an artifact into {self.root}: {error.strerror}") from error
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+
+    def _stands(self, place: Path, digest: str) -> bool:
+        """Whether the artifact is there already, whole; wanted again, it is young again."""
+        try:
+            if place.is_symlink() or not place.is_file():
+                return False
+            os.utime(place)
+            seen = hashlib.sha256()
+            for piece in _pieces(place):
+                seen.update(piece)
+        except OSError:
+            return False
+        return seen.hexdigest() == digest
 
     def _verified(self, digest: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         seen, total = hashlib.sha256(), 0

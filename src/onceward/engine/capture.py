@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from onceward.engine.redaction import Redactor
+
 
 class Capture:
     def __init__(self, limit: int) -> None:
@@ -30,9 +32,11 @@ class Capture:
     def dropped(self) -> int:
         return self.size - len(self._head) - min(self._tail_size, self._half)
 
-    def kept(self) -> bytes:
-        """What is kept, with a line that says how much is missing where it is."""
-        tail = b"".join(self._tail)[-self._half :]
+    def kept(self, redactor: Redactor | None = None) -> bytes:
+        """What is kept, without secrets, with a line that says how much is missing where it is."""
+        redactor = redactor or Redactor({})
+        head, tail = bytes(self._head), b"".join(self._tail)[-self._half :]
         if not self.dropped:
-            return bytes(self._head) + tail
-        return bytes(self._head) + f"\n[... {self.dropped} bytes were dropped here ...]\n".encode() + tail
+            return redactor.clean(head + tail)
+        head, tail = redactor.ends(head, tail)
+        return head + f"\n[... {self.dropped} bytes were dropped here ...]\n".encode() + tail

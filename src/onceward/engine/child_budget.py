@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceward.errors import BudgetExceeded
+from onceward.errors import BudgetExceeded, InvalidConfig
+from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Token
-from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, judge
+from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, fits, judge
 from onceward.store.port import Reads, Row
 from onceward.store.tables.budgets import add_debit, carry, lanes_of, set_limit
 from onceward.store.transaction import Transaction
@@ -29,6 +30,9 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
     for the money is gone, and answers the first lane that is over its limit then."""
     session = token.parent_session_id
     before = lanes(tx, session)
+    for lane, amount in asked.items():
+        if not fits(before.get(lane), amount):
+            raise InvalidConfig(f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane})
     refusal = judge(before, asked)
     if refusal is not None and not settled:
         return refusal

@@ -13,6 +13,7 @@ from onceward.kernel import faults
 from onceward.kernel.canon import canonical
 from onceward.kernel.limits import STOP_GRACE_SECONDS
 from onceward.kernel.records import Token
+from onceward.lifecycles.child import plain
 from onceward.lifecycles.child import recover as terminal_move
 from onceward.locks.identity import Identity, judge
 from onceward.store.port import Reads
@@ -122,7 +123,7 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     move = terminal_move(current, actor)
     spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}
     if spent:
-        move = msgspec.structs.replace(move, detail={**move.detail, "spent": spent})
+        move = msgspec.structs.replace(move, detail={**move.detail, "spent": plain(spent)})
     tx.move(move)
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 

@@ -15,13 +15,13 @@ from onceward.engine.child_dispatch import Closing
 from onceward.engine.processes import FIRST_INHERITED, Ending, Order, Process, environment
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
-from onceward.engine.work import Command, Function, Running, Task
-from onceward.errors import BudgetExceeded, ChildStartFailed, OncewardError
+from onceward.engine.work import Asked, Command, Function, Running, Task, described
+from onceward.errors import BudgetExceeded, ChildStartFailed, LockLost, OncewardError, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
-from onceward.lifecycles.budget import amounts
+from onceward.lifecycles.budget import asked_by_child
 from onceward.lifecycles.child import Ended
-from onceward.locks import Claim, TargetLocked
+from onceward.locks import Claim
 from onceward.locks.watch import watch
 from onceward.store.tables.children import Tokens
 from onceward.store.transaction import Transaction
@@ -29,6 +29,7 @@ from onceward.store.transaction import Transaction
 if TYPE_CHECKING:
     from onceward.engine.children import Children
 
+_LONG_TRACEBACK = 200_000
 RETRYABLE = {75: "NETWORK_ERROR", 76: "TRANSFORM_RATE_LIMIT", 77: "NEED_MORE_CONTEXT"}
 """Exit statuses by which a command says that another attempt can help."""
 
@@ -45,6 +46,7 @@ def run(children: Children, token: Token) -> Closing:
 
 def _run_function(children: Children, token: Token, work: Function, running: Running) -> Closing:
     began = time.monotonic()
+    running.deadline, running.late = _deadline(children, token, work.timeout, began)
 
     def spend(lanes: Mapping[str, Any], settled: bool) -> None:
         try:
@@ -53,41 +55,67 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
             running.refuse(refused.context)
             raise
 
-    task = Task(token, running, spend)
     value: Any = None
     logs: dict[str, Blob] = {}
     try:
-        value = work.call(task)
+        value = work.call(Task(token, running, spend))
         if inspect.isawaitable(value):
-            value = children.run_async(value)
+            value = children.run_async(value, running)
         ended = Ended("completed")
     except BudgetExceeded as error:
         ended = Ended("budget_exceeded", error.context)
+    except (LockLost, StorageError):
+        raise
     except OncewardError as error:
         ended = Ended("execution_failed", {"error": error.code, "message": error.message[:1000]}, error.retryable)
     except BaseException as error:
-        logs["traceback"] = children.artifacts.keep(traceback.format_exc().encode("utf-8", "replace"))
-        message = f"{type(error).__name__}: {str(error)[:1000]}".encode("utf-8", "replace").decode()
-        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
-    ended = _by_request(running, ended)
+        logs["traceback"] = children.artifacts.keep_log(_traceback(error))
+        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": described(error)})
+    running.over = True
+    if running.asked == "budget" or ended.reason != "completed":
+        ended = _by_request(running, ended)
     micros = int((time.monotonic() - began) * 1_000_000)
     return _closing(children, token, ended, micros, logs, value)
+
+
+def _traceback(error: BaseException) -> bytes:
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:
+        text = described(error)
+    return text[:_LONG_TRACEBACK].encode("utf-8", "replace")
 
 
 def _by_request(running: Running, ended: Ended) -> Ended:
     """An end that we asked for is called by its cause, not by how the child took it."""
     if running.asked == "budget":
         return Ended("budget_exceeded", {**ended.detail, **running.refused})
-    if running.asked == "timeout" and ended.reason != "completed":
+    if running.asked == "timeout":
         return Ended("timeout", ended.detail)
-    if running.asked == "stop" and ended.reason != "completed":
+    if running.asked == "stop":
         return Ended("terminated_on_restart", {**ended.detail, "stopped": True})
     return ended
 
 
+def _deadline(children: Children, token: Token, timeout: float | None, now: float) -> tuple[float | None, Asked]:
+    """When a child's time is over: its own limit, or what its session's time budget leaves if that is less."""
+    if children.timed:
+        with children.store.read() as rows:
+            lane = child_budget.lanes(rows, token.parent_session_id)["duration_secs"]
+        # A budget of whole seconds is passed when the next one is full.
+        left = max(0.0, (lane.room() or 0) + 1 - lane.carried / 1_000_000)
+        if timeout is None or left < timeout:
+            children.running[token.child_id].out_of_time = {
+                **{"lane": lane.lane, "limit": lane.limit, "observed": lane.total},
+                "asked": (lane.room() or 0) + 1,
+            }
+            return now + left, "budget"
+    return (None if timeout is None else now + timeout), "timeout"
+
+
 def _spend(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
-    asked = amounts(dict(lanes))
+    asked = asked_by_child(dict(lanes))
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
     faults.point("child.debited")
     if refusal is None or settled:
@@ -121,13 +149,31 @@ class _Commanded:
         self.secrets = {name: check_secret(name, os.environ[name]) for name in work.secrets if name in os.environ}
         self.redactor = Redactor(self.secrets)
         self.claim: Claim | None = None
+        self.process: Process | None = None
+        self.pressed = False
+        """Whether it had to be asked to end."""
+        self.shown = True
 
     def run(self) -> Closing:
+        """From the lock to the end; whatever goes wrong on the way is the child's end, and leaves nothing behind."""
         try:
-            if self.work.target is not None:
-                self.claim = self.children.locks.acquire(self.work.target)
-        except (TargetLocked, OncewardError) as error:
-            return self._never(error)
+            return self._run()
+        except (LockLost, StorageError):
+            raise
+        except Exception as error:
+            gone = self.process is None or self.process.ending is not None or self.process.dismiss()
+            if gone:
+                self._release()
+            if self.token.phase == "leased":
+                return self._never(error)
+            said: dict[str, Any] = {"error": "EXECUTION_FAILED", "message": self.redactor.text(described(error))}
+            ended = Ended("execution_failed", said if gone else {**said, "death_unconfirmed": True})
+            micros = self.process.micros() if self.process else 0
+            return _closing(self.children, self.token, _by_request(self.running, ended), micros, {})
+
+    def _run(self) -> Closing:
+        if self.work.target is not None:
+            self.claim = self.children.locks.acquire(self.work.target)
         reports = Reports(
             lambda lanes, settled: _spend(self.children, self.token, self.running, lanes, settled),
             lambda thousandths, note: self.running.tell(thousandths, self.redactor.text(note)),
@@ -135,21 +181,17 @@ class _Commanded:
             lambda: self.running.ask("reports"),
         )
         try:
-            process = self._start(reports)
-        except OncewardError as error:
-            reports.close()
-            self._release()
-            if error.code in ("LOCK_LOST", "STORAGE_ERROR_RETRY"):
-                raise
-            return self._never(error)
-        try:
-            return self._watch(process, reports)
+            self.process = self._start(reports)
+            return self._watch(self.process, reports)
         finally:
             reports.close()
 
-    def _never(self, error: OncewardError) -> Closing:
-        message = self.redactor.text(error.message)[:1000]
-        ended = _by_request(self.running, Ended("start_failed", {"error": error.code, "message": message}))
+    def _never(self, error: Exception) -> Closing:
+        """It did not begin."""
+        known = isinstance(error, OncewardError)
+        message = self.redactor.text(error.message if isinstance(error, OncewardError) else described(error))[:1000]
+        said = {"error": error.code if known else "EXECUTION_FAILED", "message": message}  # type: ignore[attr-defined]
+        ended = _by_request(self.running, Ended("start_failed", said))
         if ended.reason == "terminated_on_restart":
             ended = Ended("lease_orphaned", ended.detail)
         return _closing(self.children, self.token, ended, None, {})
@@ -192,12 +234,14 @@ class _Commanded:
 
     def _watch(self, process: Process, reports: Reports) -> Closing:
         process.listen(reports.reader, reports.take)
-        process.on_output = self._show
+        process.on_output = lambda stream, data: self._show(stream, self.redactor.piece(stream, data))
         self.running.attach(process)
-        timeout, by_budget = self._allowance()
-        watched = watch(process, timeout, self.children.processes.grace)
-        if watched.pressed != "watching" and not self.running.asked:
-            self.running.ask("budget" if by_budget else "timeout")
+        now = time.monotonic()
+        deadline, late = _deadline(self.children, self.token, self.work.timeout, now)
+        watched = watch(process, None if deadline is None else deadline - now, self.children.processes.grace)
+        self.pressed = watched.pressed != "watching"
+        if self.pressed and not self.running.asked:
+            self.running.ask(late)
         if watched.retained or process.ending is None:
             # Nobody saw its end, so its target stays held, and the record says so.
             process.close()
@@ -206,26 +250,16 @@ class _Commanded:
         return self._ended(process.ending, reports)
 
     def _show(self, stream: str, data: bytes) -> None:
-        if self.work.on_output is not None:
-            self.work.on_output(self.token.child_id, stream, self.redactor.piece(stream, data))
-
-    def _allowance(self) -> tuple[float | None, bool]:
-        """How long it may run: its own timeout, or what its session's time budget leaves if that is less."""
-        with self.children.store.read() as rows:
-            lane = child_budget.lanes(rows, self.token.parent_session_id).get("duration_secs")
-        room = None if lane is None else lane.room()
-        if lane is None or room is None:
-            return self.work.timeout, False
-        left = max(0.0, room + 1 - lane.carried / 1_000_000 - 0.000_001)
-        if self.work.timeout is not None and self.work.timeout <= left:
-            return self.work.timeout, False
-        self.running.refused = {"lane": lane.lane, "limit": lane.limit, "observed": lane.total}
-        return left, True
+        """Somebody looks on; what goes wrong with that is not the child's business."""
+        if self.work.on_output is not None and self.shown and data:
+            try:
+                self.work.on_output(self.token.child_id, stream, data)
+            except Exception:
+                self.shown = False
 
     def _ended(self, ending: Ending, reports: Reports) -> Closing:
         for stream in ("out", "err"):
-            if self.work.on_output is not None and (rest := self.redactor.rest(stream)):
-                self.work.on_output(self.token.child_id, stream, rest)
+            self._show(stream, self.redactor.rest(stream))
         detail: dict[str, Any] = {"exit": ending.exit}
         for name in ("strays", "unsure"):
             if getattr(ending, name):
@@ -243,8 +277,9 @@ class _Commanded:
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
             if captured.size:
-                blobs[name] = self.children.artifacts.keep(self.redactor.clean(captured.kept()))
-        ended = _by_request(self.running, ended)
+                blobs[name] = self.children.artifacts.keep_log(captured.kept(self.redactor))
+        if self.pressed or self.running.asked == "budget" or ended.reason != "completed":
+            ended = _by_request(self.running, ended)
         return _closing(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, ending)
 
     def _release(self) -> None:

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onceward.engine import child_dispatch, child_workflow
+from onceward.engine import child_budget, child_dispatch, child_workflow
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
 from onceward.engine.processes import Processes
-from onceward.engine.work import Running, Work
-from onceward.errors import LockLost
+from onceward.engine.work import Running, Work, described
+from onceward.errors import ChildCancelled, LockLost, StorageError
 from onceward.kernel import canon
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles.child import Ended, Order
@@ -22,6 +23,9 @@ from onceward.locks import TargetLock
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, recovery_done
 from onceward.store.transaction import Transaction
+
+_GIVE_UP = 500
+_LOOK_SECONDS = 0.1
 
 
 class Children:
@@ -57,20 +61,37 @@ class Children:
         self.failed: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self._turning = 0
+        """How many slots are between two children: what they will run is not known yet."""
+        self._asked_early: set[str] = set()
+        self.closed = False
+        self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         store.write(lambda tx: child_dispatch.open_(tx, session_id, jobs, limits or {}, actor))
+        with store.read() as rows:
+            lane = child_budget.lanes(rows, session_id).get("duration_secs")
+        self.timed = lane is not None and lane.limit is not None
+        """Whether the session's time is limited."""
+        threading.Thread(target=self._watch_deadlines, name="children-watch", daemon=True).start()
 
     def spawn(self, works: Sequence[Work]) -> list[str]:
         """Queue children; answers their ids. They run as slots become free."""
         orders = [self._order(work) for work in works]
-        tokens = self.store.write(lambda tx: child_dispatch.spawn(tx, orders, self.owner, self.actor))
+        # Known before they are queued: a slot may lease one in the very commit that queues it.
         with self.changed:
-            for token, work in zip(tokens, works, strict=True):
-                self.works[token.child_id] = work
+            self.works |= {order.child_id: work for order, work in zip(orders, works, strict=True)}
+        try:
+            self.store.write(lambda tx: child_dispatch.spawn(tx, orders, self.owner, self.actor))
+        except BaseException:
+            with self.changed:
+                for order in orders:
+                    self.works.pop(order.child_id, None)
+            raise
+        with self.changed:
             while len(self._threads) < min(self.jobs, len(self.works)):
                 self._start_slot(len(self._threads) + 1)
             self.changed.notify_all()
-        return [token.child_id for token in tokens]
+        return [order.child_id for order in orders]
 
     def wait(self, child_id: str, told: Callable[[str, Ended], None] | None = None) -> Ended:
         """How a child ended, its later attempts included; waits for it, and tells of each attempt."""
@@ -87,20 +108,26 @@ class Children:
             while child_id not in self.ended:
                 if self.failed is not None:
                     raise self.failed
-                if self._stopping and child_id not in self.running:
+                if self._stopping and not self._turning and child_id not in self.running:
                     return Ended("lease_orphaned", {"stopped": True}), None
                 self.changed.wait(0.5)
             return self.ended[child_id], self.successors.get(child_id)
 
     def heed(self) -> None:
         """Look for children that somebody asked to end: running ones are asked, queued ones have ended already."""
-        with self.store.read() as rows:
-            left = {token.child_id: token for token in Tokens(rows).open_in(self.session_id)}
         with self.changed:
-            running = [c for i, c in self.running.items() if i in left and left[i].cancel_request_id is not None]
-            for child_id in [i for i in self.works if i not in left and i not in self.running]:
-                self.works.pop(child_id)
-                self.ended[child_id] = Ended("cancelled")
+            waiting = [child_id for child_id in self.works if child_id not in self.running]
+        with self.store.read() as rows:
+            asked = Tokens(rows).asked_to_end(self.session_id)
+            gone = [child_id for child_id in waiting if Tokens(rows).is_terminal(child_id)]
+        with self.changed:
+            running = [self.running[child_id] for child_id in asked if child_id in self.running]
+            # One that is on its way to its slot is asked when it gets there.
+            self._asked_early |= {child_id for child_id in asked if child_id not in self.running}
+            for child_id in gone:
+                if child_id in self.works and child_id not in self.running:
+                    self.works.pop(child_id)
+                    self.ended[child_id] = Ended("cancelled")
             self.changed.notify_all()
         for child in running:
             child.cancel()
@@ -121,23 +148,35 @@ class Children:
             self.changed.notify_all()
         for thread in self._threads:
             thread.join()
-        if self.failed is None:
-            self.store.write(self._give_up_queued)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._watch.set()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+        self.closed = True
+        while self.failed is None and self.store.write(self._give_up_queued):
+            pass
 
-    def run_async(self, coroutine: Any) -> Any:
-        """Run a coroutine on the one loop thread, and wait for it here."""
+    def run_async(self, coroutine: Any, running: Running) -> Any:
+        """Run a coroutine on the one loop thread, and wait for it here; whoever asks the child to end cancels it."""
         with self.changed:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_run_loop, args=(self._loop,), name="children-loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(_contained(coroutine), self._loop)
+        running.future = future
+        if running.asked:
+            future.cancel()
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
 
-    def _give_up_queued(self, tx: Transaction) -> None:
-        for token in Tokens(tx).open_in(self.session_id):
-            if token.phase == "queued" and token.owner_fence == self.owner.fence:
-                child_dispatch.fail_queued(tx, token, Ended("lease_orphaned", {"stopped": True}), self.actor)
+    def _give_up_queued(self, tx: Transaction) -> int:
+        """End what was never begun, some at a time; answers how many."""
+        left = [t for t in Tokens(tx).queued_in(self.session_id, _GIVE_UP) if t.owner_fence == self.owner.fence]
+        for token in left:
+            child_dispatch.fail_queued(tx, token, Ended("lease_orphaned", {"stopped": True}), self.actor)
+        return len(left)
 
     def _order(self, work: Work) -> Order:
         said = canon.canonical(work.described()).decode()
@@ -170,19 +209,58 @@ class Children:
             self.stop()
 
     def _turn(self, slot: int, closing: Closing | None) -> Turn:
-        starts = not self._stopping and self.failed is None
         if closing is None and not self._anything_queued():
             return Turn()
-        turn = self.store.write(
-            lambda tx: child_dispatch.turn(tx, self.session_id, slot, self.owner, self.actor, closing, starts)
-        )
+        with self.changed:
+            self._turning += 1
+            starts = not self._stopping and self.failed is None
+        try:
+            turn = self._commit(slot, closing, starts)
+        finally:
+            with self.changed:
+                self._turning -= 1
         with self.changed:
             if closing is not None and turn.ended is not None:
                 self._note_end(closing.token, turn)
             if turn.next is not None:
-                self.running[turn.next.child_id] = Running()
+                self._note_start(turn.next.child_id)
             self.changed.notify_all()
         return turn
+
+    def _commit(self, slot: int, closing: Closing | None, starts: bool) -> Turn:
+        def turn(tx: Transaction, closing: Closing | None) -> Turn:
+            return child_dispatch.turn(tx, self.session_id, slot, self.owner, self.actor, closing, starts)
+
+        try:
+            return self.store.write(lambda tx: turn(tx, closing))
+        except (LockLost, StorageError):
+            raise
+        except Exception as error:
+            if closing is None:
+                raise
+            # What it left cannot be recorded as it is; that it ended can.
+            said = {"error": "MALFORMED_OUTPUT", "message": f"its result could not be recorded: {described(error)}"}
+            reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
+            bare = Closing(closing.token, Ended(reason, said), closing.micros, None, closing.attempts, closing.spent)
+            return self.store.write(lambda tx: turn(tx, bare))
+
+    def _note_start(self, child_id: str) -> None:
+        running = self.running[child_id] = Running()
+        if child_id in self._asked_early:
+            running.cancel()
+        if self._stopping:
+            running.stop()
+
+    def _watch_deadlines(self) -> None:
+        """Ask functions to end when their time is over; commands are watched by their own slots."""
+        while not self._watch.wait(_LOOK_SECONDS):
+            with self.changed:
+                now = time.monotonic()
+                late = [
+                    r for r in self.running.values() if r.deadline is not None and r.deadline <= now and not r.asked
+                ]
+            for running in late:
+                running.ask(running.late)
 
     def _note_end(self, token: Token, turn: Turn) -> None:
         assert turn.ended is not None
@@ -205,6 +283,16 @@ class Children:
             due = Tokens(rows).next_due(self.session_id)
             now = rows.now()
         return 0.05 if due is None else min(3600.0, max(0.001, (due - now) / 1_000_000))
+
+
+async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:
+    """Whatever a coroutine raises is its own end, never the loop's."""
+    try:
+        return await coroutine, None
+    except asyncio.CancelledError:
+        return None, ChildCancelled("this child was asked to end")
+    except BaseException as error:
+        return None, error
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

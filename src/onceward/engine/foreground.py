@@ -26,7 +26,7 @@ def run(
     told: Told,
 ) -> dict[str, Ended]:
     """Run works as children of a session while the kernel answers what others ask; answers how each ended."""
-    kernel.streams.project()
+    kernel.streams.look_over()
     children = kernel.open_session(session_id, jobs or _cap_of(kernel, session_id), limits)
     done = threading.Event()
     failure: list[OncewardError] = []

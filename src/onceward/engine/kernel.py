@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,6 @@ from onceward.errors import (
     LockConflict,
     LockLost,
     OncewardError,
-    StorageError,
     StoredError,
 )
 from onceward.kernel.canon import bounded
@@ -101,6 +100,8 @@ class Kernel:
     def open_session(self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None) -> Children:
         """A session to run children in, under this kernel."""
         self.require("operator")
+        if any(children.session_id == session_id and not children.closed for children in self._sessions):
+            raise InvalidConfig(f"session {session_id} is open already", context={"session_id": session_id})
         done = self.recovered
         self.store.write(lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed))
         children = Children(
@@ -162,19 +163,18 @@ class Kernel:
 
     def close(self) -> None:
         """End the children, give the workspace back. What cannot be given back is taken over by the next kernel."""
-        for children in self._sessions:
-            children.stop()
-        with suppress(LockLost, StorageError):
+        with ExitStack() as leaving:
+            # Last in, first out, and each whatever became of the one before.
+            leaving.callback(self.store.close)
+            leaving.callback(self._heartbeat.stop)
+            leaving.callback(_quietly(tenure.release), self.store, self.principal)
+            leaving.callback(_quietly(self.streams.seal))
+            leaving.callback(_quietly(self.artifacts.spill))
+            leaving.callback(self.processes.close)
             for children in self._sessions:
-                children.close()
-        self.processes.close()
-        with suppress(OncewardError):
-            self.artifacts.spill()
-            self.streams.project()
-        with suppress(LockLost, StorageError):
-            tenure.release(self.store, self.principal)
-        self._heartbeat.stop()
-        self.store.close()
+                leaving.callback(_quietly(children.close))
+            for children in self._sessions:
+                leaving.callback(children.stop)
 
     def _lose(self, why: str) -> None:
         """Told by the heartbeat: the fence already keeps us from writing; now we also stop."""
@@ -208,7 +208,7 @@ class Kernel:
                 self.deliver()
                 self.streams.project()
                 self.artifacts.spill()
-            except OncewardError:
+            except Exception:
                 # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
                 stop.wait(1.0)
 
@@ -254,6 +254,16 @@ class Asker:
 
     def close(self) -> None:
         self.store.close()
+
+
+def _quietly(act: Callable[..., object]) -> Callable[..., None]:
+    """Do it, and leave what cannot be done to the next kernel."""
+
+    def quiet(*arguments: object) -> None:
+        with suppress(OncewardError, OSError):
+            act(*arguments)
+
+    return quiet
 
 
 def _verb(name: str) -> Verb:

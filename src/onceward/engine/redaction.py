@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from onceward.errors import InvalidConfig
@@ -29,7 +30,7 @@ class Redactor:
             # As it is, as it stands inside JSON, and line by line where it has several.
             forms = {value, json.dumps(value)[1:-1], *value.splitlines()}
             mark = f"[redacted {name}]".encode()
-            self._marks += [(form.encode(), mark) for form in forms if len(form) >= _SHORTEST]
+            self._marks += [(os.fsencode(form), mark) for form in forms if len(form) >= _SHORTEST]
         # Longest first, so that none hides in another.
         self._marks.sort(key=lambda pair: -len(pair[0]))
         self._kept: dict[str, bytes] = {}
@@ -52,6 +53,13 @@ class Redactor:
             self._kept[stream] = data[-held:]
             data = data[:-held]
         return data
+
+    def ends(self, head: bytes, tail: bytes) -> tuple[bytes, bytes]:
+        """A text whose middle was dropped: half a secret at the cut goes too."""
+        head, tail = self.clean(head), self.clean(tail)
+        before = max((_overlap(head, form) for form, _ in self._marks), default=0)
+        after = max((_overlap(tail[::-1], form[::-1]) for form, _ in self._marks), default=0)
+        return head[: len(head) - before], tail[after:]
 
     def rest(self, stream: str) -> bytes:
         """What was still waiting when the stream ended."""

@@ -24,6 +24,8 @@ class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settled: bool = False
     progress: int | None = None
     note: str = ""
+    id: str = ""
+    """Given back with the answer, so that each asker finds its own."""
 
 
 class Reports:
@@ -44,6 +46,7 @@ class Reports:
         self.identity = f"{os.fstat(self.reader).st_ino}:{os.fstat(self.child_reads).st_ino}"
         """Which pipes they are: a child's own files may have the same numbers."""
         self._buffer = b""
+        self._id = ""
         self.mistakes = 0
         self._given_up = False
 
@@ -62,6 +65,10 @@ class Reports:
         for line in lines:
             if not self._given_up:
                 self._line(line)
+        if not data and self._buffer and not self._given_up:
+            # It ended without ending its last line: what that says counts all the same.
+            line, self._buffer = self._buffer, b""
+            self._line(line)
         if len(self._buffer) > REPORT_LINE_BYTES:
             self._buffer = b""
             if not self._given_up:
@@ -73,17 +80,20 @@ class Reports:
         os.close(self._answers)
 
     def _line(self, line: bytes) -> None:
+        if len(line) > REPORT_LINE_BYTES:
+            return self._mistake("a line of a report is too long", last=True)
         try:
             said = msgspec.json.decode(line, type=Said)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._mistake(f"this is no report: {error}")
+        self._id = said.id
         try:
             if said.progress is not None or said.note:
                 self._progress(said.progress, said.note)
             if said.spend is not None:
                 self._spend(said.spend, said.settled)
         except InvalidConfig as error:
-            return self._mistake(error.message)
+            return self._mistake(error.message[:500])
         except BudgetExceeded as error:
             # The answer first: whoever waits for it may still end well.
             self._answer({"ok": False, "error": error.document()})
@@ -100,7 +110,12 @@ class Reports:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         """A child that does not read its answers loses them; it must not be able to hold us up."""
+        if self._id:
+            answer["id"] = self._id[:200]
+        line = msgspec.json.encode(answer) + b"\n"
         try:
-            os.write(self._answers, msgspec.json.encode(answer)[: 4096 - 1] + b"\n")
+            # Short enough to be written whole or not at all.
+            os.write(self._answers, line if len(line) <= 4096 else b'{"ok":false,"error":{}}\n')
         except OSError:
             pass
+        self._id = ""

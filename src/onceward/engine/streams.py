@@ -14,12 +14,13 @@ import msgspec
 from onceward.errors import AtomicityViolation, Recovery, StorageError
 from onceward.kernel import faults
 from onceward.kernel.chain import check_stream
+from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.store.store import Store
-from onceward.store.tables.events import events_after, events_of, last_position
+from onceward.store.tables.events import events_after, events_of, last_position, streams
 from onceward.store.transaction import Transaction
 
 _WATERMARK = ".watermark"
-_TAIL = 1 << 20
+_TAIL = 2 * MAX_PAYLOAD_BYTES + 4096
 
 
 class Streams:
@@ -54,6 +55,40 @@ class Streams:
         self._mark(newest)
         return count
 
+    def look_over(self) -> int:
+        """Before work begins: unless the folder is as the last kernel left it, compare every stream's file with its
+        rows and catch up; answers how many lines were missing."""
+        if self._seal_path().exists() and self._seal_path().read_text("ascii") == self._listing():
+            return self.project()
+        with self.store.read() as rows:
+            names = [name for name, count in streams(rows) if count]
+            newest = last_position(rows)
+        self._known.clear()
+        count = sum(self._catch_up(name) for name in names)
+        self._mark(newest)
+        return count + self.project()
+
+    def seal(self) -> None:
+        """Remember how the folder looks, so that whoever comes next need not look into every file."""
+        self.project()
+        if self.folder.is_dir():
+            self._seal_path().write_text(self._listing(), "ascii")
+
+    def _seal_path(self) -> Path:
+        return self.folder / ".seal"
+
+    def _listing(self) -> str:
+        """A digest of the names, sizes and times of all files."""
+        if not self.folder.is_dir():
+            return ""
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".ndjson"):
+                    told = entry.stat(follow_symlinks=False)
+                    found.append(f"{entry.name}\0{told.st_size}\0{told.st_mtime_ns}\0{told.st_ino}")
+        return hashlib.sha256("\n".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()
+
     def rebuilt(self, stream: str) -> Iterator[bytes]:
         """The bytes that a stream's file should have."""
         with self.store.read() as rows:
@@ -84,7 +119,8 @@ class Streams:
                         _write_all(descriptor, event.line() + b"\n")
                         faults.point("stream.appended")
                         count += 1
-                os.fsync(descriptor)
+                if count:
+                    os.fsync(descriptor)
                 self._known[stream] = (os.fstat(descriptor).st_size, after + count)
         except OSError as error:
             raise StorageError(f"cannot write the stream file {path}: {error.strerror}") from error

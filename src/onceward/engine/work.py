@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,10 @@ class Task:
 
     def spend(self, *, settled: bool = False, **lanes: Any) -> None:
         """Debit lanes now, as in `spend(usd="0.01", tokens=120)`; raises when there is no room for it."""
-        self.check()
+        if not settled:
+            self.check()
+        if self._running.over:
+            raise ChildCancelled("this child has ended; nothing more can be debited for it")
         self._spend(lanes, settled)
 
     def progress(self, thousandths: int, note: str = "") -> None:
@@ -102,6 +105,15 @@ class Command(Work, frozen=True, kw_only=True):
         return {"argv": words, "cwd": _spoken(str(self.cwd))}
 
 
+def described(error: BaseException) -> str:
+    """An error in a line, whatever it does when asked for its text."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(it has no text)"
+    return f"{type(error).__name__}: {text[:1000]}"
+
+
 def _spoken(word: str) -> str:
     """A word as it can be recorded: bytes that are no text are shown by their numbers."""
     return word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -118,7 +130,14 @@ class Running:
         self.spent: dict[str, int] = {}
         self.refused: Mapping[str, Any] = {}
         """The debit that had no room, if one had none."""
-        self.began = time.monotonic()
+        self.deadline: float | None = None
+        """When a function is asked to end, by the watch of its coordinator."""
+        self.late: Asked = "timeout"
+        """What its deadline is: its own time limit, or the end of its session's time."""
+        self.out_of_time: Mapping[str, Any] = {}
+        """What to say if it is its session's time that ends it."""
+        self.over = False
+        self.future: Future[Any] | None = None
         self._mutex = threading.Lock()
 
     def attach(self, process: Process) -> None:
@@ -137,10 +156,14 @@ class Running:
     def ask(self, why: Asked) -> None:
         """Ask it to end; the first reason counts."""
         with self._mutex:
+            if not self.asked and why == "budget" and not self.refused:
+                self.refused = self.out_of_time
             self.asked = self.asked or why
-            process = self.process
+            process, future = self.process, self.future
         if process is not None:
             process.terminate()
+        if future is not None:
+            future.cancel()
 
     def count(self, debited: Mapping[str, int]) -> None:
         """What was debited for it, so that its end can tell without looking it up."""

@@ -49,6 +49,11 @@ def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int]) -> Refusal | None
     return None
 
 
+def fits(lane: Lane | None, amount: int) -> bool:
+    """Whether a lane can count that far at all."""
+    return (lane.total if lane else 0) + amount <= MAX_INTEGER
+
+
 def charge(lane: Lane, micros: int) -> tuple[int, int]:
     """Whole seconds that a running time adds to its lane, and what is carried to the next."""
     return divmod(lane.carried + max(0, micros), 1_000_000)
@@ -66,7 +71,17 @@ def amounts(spend: object) -> dict[str, int]:
                 f"there is no budget lane {str(name)[:40]!a}; there are usd, tokens, solver_calls and duration_secs",
                 context={"field": "spend"},
             )
+        if lane in found:
+            raise InvalidConfig("usd and usd_micros are one lane; say one of them", context={"field": "spend"})
         found[lane] = _whole(name, amount)
+    return found
+
+
+def asked_by_child(spend: object) -> dict[str, int]:
+    """What a child says it spends: everything but its time, which is measured."""
+    found = amounts(spend)
+    if "duration_secs" in found:
+        raise InvalidConfig("a child's time is measured, not reported", context={"field": "duration_secs"})
     return found
 
 
@@ -79,7 +94,7 @@ def check_mode(mode: str) -> str:
 def _whole(name: str, amount: object) -> int:
     if name == "usd":
         value = to_micros(amount, "usd")  # type: ignore[arg-type]
-    elif isinstance(amount, str) and amount.isascii() and amount.isdecimal():
+    elif isinstance(amount, str) and len(amount) <= 16 and amount.isascii() and amount.isdecimal():
         value = int(amount)
     elif type(amount) is int:
         value = amount

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.kernel.canon import digest
+from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, Owner, Token
 from onceward.kernel.sources import Micros
@@ -42,6 +43,8 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
 """The code of each way to fail."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_OURS = frozenset({"from", "to", "reason", "transition_seq", "parent_seq", "parent_stream_id"})
+_LONG, _MANY = 2000, 50
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -64,6 +67,24 @@ class Order(msgspec.Struct, frozen=True):
     attempt: int = 1
     predecessor: str | None = None
     due_at: Micros = 0
+
+
+def plain(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """What a child or its error says, made fit to be recorded whatever it is: claims must not break the record."""
+    return {key if key not in _OURS else f"said_{key}": _plain(value, 3) for key, value in detail.items() if key}
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return max(-MAX_INTEGER, min(MAX_INTEGER, value))
+    if isinstance(value, Mapping) and depth:
+        return {_plain(str(key), 0): _plain(inner, depth - 1) for key, inner in list(value.items())[:_MANY]}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(inner, depth - 1) for inner in value[:_MANY]]
+    text = value if isinstance(value, str) else repr(value)
+    return text[:_LONG].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def spawn(order: Order, head: int, queue_seq: int, owner: Owner, actor: str) -> Move:
@@ -124,7 +145,7 @@ def start(token: Token, now: Micros, actor: str, pid: int | None = None, began: 
 
 def finish(token: Token, ended: Ended, actor: str) -> Move:
     """The one terminal event of a child whose end was observed. A cancel that came before has the last word."""
-    detail, reason = dict(ended.detail), ended.reason
+    detail, reason = plain(ended.detail), ended.reason
     if token.cancel_request_id is not None:
         detail |= {"cancel_request_id": token.cancel_request_id, "observed": reason}
         reason = "cancelled"
@@ -133,7 +154,7 @@ def finish(token: Token, ended: Ended, actor: str) -> Move:
 
 def recover(token: Token, actor: str) -> Move:
     """What a new kernel writes for a child that its dead owner left (C-20): by its phase, nothing else."""
-    detail: dict[str, Any] = msgspec.json.decode(token.death) if token.death else {}
+    detail: dict[str, Any] = plain(msgspec.json.decode(token.death)) if token.death else {}
     if token.cancel_request_id is not None:
         detail["cancel_request_id"] = token.cancel_request_id
     return _end(token, "terminated_on_restart" if token.phase == "started" else "lease_orphaned", detail, actor)

@@ -46,6 +46,11 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
             counts[table] += 1
         faults.point("restore.table")
     tx.write("UPDATE singleton_lock SET token = '', build_id = NULL")
+    # Where the rows came from, these children may be alive: whoever opens the copy must leave them alone.
+    tx.write(
+        "UPDATE urm_dispatch_token SET death = ? WHERE phase <> 'terminal' AND death IS NULL",
+        ('{"death_unconfirmed":"restored from a backup"}',),
+    )
     target.filled(tx)
     return counts
 

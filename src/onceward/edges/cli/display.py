@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from onceward.lifecycles.child import Ended
 
 _CLEAR = "\r\x1b[K"
+_LONG_LINE = 65_536
+_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Display:
@@ -30,6 +33,7 @@ class Display:
         self._numbers: dict[str, int] = {}
         self._parts: dict[tuple[str, str], bytes] = {}
         self._done = self._failed = 0
+        self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
         self._midline = False
         self._live = not as_json and count > 1 and sys.stderr.isatty()
 
@@ -50,7 +54,8 @@ class Display:
                 return
             self._midline = not data.endswith(b"\n")
             if self._json:
-                text = data.decode("utf-8", "replace")
+                decoder = self._decoders.setdefault((child_id, stream), _utf8(errors="replace"))
+                text = decoder.decode(data)
                 self._line({"type": "output", "child_id": child_id, "stream": stream, "text": text})
             elif self._count == 1:
                 to = sys.stdout if stream == "out" else sys.stderr
@@ -62,8 +67,6 @@ class Display:
     def ended(self, child_id: str, how: Ended) -> None:
         with self._mutex, self._heard():
             passed = how.reason == "completed"
-            self._done += 1
-            self._failed += not passed
             if self._json:
                 detail = dict(how.detail)
                 self._line({"type": "ended", "child_id": child_id, "reason": how.reason, "detail": detail})
@@ -75,10 +78,15 @@ class Display:
                 word = "stopped" if how.detail.get("stopped") else how.reason
                 mark = click.style("passed", fg="green") if passed else click.style(word, fg="red")
                 click.echo(f"{self._name(child_id)}{mark}{_why(how)}", err=True)
+            # A later attempt has no number of its own: it counts as the first one did.
+            if child_id in self._numbers:
+                self._done += 1
+                self._failed += not passed
             self._status()
 
-    def summary(self, lanes: list[dict[str, Any]]) -> None:
+    def summary(self, lanes: list[dict[str, Any]], ends: Iterable[Ended]) -> None:
         with self._heard():
+            self._failed = sum(end.reason != "completed" for end in ends)
             self._summary(lanes)
 
     def _summary(self, lanes: list[dict[str, Any]]) -> None:
@@ -87,7 +95,7 @@ class Display:
                 {
                     "type": "result",
                     "session_id": self._session,
-                    "ended": self._done,
+                    "ended": self._count,
                     "failed": self._failed,
                     "lanes": lanes,
                 }
@@ -116,7 +124,9 @@ class Display:
 
     def _prefixed(self, child_id: str, stream: str, data: bytes) -> None:
         *lines, rest = (self._parts.get((child_id, stream), b"") + data).split(b"\n")
-        self._parts[child_id, stream] = rest[-4096:]
+        if len(rest) > _LONG_LINE:
+            lines, rest = [*lines, rest], b""
+        self._parts[child_id, stream] = rest
         self._erase()
         for line in lines:
             text = render.plain(line.decode("utf-8", "replace"))

@@ -73,7 +73,7 @@ def spawn(
             ended = foreground.run(kernel, session, jobs, limits, works, stop, shown.begun, shown.ended)
         finally:
             kernel.close()
-    shown.summary(workspace.spending(session))
+    shown.summary(workspace.spending(session), ended.values())
     return signals.exit_status or _status(ended.values())
 
 

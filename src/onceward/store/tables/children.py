@@ -117,6 +117,28 @@ class Tokens:
         )
         return [Token(*row) for row in found]
 
+    def queued_in(self, session_id: str, limit: int) -> list[Token]:
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
+            " AND phase <> 'terminal' ORDER BY queue_seq LIMIT ?",
+            (session_id, limit),
+        )
+        return [Token(*row) for row in found]
+
+    def asked_to_end(self, session_id: str) -> list[str]:
+        """Children that have not ended and were asked to."""
+        found = self._rows.read(
+            "SELECT child_id FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
+            " AND cancel_request_id IS NOT NULL",
+            (session_id,),
+        )
+        return [child_id for (child_id,) in found]
+
+    def is_terminal(self, child_id: str) -> bool:
+        return bool(
+            self._rows.read("SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'", (child_id,))
+        )
+
     def left_behind(self, fence: int) -> Iterator[Token]:
         """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
         found = self._rows.read(
