@@ -20,7 +20,7 @@ def main() -> int:
     workspace = Workspace(folder, store_url=sys.argv[2], principal="tester")
     workspace.create()
     stop = threading.Event()
-    with Signals(stop) as signals:
+    with Signals(stop, leaving=True) as signals:
         kernel = workspace.kernel()
         kernel.processes.grace = 0.3
         build_id = kernel.store.sources.new_id("bld")

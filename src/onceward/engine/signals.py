@@ -15,7 +15,9 @@ class Signals:
     A handler runs between any two steps of the main thread, which may hold the event's own lock: so it only writes a
     byte, and a thread of its own does the rest."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, *, leaving: bool = False) -> None:
+        self._leaving = leaving
+        """The program ends after this: a signal that comes late, when all is done, must not change how it ended."""
         self.heard = 0
         """The signal that asked us to stop, or 0."""
         self._stop = stop
@@ -37,7 +39,7 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._leaving and self.heard else handler)
         os.close(self._writer)
         self._thread.join()
         os.close(self._reader)

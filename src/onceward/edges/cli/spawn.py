@@ -67,7 +67,7 @@ def spawn(
     shown = Display(given.json, session, len(values))
     works = _works(values, argv, asked, shown)
     stop = threading.Event()
-    with Signals(stop) as signals:
+    with Signals(stop, leaving=True) as signals:
         kernel = workspace.kernel()
         try:
             ended = foreground.run(kernel, session, jobs, limits, works, stop, shown.begun, shown.ended)
