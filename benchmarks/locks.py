@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from onceward.locks import TargetLock, TargetLocked
 
@@ -30,10 +30,14 @@ def ours(folder: Path) -> Callable[[], bool]:
     return once
 
 
-def theirs(folder: Path) -> Callable[[], bool]:
+def soft(folder: Path) -> Callable[[], bool]:
+    return theirs(folder, SoftFileLock)
+
+
+def theirs(folder: Path, kind: type[FileLock] | type[SoftFileLock] = FileLock) -> Callable[[], bool]:
     def once() -> bool:
         # A new object each time, as a dispatcher that meets a target for the first time has one.
-        lock = FileLock(folder / "filelock")
+        lock = kind(folder / "filelock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -89,7 +93,7 @@ def together(make: Callable[[Path], Callable[[], bool]], folder: Path) -> float:
 
 
 def main() -> None:
-    kinds = {"onceward TargetLock": ours, "filelock FileLock": theirs, "raw O_EXCL": raw}
+    kinds = {"onceward TargetLock": ours, "filelock FileLock": theirs, "SoftFileLock": soft, "raw O_EXCL": raw}
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(5):
         for name, make in kinds.items():

@@ -9,8 +9,10 @@ child.progress(500, "half way")
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.errors import BudgetExceeded, InvalidConfig, StoredError
+from onceward.errors import BudgetExceeded, InvalidConfig, OncewardError, StoredError
 
 
 def spend(*, settled: bool = False, **lanes: Any) -> None:
@@ -118,3 +120,26 @@ def _answer(descriptor: int) -> dict[str, Any]:
         line += letter
     answer: dict[str, Any] = msgspec.json.decode(line)
     return answer
+
+
+def main(argv: list[str]) -> int:
+    """Call a function of a module with a JSON value; what it returns is printed as JSON."""
+    module, _, name = argv[1].partition(":")
+    sys.path.insert(0, "")
+    call: Any = importlib.import_module(module)
+    for part in name.split("."):
+        call = getattr(call, part)
+    try:
+        value = call(msgspec.json.decode(argv[2]))
+    except OncewardError as error:
+        print(f"{error.code}: {error.message}", file=sys.stderr)  # noqa: T201
+        return _RETRYABLE.get(error.code, 1)
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    return 0
+
+
+# How a program says that another attempt can help.
+_RETRYABLE = {"NETWORK_ERROR": 75, "TRANSFORM_RATE_LIMIT": 76, "NEED_MORE_CONTEXT": 77}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

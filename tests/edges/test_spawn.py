@@ -150,8 +150,10 @@ def test_an_interrupted_spawn_ends_its_tree_and_says_so(cli, number, status):
 
 @pytest.mark.rule("L-21", "K-13")
 def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
-    running = start(cli, "spawn", "--session", "s1", "--new", "--", "sleep", "600.2")
-    until(lambda: '"phase": "started"' in cli("status", "s1", "--json").stdout)
+    cli.env |= {"KEY": "sk-0123456789"}
+    text = "echo paid for: $KEY; exec sleep 600.2"
+    running = start(cli, "spawn", "--session", "s1", "--new", "--secret", "KEY", "--", "sh", "-c", text)
+    assert running.stdout.readline() == "paid for: [redacted KEY]\n"
     done = cli("spawn", "--json", "--", "true")
     assert done.returncode == 4
     error = json.loads(done.stderr)["error"]
@@ -162,6 +164,9 @@ def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
     assert cli("spawn", "--", "true").returncode == 0
     (child,) = json.loads(cli("status", "s1", "--json", check=0).stdout)["children"]
     assert child["code"] == "URM_CHILD_TERMINATED_ON_RESTART"
+    (log,) = json.loads(cli("artifacts", "list", "s1", "--json", check=0).stdout)
+    assert cli("artifacts", "cat", log["sha256"], check=0).stdout == "paid for: [redacted KEY]\n"
+    assert list((cli.folder / ".onceward" / "running").iterdir()) == []
     assert processes_with("600.2") == []
 
 

@@ -15,7 +15,7 @@ import pytest
 from helpers import processes_with
 from onceward.engine.child_dispatch import exported
 from onceward.engine.reading import artifact_list, lane_list
-from onceward.engine.work import Command, Function
+from onceward.engine.work import Command, Function, isolated
 from onceward.errors import (
     AtomicityViolation,
     BudgetExceeded,
@@ -156,6 +156,30 @@ def test_async_functions_run_on_one_loop(kernel):
     _, ends = run_all(kernel.open_session("ses_a", 4), [function(call) for _ in range(8)])
     assert {ended.reason for ended in ends} == {"completed"}
     assert len(set(loops)) == 1
+
+
+@pytest.mark.rule("C-8")
+def test_a_function_may_have_a_process_of_its_own(kernel, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from onceward import child\nfrom onceward.errors import NetworkError\nimport os\n"
+        "def double(n):\n    child.spend(tokens=n)\n    return {'n': 2 * n, 'pid': os.getpid()}\n"
+        "def fail(n):\n    raise NetworkError('out of reach')\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import mine
+    finally:
+        sys.path.remove(str(tmp_path))
+    children = kernel.open_session("ses_a", 2)
+    works = [isolated(mine.double, 21, cwd=tmp_path), isolated(mine.fail, 1, cwd=tmp_path)]
+    ids, (good, bad) = run_all(children, works)
+    assert (good.reason, good.detail["spent"]) == ("completed", {"tokens": 21})
+    assert (bad.reason, bad.detail["error"]) == ("execution_failed", "NETWORK_ERROR")
+    (log,) = artifact_list(kernel.store, ids[0])
+    said = msgspec.json.decode(b"".join(kernel.artifacts.read(log["sha256"])))
+    assert said["n"] == 42 and said["pid"] != os.getpid()
+    with pytest.raises(InvalidConfig, match="no name"):
+        isolated(lambda n: n, 1)
 
 
 @pytest.mark.rule("C-8")

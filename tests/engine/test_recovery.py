@@ -245,9 +245,10 @@ def test_nothing_is_dispatched_before_recovery_is_done(store, tmp_path):
     from onceward.engine.artifacts import Artifacts
     from onceward.engine.children import Children
     from onceward.engine.processes import Processes
+    from onceward.engine.spool import Spool
     from onceward.locks import TargetLock
 
-    parts = (store, Processes(), Artifacts(tmp_path / "a", store), TargetLock(tmp_path / "l"))
+    parts = (store, Processes(), Artifacts(tmp_path / "a", store), TargetLock(tmp_path / "l"), Spool(tmp_path / "r"))
     with pytest.raises(LockLost, match="before recovery"):
         Children(*parts, session_id="ses_a", actor="tester", jobs=1)
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from onceward.engine import child_budget, tree
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.cgroup import groups_of
+from onceward.engine.spool import Spool
 from onceward.errors import AtomicityViolation
 from onceward.kernel import faults
 from onceward.kernel.canon import canonical
@@ -37,8 +39,15 @@ class Recovered(msgspec.Struct, frozen=True):
     unconfirmed: int = 0
 
 
-def recover(store: Store, actor: str, here: Identity, grace: float = STOP_GRACE_SECONDS) -> Recovered:
-    """Bring every child of an older fence to its end, session after session in the order of dispatch.
+def recover(
+    store: Store,
+    actor: str,
+    here: Identity,
+    logs: tuple[Artifacts, Spool] | None = None,
+    grace: float = STOP_GRACE_SECONDS,
+) -> Recovered:
+    """Bring every child of an older fence to its end, session after session in the order of dispatch. What it had
+    printed is kept with it.
 
     Safe to be killed anywhere and run again: a verdict is kept before it is used, and each end is one transaction."""
     assert store.tenure is not None
@@ -51,7 +60,7 @@ def recover(store: Store, actor: str, here: Identity, grace: float = STOP_GRACE_
     for start in range(0, len(left), _BATCH):
         _pronounce(store, left[start : start + _BATCH], here, grace)
     faults.point("child.pronounced")
-    unconfirmed = sum(store.write(lambda tx, token=token: _end(tx, token, actor)) for token in left)  # type: ignore[misc]
+    unconfirmed = sum(_end_one(store, token, actor, logs) for token in left)
     found = Recovered(len(left), unconfirmed)
     if left:
         store.write(lambda tx: _note(tx, fence, found, actor))
@@ -110,6 +119,22 @@ def _require_atomic(rows: Reads, token: Token) -> None:
             f"child {token.child_id} is {token.phase}, but its stream ends with {said or 'nothing'}",
             context={"child_id": token.child_id, "phase": token.phase},
         )
+
+
+def _end_one(store: Store, token: Token, actor: str, logs: tuple[Artifacts, Spool] | None) -> bool:
+    if logs is None or token.kind != "process":
+        return store.write(lambda tx: _end(tx, token, actor))
+    artifacts, spool = logs
+    blobs = {name: artifacts.keep_log(said) for name, said in spool.left(token.child_id).items()}
+
+    def work(tx: Transaction) -> bool:
+        for name, blob in blobs.items():
+            artifacts.record(tx, token.child_id, name, "log", blob)
+        return _end(tx, token, actor)
+
+    unconfirmed = store.write(work)
+    spool.forget(token.child_id)
+    return unconfirmed
 
 
 def _end(tx: Transaction, token: Token, actor: str) -> bool:

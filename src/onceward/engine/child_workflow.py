@@ -250,7 +250,9 @@ class _Commanded:
         return self._ended(process.ending, reports)
 
     def _show(self, stream: str, data: bytes) -> None:
-        """Somebody looks on; what goes wrong with that is not the child's business."""
+        """Set it aside for the case that we die, and show it to whoever looks on; what goes wrong with that is not the
+        child's business."""
+        self.children.spool.add(self.token.child_id, stream, data)
         if self.work.on_output is not None and self.shown and data:
             try:
                 self.work.on_output(self.token.child_id, stream, data)

@@ -14,6 +14,7 @@ from onceward.engine import child_budget, child_dispatch, child_workflow
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
 from onceward.engine.processes import Processes
+from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
 from onceward.errors import ChildCancelled, LockLost, StorageError
 from onceward.kernel import canon
@@ -37,6 +38,7 @@ class Children:
         processes: Processes,
         artifacts: Artifacts,
         locks: TargetLock,
+        spool: Spool,
         *,
         session_id: str,
         actor: str,
@@ -44,6 +46,7 @@ class Children:
         limits: Mapping[str, int] | None = None,
     ) -> None:
         self.store, self.processes, self.artifacts, self.locks = store, processes, artifacts, locks
+        self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
         tenure = store.tenure
         if tenure is None:
@@ -267,6 +270,8 @@ class Children:
         work = self.works.pop(token.child_id)
         self.running.pop(token.child_id, None)
         self.ended[token.child_id] = turn.ended
+        if token.kind == "process":
+            self.spool.forget(token.child_id)
         if turn.successor is not None:
             self.works[turn.successor.child_id] = work
             self.successors[token.child_id] = turn.successor.child_id

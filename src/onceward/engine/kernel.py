@@ -20,6 +20,7 @@ from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.sinks import Sink
+from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
@@ -80,10 +81,12 @@ class Kernel:
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
         self.locks = TargetLock(folder / "locks")
+        self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
         self._sessions: list[Children] = []
         try:
-            self.recovered = recover(store, principal, self.processes.here)
+            self.recovered = recover(store, principal, self.processes.here, (self.artifacts, self.spool))
+            self.spool.clear()
             with store.read() as rows:
                 nobody = not Principals(rows).all()
             if nobody:
@@ -105,7 +108,7 @@ class Kernel:
         done = self.recovered
         self.store.write(lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed))
         children = Children(
-            *(self.store, self.processes, self.artifacts, self.locks),
+            *(self.store, self.processes, self.artifacts, self.locks, self.spool),
             session_id=session_id,
             actor=self.principal,
             jobs=jobs,

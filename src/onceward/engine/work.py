@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ import msgspec
 
 from onceward.engine.processes import Process
 from onceward.engine.redaction import Redactor
-from onceward.errors import ChildCancelled
+from onceward.errors import ChildCancelled, InvalidConfig
 from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.kernel.records import Token
 from onceward.lifecycles.child import Ended
@@ -103,6 +104,15 @@ class Command(Work, frozen=True, kw_only=True):
         redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
         words = [redactor.text(_spoken(word)) for word in self.argv]
         return {"argv": words, "cwd": _spoken(str(self.cwd))}
+
+
+def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command:
+    """A function of a module in a process of its own, which can be ended, called with a JSON value."""
+    if "<" in call.__qualname__:
+        raise InvalidConfig(f"{call.__qualname__} has no name by which another process could find it")
+    spoken = msgspec.json.encode(argument).decode()
+    argv = (sys.executable, "-m", "onceward.child", f"{call.__module__}:{call.__qualname__}", spoken)
+    return Command(argv=argv, **{"cwd": Path.cwd(), "env": ("PYTHONPATH",), **words})
 
 
 def described(error: BaseException) -> str:

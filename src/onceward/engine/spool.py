@@ -1,0 +1,55 @@
+"""The output of children that run, as far as it has come: what a kernel that dies leaves for the next to keep."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from onceward.kernel.limits import OUTPUT_BYTES
+
+_NAMES = {"out": "stdout", "err": "stderr"}
+
+
+class Spool:
+    """One file per stream of a running child. Secrets are replaced before anything comes here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, child_id: str, stream: str, data: bytes) -> None:
+        """Append what just came, up to a bound. A disk that is full takes nothing from the child."""
+        if not data:
+            return
+        with suppress(OSError):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._file(child_id, stream), flags, 0o600)
+            try:
+                if os.fstat(descriptor).st_size < OUTPUT_BYTES:
+                    os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
+
+    def left(self, child_id: str) -> dict[str, bytes]:
+        """What a child of a dead kernel had said, by the name of its log."""
+        found = {}
+        for stream, name in _NAMES.items():
+            with suppress(OSError):
+                found[name] = self._file(child_id, stream).read_bytes()
+        return found
+
+    def forget(self, child_id: str) -> None:
+        """Its logs are kept elsewhere now."""
+        for stream in _NAMES:
+            with suppress(OSError):
+                self._file(child_id, stream).unlink()
+
+    def clear(self) -> None:
+        """Nobody runs: what is still here was kept and not cleared away."""
+        for path in self.folder.glob("chd_*.*"):
+            with suppress(OSError):
+                path.unlink()
+
+    def _file(self, child_id: str, stream: str) -> Path:
+        return self.folder / f"{child_id}.{stream}"
