@@ -33,8 +33,9 @@ $(VENV)/bench.stamp: $(VENV)/dev.stamp
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
 	@touch $@
 
-demo: $(VENV)/user.stamp ## watch the engine at work: moves, a refused move, a kill -9, a reopen
+demo: $(VENV)/user.stamp ## watch it at work: a refused move, a kill -9 inside a commit, agents with a budget
 	@$(BIN)/python examples/first_life.py
+	@$(BIN)/python examples/agents.py
 
 test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL
 	@$(BIN)/python -m pytest -n $(N) --dist worksteal -q
@@ -59,6 +60,7 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
 	@$(BIN)/python benchmarks/locks.py
 	@$(BIN)/python benchmarks/processes.py
+	@$(BIN)/python benchmarks/children.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/crashes -n $(N)

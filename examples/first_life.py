@@ -120,7 +120,7 @@ def tell(folder: Path) -> None:
     assert sorted(paid) == list(range(1, 11)), paid
     assert not found.faults, found.faults
     say(f"\n  {len(paid)} calls wanted, {len(paid)} paid, none twice; {found.events} events, every chain whole.")
-    say("  Try it yourself:  .venv/bin/onceward init && .venv/bin/onceward doctor")
+    say("  Try it yourself: README.md, under 'Crash it yourself'.")
 
 
 if __name__ == "__main__":

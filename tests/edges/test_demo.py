@@ -19,3 +19,15 @@ def test_the_demo_pays_for_every_call_once_through_a_kill():
     assert "killed (signal 9)" in done.stdout
     assert done.stdout.count("already paid") == 6
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.rule("C-8", "C-20", "C-30")
+def test_the_agents_of_the_demo_end_as_told():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "agents.py")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "budget_exceeded: tokens is at 700 of 1000, 700 more asked" in done.stdout
+    assert "agent: no budget left, stopping" in done.stdout
+    assert "terminated_on_restart" in done.stdout
+    assert "chains whole, states agree" in done.stdout
