@@ -63,7 +63,8 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/children.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
-	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/crashes -n $(N)
+	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
+	  $(BIN)/python -m pytest -q tests/crashes tests/engine/test_children.py -n $(N)
 
 contend: $(VENV)/dev.stamp ## the long contention campaign of the target lock
 	@ONCEWARD_CONTENTION="$${PROCESSES:-16} $${TARGETS:-50} $${WANTED:-100000}" ONCEWARD_SEED=$${SEED:-1} \

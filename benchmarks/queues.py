@@ -6,6 +6,7 @@ queues.py dbos|huey|procrastinate URL WORKERS COUNT
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -62,7 +63,9 @@ def procrastinate(url: str, workers: int, count: int) -> float:
     async def run() -> float:
         app = App(connector=PsycopgConnector(conninfo=url))
         async with app.open_async():
-            await app.schema_manager.apply_schema_async()
+            # Another round may have put it there already.
+            with contextlib.suppress(Exception):
+                await app.schema_manager.apply_schema_async()
 
             @app.task(name="task")
             async def task(number: int) -> None:

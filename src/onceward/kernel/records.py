@@ -36,6 +36,8 @@ class Move(msgspec.Struct, frozen=True):
     """Facts of the row that change with the state."""
     session: str | None = None
     """The session of a child: its events stand in the session's stream too."""
+    opens: bool = False
+    """Its event is the first of the subject's own stream, as the rules know; the schema refuses a second first."""
 
 
 class Build(msgspec.Struct, frozen=True):

@@ -177,8 +177,9 @@ def _move(
 ) -> Move:
     CHILD.follow(token.phase, target, reason)
     said = {**detail, **_anchors(token), "phase_at_event": target}
+    first = target != "leased" and token.phase != "started"
     session = token.parent_session_id
-    return Move(CHILD, token.child_id, token.phase, target, token.version, actor, reason, said, columns, session)
+    return Move(CHILD, token.child_id, token.phase, target, token.version, actor, reason, said, columns, session, first)
 
 
 def _anchors(token: Token) -> dict[str, Any]:

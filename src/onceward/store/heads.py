@@ -36,14 +36,17 @@ class Heads:
             " LEFT JOIN events e ON e.stream_no = s.stream_no WHERE s.stream = ? ORDER BY e.seq DESC LIMIT 1",
             (stream,),
         )
-        if rows:
-            found = Head(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
-        else:
-            self._learn(tx)
-            self.last_stream_no += 1
-            tx.write("INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream))
-            found = Head(self.last_stream_no, 0, ZERO_HASH)
-        self._heads[stream] = found
+        if not rows:
+            return self.begin(stream, tx)
+        found = self._heads[stream] = Head(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
+        return found
+
+    def begin(self, stream: str, tx: Writes) -> Head:
+        """The end of a stream that is known to be new: it gets its number without being looked for."""
+        self._learn(tx)
+        self.last_stream_no += 1
+        tx.write("INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream))
+        found = self._heads[stream] = Head(self.last_stream_no, 0, ZERO_HASH)
         return found
 
     def next_position(self, tx: Writes) -> int:

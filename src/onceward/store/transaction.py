@@ -114,6 +114,8 @@ class Transaction:
             detail |= {"parent_stream_id": parent, "parent_seq": self._heads.head(parent, self).seq + 1}
             posted, linked = self._link(parent, move.machine.name, arrow.event, context, detail)
             self.write_together([linked])
+        if move.opens:
+            self._heads.begin(stream, self)
         event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
         target = f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
