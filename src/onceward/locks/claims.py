@@ -116,7 +116,7 @@ def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        said: Any = msgspec.json.decode(os.read(descriptor, 65_536))
+        said: Any = msgspec.json.decode(os.pread(descriptor, 65_536, 0))
     except (msgspec.DecodeError, ValueError, OSError):
         return None
     if not isinstance(said, dict) or any(type(said.get(key)) is not kind for key, kind in _FIELDS.items()):

@@ -75,18 +75,24 @@ class TargetLock:
         if claim.nonce not in self._descriptors or claim.pid != self._own_pid():
             return "not-owned"
         with self._guard(claim.target, wait=True):
-            try:
-                found = read_claim(claim.path, claim.target)
-            except FileNotFoundError:
-                outcome: Released = "absent"
-            else:
-                ours = found is not None and found.nonce == claim.nonce
-                outcome = "released" if ours else "not-owned"
-                if ours:
-                    claim.path.unlink()
-                    faults.point("target.released")
+            outcome = self._standing(claim)
+            if outcome == "released":
+                claim.path.unlink()
+                faults.point("target.released")
         self.forget(claim)
         return outcome
+
+    def _standing(self, claim: Claim) -> Released:
+        """Whether the file in its place is still the one we made, and still says what we wrote."""
+        try:
+            there = claim.path.lstat()
+        except FileNotFoundError:
+            return "absent"
+        descriptor = self._descriptors[claim.nonce]
+        if not os.path.samestat(there, os.fstat(descriptor)):
+            return "not-owned"
+        found = claim_in(descriptor, claim.path, claim.target)
+        return "released" if found is not None and found.nonce == claim.nonce else "not-owned"
 
     def forget(self, claim: Claim) -> None:
         """Close our descriptor without touching the file: the lock lives on in whoever inherited it."""
