@@ -30,7 +30,7 @@ def spend(*, settled: bool = False, **lanes: Any) -> None:
 
 def progress(thousandths: int, note: str = "") -> None:
     """Say how far this child is, from 0 to 1000."""
-    if not 0 <= thousandths <= 1000:
+    if type(thousandths) is not int or not 0 <= thousandths <= 1000:
         raise InvalidConfig(f"progress is told in thousandths, 0 to 1000, not {thousandths}")
     say(progress=thousandths, note=note)
 
@@ -46,10 +46,14 @@ def say(
         said["progress"] = progress
     if note:
         said["note"] = note
+    if (progress is not None and type(progress) is not int) or not isinstance(note, str) or type(settled) is not bool:
+        raise InvalidConfig("progress is a whole number, a note is text, settled is True or False")
     said["id"] = f"{os.getpid()}-{time.monotonic_ns()}"
     with _pipes() as (report, answers):
         # The answer comes on a pipe that all processes of the child share, so only one may ask at a time.
         fcntl.flock(report, fcntl.LOCK_EX)
+        # Answers that nobody waited for would leave no room for ours.
+        _drain(answers)
         os.write(report, msgspec.json.encode(said) + b"\n")
         answer = _answer(answers)
         while answer.get("id") != said["id"]:
@@ -108,6 +112,17 @@ def _amount(lane: str, amount: Any) -> str | int:
         shown = '"0.01"' if lane == "usd" else "120"
         raise InvalidConfig(f"{lane} takes {shown}, not {amount!r}: money is a string, all else a whole number")
     return amount
+
+
+def _drain(descriptor: int) -> None:
+    os.set_blocking(descriptor, False)
+    try:
+        while os.read(descriptor, 65_536):
+            pass
+    except BlockingIOError:
+        pass
+    finally:
+        os.set_blocking(descriptor, True)
 
 
 def _answer(descriptor: int) -> dict[str, Any]:

@@ -172,6 +172,28 @@ def test_a_secret_that_comes_in_pieces_is_replaced_all_the_same(cut):
 
 
 @pytest.mark.rule("E-4")
+@pytest.mark.parametrize(
+    ("secrets", "text", "left"),
+    [
+        ({"A": "abcd", "B": "abcdefgh"}, b"<abcdefgh>", b"<[redacted B]>"),
+        ({"A": "bcde", "B": "abcdefg"}, b"<abcdefg>", b"<[redacted B]>"),
+        ({"A": "abcX", "B": "Xyz1"}, b"<abcXyz1>", b"<[redacted A]>"),
+        ({"A": "line1\nzz\nline3"}, b"<line1\nzz\nline3>", b"<[redacted A]>"),
+        ({"A": 'é"xx'}, '<é\\"xx>'.encode(), b"<[redacted A]>"),
+        ({"A": "a.*b"}, b"<a.*b> aXXb", b"<[redacted A]> aXXb"),
+        ({"A": "aaaa"}, b"<aaaaaaa>", b"<[redacted A]>"),
+    ],
+)
+def test_secrets_that_touch_or_contain_each_other_go_whole_wherever_they_are_cut(secrets, text, left):
+    assert Redactor(secrets).clean(text) == left
+    for one in range(len(text)):
+        for two in range(one, len(text)):
+            redactor = Redactor(secrets)
+            pieces = (text[:one], text[one:two], text[two:])
+            assert b"".join(redactor.piece("out", piece) for piece in pieces) + redactor.rest("out") == left
+
+
+@pytest.mark.rule("E-4")
 def test_a_secret_too_short_to_be_told_from_text_is_refused():
     with pytest.raises(InvalidConfig, match="fewer than 4"):
         check_secret("PIN", "123")

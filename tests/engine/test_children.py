@@ -258,6 +258,7 @@ def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(kerne
     assert [reason for _, reason in attempts] == ["execution_failed", "execution_failed", "completed"]
     tokens = [token(kernel, child_id) for child_id, _ in attempts]
     assert [t.attempt for t in tokens] == [1, 2, 3]
+    assert {msgspec.json.decode(t.work)["attempts"] for t in tokens} == {5}
     assert [t.predecessor for t in tokens] == [None, tokens[0].child_id, tokens[1].child_id]
     assert told(kernel, f"child:{tokens[1].child_id}")[0][1]["predecessor"] == tokens[0].child_id
 

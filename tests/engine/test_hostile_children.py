@@ -215,11 +215,70 @@ def test_coroutines_end_only_themselves_and_when_asked(kernel):
     children = kernel.open_session("ses_a", 3)
     assert [e.reason for e in ends(children, [function(leave), function(good)])] == ["execution_failed", "completed"]
     (child_id,) = children.spawn([function(wait)])
-    while child_id not in children.running or children.running[child_id].future is None:
+    while child_id not in children.running or children.running[child_id].abort is None:
         time.sleep(0.005)
     children.stop()
     assert children.wait(child_id).detail["stopped"]
     children.close()
+
+
+@pytest.mark.rule("C-5", "C-30")
+def test_a_coroutine_has_ended_when_it_has_ended(kernel):
+    order = []
+
+    async def slow(task):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.3)
+            task.spend(tokens=5, settled=True)
+            order.append("settled")
+
+    children = kernel.open_session("ses_a", 1)
+    first, second = ends(children, [function(slow, timeout=0.2), function(lambda task: order.append("next"))])
+    assert (first.reason, first.detail["spent"]) == ("timeout", {"tokens": 5})
+    assert order == ["settled", "next"]
+    assert second.reason == "completed"
+
+
+@pytest.mark.rule("C-8")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "child.progress(333.3)",
+        "child.progress(333, 5)",
+        "child.spend(usd=0.01)",
+        "child.say(settled=1, note='x')",
+        "import os, time\n"
+        "for _ in range(8000): os.write(3, b'{\"progress\":1}\\n')\n"
+        "time.sleep(1); child.spend(tokens=1)",
+    ],
+)
+def test_the_helper_never_waits_for_ever(kernel, text):
+    program = f"from onceward import child\nfrom onceward.errors import OncewardError\n{text}"
+    children = kernel.open_session("ses_a", 1)
+    (ended,) = ends(children, [Command(argv=(sys.executable, "-c", program), cwd=Path("/"), timeout=20)])
+    assert ended.reason in ("completed", "execution_failed"), ended
+
+
+@pytest.mark.rule("C-20")
+def test_recovery_reads_only_plain_files_of_output(kernel, tmp_path):
+    import os
+
+    kernel.spool.add("chd_x", "out", b"said")
+    assert kernel.spool.left("chd_x") == {"stdout": b"said"}
+    for name, make in (("chd_l", lambda p: p.symlink_to("/etc/passwd")), ("chd_f", lambda p: os.mkfifo(p))):
+        make(kernel.spool.folder / f"{name}.out")
+        kernel.spool.add(name, "out", b"more")
+        assert kernel.spool.left(name) == {}
+
+
+@pytest.mark.rule("C-9")
+def test_a_closed_session_takes_no_more(kernel):
+    children = kernel.open_session("ses_a", 1)
+    children.close()
+    with pytest.raises(InvalidConfig, match="closed"):
+        children.spawn([function(fine)])
 
 
 @pytest.mark.rule("C-6")

@@ -152,6 +152,18 @@ def test_a_forged_line_in_a_quiet_stream_is_found_before_work_begins(files):
         again(files).look_over()
 
 
+def test_a_seal_that_cannot_be_read_is_no_hint(files):
+    say(files, 3)
+    files.seal()
+    seal = files.folder / ".seal"
+    seal.write_bytes(b"\xff\xfe")
+    assert again(files).look_over() == 0
+    seal.unlink()
+    seal.mkdir()
+    assert again(files).look_over() == 0
+    whole(files)
+
+
 def test_the_longest_event_there_can_be_is_no_violation(files):
     files.store.write(lambda tx: tx.append("workspace", "NOTED", "tester", {"text": "x" * (1024 * 1024 - 200)}))
     files.project()

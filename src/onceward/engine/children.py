@@ -16,7 +16,7 @@ from onceward.engine.child_dispatch import Closing, Turn
 from onceward.engine.processes import Processes
 from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
-from onceward.errors import ChildCancelled, LockLost, StorageError
+from onceward.errors import ChildCancelled, InvalidConfig, LockLost, StorageError
 from onceward.kernel import canon
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles.child import Ended, Order
@@ -79,6 +79,8 @@ class Children:
 
     def spawn(self, works: Sequence[Work]) -> list[str]:
         """Queue children; answers their ids. They run as slots become free."""
+        if self.closed:
+            raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
         orders = [self._order(work) for work in works]
         # Known before they are queued: a slot may lease one in the very commit that queues it.
         with self.changed:
@@ -165,11 +167,7 @@ class Children:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_run_loop, args=(self._loop,), name="children-loop", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(_contained(coroutine), self._loop)
-        running.future = future
-        if running.asked:
-            future.cancel()
-        value, error = future.result()
+        value, error = asyncio.run_coroutine_threadsafe(_watched(coroutine, running), self._loop).result()
         if error is not None:
             raise error
         return value
@@ -219,10 +217,14 @@ class Children:
             starts = not self._stopping and self.failed is None
         try:
             turn = self._commit(slot, closing, starts)
-        finally:
+        except BaseException:
             with self.changed:
                 self._turning -= 1
+                self.changed.notify_all()
+            raise
         with self.changed:
+            # In one step: at no moment is a leased child neither on its way nor running.
+            self._turning -= 1
             if closing is not None and turn.ended is not None:
                 self._note_end(closing.token, turn)
             if turn.next is not None:
@@ -288,6 +290,22 @@ class Children:
             due = Tokens(rows).next_due(self.session_id)
             now = rows.now()
         return 0.05 if due is None else min(3600.0, max(0.001, (due - now) / 1_000_000))
+
+
+async def _watched(coroutine: Any, running: Running) -> tuple[Any, BaseException | None]:
+    """A coroutine to its real end: asked to end it is cancelled, and what it does then is waited for."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_contained(coroutine))
+    running.abort = lambda: loop.call_soon_threadsafe(task.cancel)
+    if running.asked:
+        task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        # Cancelled before it had begun.
+        return None, ChildCancelled("this child was asked to end")
+    finally:
+        running.abort = None
 
 
 async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:

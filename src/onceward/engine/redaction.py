@@ -28,46 +28,68 @@ class Redactor:
         self._marks: list[tuple[bytes, bytes]] = []
         for name, value in secrets.items():
             # As it is, as it stands inside JSON, and line by line where it has several.
-            forms = {value, json.dumps(value)[1:-1], *value.splitlines()}
+            spelled = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+            forms = {value, *spelled, *value.splitlines()}
             mark = f"[redacted {name}]".encode()
             self._marks += [(os.fsencode(form), mark) for form in forms if len(form) >= _SHORTEST]
-        # Longest first, so that none hides in another.
-        self._marks.sort(key=lambda pair: -len(pair[0]))
         self._kept: dict[str, bytes] = {}
 
     def clean(self, data: bytes) -> bytes:
-        for form, mark in self._marks:
-            data = data.replace(form, mark)
-        return data
+        """The same without secrets; where two overlap, all of both goes."""
+        out, at = b"", 0
+        for start, end, mark in self._spans(data):
+            out += data[at:start] + mark
+            at = end
+        return out + data[at:] if at else data
 
     def text(self, text: str) -> str:
-        return (
-            self.clean(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass") if self._marks else text
-        )
+        return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def piece(self, stream: str, data: bytes) -> bytes:
         """The next piece of a stream; an end that may be the beginning of a secret waits for the piece after it."""
-        data = self.clean(self._kept.pop(stream, b"") + data)
-        held = max((_overlap(data, form) for form, _ in self._marks), default=0)
-        if held:
-            self._kept[stream] = data[-held:]
-            data = data[:-held]
-        return data
-
-    def ends(self, head: bytes, tail: bytes) -> tuple[bytes, bytes]:
-        """A text whose middle was dropped: half a secret at the cut goes too."""
-        head, tail = self.clean(head), self.clean(tail)
-        before = max((_overlap(head, form) for form, _ in self._marks), default=0)
-        after = max((_overlap(tail[::-1], form[::-1]) for form, _ in self._marks), default=0)
-        return head[: len(head) - before], tail[after:]
+        data = self._kept.pop(stream, b"") + data
+        cut = self._safe_end(data)
+        if cut < len(data):
+            self._kept[stream] = data[cut:]
+        return self.clean(data[:cut])
 
     def rest(self, stream: str) -> bytes:
         """What was still waiting when the stream ended."""
-        return self._kept.pop(stream, b"")
+        return self.clean(self._kept.pop(stream, b""))
+
+    def ends(self, head: bytes, tail: bytes) -> tuple[bytes, bytes]:
+        """A text whose middle was dropped: half a secret at the cut goes too."""
+        after = max((_overlap(tail[::-1], form[::-1]) for form, _ in self._marks), default=0)
+        return self.clean(head[: self._safe_end(head)]), self.clean(tail[after:])
+
+    def _safe_end(self, data: bytes) -> int:
+        """Up to where nothing that comes later can make a secret out of what is there."""
+        cut = len(data) - max((_overlap(data, form) for form, _ in self._marks), default=0)
+        for start, end, _ in self._spans(data):
+            if start < cut < end:
+                cut = start
+        return cut
+
+    def _spans(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        """Where secrets stand, those that touch each other taken together."""
+        found = []
+        for form, mark in self._marks:
+            at = data.find(form)
+            while at >= 0:
+                found.append((at, -at - len(form), mark))
+                at = data.find(form, at + 1)
+        merged: list[tuple[int, int, bytes]] = []
+        for start, negative_end, mark in sorted(found):
+            end = -negative_end
+            if merged and start < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]), merged[-1][2])
+            else:
+                merged.append((start, end, mark))
+        return merged
 
 
 def _overlap(data: bytes, form: bytes) -> int:
-    """How much of the end of `data` is the beginning of `form`."""
+    """How much of the end of `data` is the beginning of `form`, but not all of it."""
     for size in range(min(len(data), len(form) - 1), 0, -1):
         if data.endswith(form[:size]):
             return size

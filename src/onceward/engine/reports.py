@@ -85,6 +85,7 @@ class Reports:
         try:
             said = msgspec.json.decode(line, type=Said)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._id = _id_of(line)
             return self._mistake(f"this is no report: {error}")
         self._id = said.id
         try:
@@ -119,3 +120,13 @@ class Reports:
         except OSError:
             pass
         self._id = ""
+
+
+def _id_of(line: bytes) -> str:
+    """The id of a line that is no report: whoever wrote it still waits for its answer."""
+    try:
+        said = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    found = said.get("id") if isinstance(said, dict) else ""
+    return found if isinstance(found, str) else ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from onceward.kernel.limits import OUTPUT_BYTES
 
+# The folder is the user's, and so are the children: what stands there may be anything.
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NAMES = {"out": "stdout", "err": "stderr"}
 
 
@@ -23,10 +26,10 @@ class Spool:
             return
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._file(child_id, stream), flags, 0o600)
+            descriptor = os.open(self._file(child_id, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFELY, 0o600)
             try:
-                if os.fstat(descriptor).st_size < OUTPUT_BYTES:
+                found = os.fstat(descriptor)
+                if stat.S_ISREG(found.st_mode) and found.st_size < OUTPUT_BYTES:
                     os.write(descriptor, data)
             finally:
                 os.close(descriptor)
@@ -36,7 +39,10 @@ class Spool:
         found = {}
         for stream, name in _NAMES.items():
             with suppress(OSError):
-                found[name] = self._file(child_id, stream).read_bytes()
+                descriptor = os.open(self._file(child_id, stream), os.O_RDONLY | _SAFELY)
+                with os.fdopen(descriptor, "rb") as file:
+                    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                        found[name] = file.read(2 * OUTPUT_BYTES)
         return found
 
     def forget(self, child_id: str) -> None:

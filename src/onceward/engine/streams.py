@@ -58,8 +58,12 @@ class Streams:
     def look_over(self) -> int:
         """Before work begins: unless the folder is as the last kernel left it, compare every stream's file with its
         rows and catch up; answers how many lines were missing."""
-        if self._seal_path().exists() and self._seal_path().read_text("ascii") == self._listing():
-            return self.project()
+        try:
+            if self._seal_path().read_bytes() == self._listing().encode():
+                return self.project()
+        except OSError:
+            # A hint that cannot be read is no hint.
+            pass
         with self.store.read() as rows:
             names = [name for name, count in streams(rows) if count]
             newest = last_position(rows)
@@ -72,7 +76,9 @@ class Streams:
         """Remember how the folder looks, so that whoever comes next need not look into every file."""
         self.project()
         if self.folder.is_dir():
-            self._seal_path().write_text(self._listing(), "ascii")
+            fresh = self.folder / ".seal.new"
+            fresh.write_text(self._listing(), "ascii")
+            fresh.replace(self._seal_path())
 
     def _seal_path(self) -> Path:
         return self.folder / ".seal"

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +59,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     on_end: Callable[[Transaction, Token, Ended, Any], None] | None = None
     """Facts that belong into the commit of its end."""
 
+    def policy(self) -> dict[str, int]:
+        """How often and how long it may be tried, as recorded with it."""
+        limit = {} if self.timeout is None else {"timeout_ms": int(self.timeout * 1000)}
+        return {"attempts": self.attempts, **limit}
+
     @property
     def kind(self) -> str:
         raise NotImplementedError
@@ -79,7 +83,7 @@ class Function(Work, frozen=True, kw_only=True):
         return "function"
 
     def described(self) -> dict[str, Any]:
-        return {"function": self.name or getattr(self.call, "__qualname__", "function")}
+        return {"function": self.name or getattr(self.call, "__qualname__", "function"), **self.policy()}
 
 
 class Command(Work, frozen=True, kw_only=True):
@@ -102,8 +106,8 @@ class Command(Work, frozen=True, kw_only=True):
     def described(self) -> dict[str, Any]:
         """What is recorded of it: no secret, not even one that somebody put on its command line."""
         redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
-        words = [redactor.text(_spoken(word)) for word in self.argv]
-        return {"argv": words, "cwd": _spoken(str(self.cwd))}
+        *words, cwd = (_spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(self.cwd)))
+        return {"argv": words, "cwd": cwd, **self.policy()}
 
 
 def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command:
@@ -124,9 +128,9 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:1000]}"
 
 
-def _spoken(word: str) -> str:
+def _spoken(word: bytes) -> str:
     """A word as it can be recorded: bytes that are no text are shown by their numbers."""
-    return word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return word.decode("utf-8", "backslashreplace")
 
 
 class Running:
@@ -147,7 +151,8 @@ class Running:
         self.out_of_time: Mapping[str, Any] = {}
         """What to say if it is its session's time that ends it."""
         self.over = False
-        self.future: Future[Any] | None = None
+        self.abort: Callable[[], object] | None = None
+        """Cancels the coroutine of an `async def` child; it is waited for all the same."""
         self._mutex = threading.Lock()
 
     def attach(self, process: Process) -> None:
@@ -169,11 +174,11 @@ class Running:
             if not self.asked and why == "budget" and not self.refused:
                 self.refused = self.out_of_time
             self.asked = self.asked or why
-            process, future = self.process, self.future
+            process, abort = self.process, self.abort
         if process is not None:
             process.terminate()
-        if future is not None:
-            future.cancel()
+        if abort is not None:
+            abort()
 
     def count(self, debited: Mapping[str, int]) -> None:
         """What was debited for it, so that its end can tell without looking it up."""

@@ -127,6 +127,8 @@ def _filled(word: str, value: str | None) -> str:
 
 def _values(each: Sequence[str]) -> list[str | None]:
     found: list[str | None] = []
+    if "-" in each and sys.stdin is None:
+        raise InvalidConfig("--each - reads standard input, and that is closed", context={"field": "--each"})
     for value in each:
         found += filter(None, sys.stdin.read().splitlines()) if value == "-" else [value]
     if each and not found:
