@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import all_events, streams
 from onceward.wiring import Workspace
 
+VICTIM = "children_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 POINTS = [
     name
@@ -29,26 +28,6 @@ POINTS = [
     and name != "artifact.forgotten"
 ]
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", str(len(POINTS))))
-
-
-@pytest.fixture
-def executioner():
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("children_victim.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def order(**words) -> int:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
-
-    yield order
-    process.stdin.close()
-    assert process.wait(10) == 0
-    process.stdout.close()
 
 
 @pytest.mark.rule("C-4", "C-7", "C-20", "C-30", "C-40")

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,28 +20,9 @@ from onceward.store.check import check
 from onceward.store.tables.requests import Requests
 
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "140"))
+VICTIM = "victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 POINTS = [n for n in faults.POINTS if n.startswith(("write.", "move.", "commit.", "lock.", "request.worked"))]
-
-
-@pytest.fixture
-def executioner():
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("victim.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def order(**words) -> int:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
-
-    yield order
-    process.stdin.close()
-    assert process.wait(10) == 0
-    process.stdout.close()
 
 
 def acknowledged(file: Path) -> dict[str, object]:

@@ -30,22 +30,6 @@ from onceward.store.check import check
 from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of
-from onceward.wiring import Workspace
-
-
-@pytest.fixture
-def workspace(store_url, tmp_path):
-    workspace = Workspace(tmp_path / ".onceward", store_url=store_url, principal="tester")
-    workspace.create()
-    return workspace
-
-
-@pytest.fixture
-def kernel(workspace):
-    kernel = workspace.kernel()
-    kernel.processes.grace = 0.3
-    yield kernel
-    kernel.close()
 
 
 def function(call, **words):

@@ -22,6 +22,7 @@ from onceward.kernel.records import Token
 from onceward.lifecycles.budget import asked_by_child
 from onceward.lifecycles.child import Ended
 from onceward.locks import Claim
+from onceward.locks.identity import Identity
 from onceward.locks.watch import watch
 from onceward.store.tables.children import Tokens
 from onceward.store.transaction import Transaction
@@ -212,25 +213,20 @@ class _Commanded:
             inherit=(reports.child_writes, reports.child_reads),
             lock=None if claim is None else claim.descriptor,
         )
-        try:
-            process = self.children.processes.stand(order)
-        finally:
-            reports.handed_over()
-        try:
+
+        def commit_started(who: Identity) -> None:
             if self.running.asked:
                 raise ChildStartFailed(f"the child was asked to end before it began: {self.running.asked}")
-            who = process.identity
             self.token = self.children.store.write(
                 lambda tx: child_dispatch.start(
                     tx, Tokens(tx).get(self.token.child_id), self.children.actor, who.pid, who.process_start
                 )
             )
-            faults.point("process.committed")
-            process.go()
-        except BaseException:
-            process.dismiss()
-            raise
-        return process
+
+        try:
+            return self.children.processes.start(order, commit_started)
+        finally:
+            reports.handed_over()
 
     def _watch(self, process: Process, reports: Reports) -> Closing:
         process.listen(reports.reader, reports.take)
