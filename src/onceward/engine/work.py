@@ -50,8 +50,8 @@ class Task:
         return bool(self._running.asked)
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What every kind of child has."""
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind of work has: how often, how long, under which lock, and what its end must record."""
 
     target: str | None = None
     timeout: float | None = CHILD_TIMEOUT_SECONDS
@@ -64,15 +64,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         limit = {} if self.timeout is None else {"timeout_ms": int(self.timeout * 1000)}
         return {"attempts": self.attempts, **limit}
 
-    @property
-    def kind(self) -> str:
-        raise NotImplementedError
 
-    def described(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class Function(Work, frozen=True, kw_only=True):
+class Function(Terms, frozen=True, kw_only=True):
     """A Python function, on a thread; `async def` on the one loop thread."""
 
     call: Callable[[Task], Any]
@@ -86,7 +79,7 @@ class Function(Work, frozen=True, kw_only=True):
         return {"function": self.name or getattr(self.call, "__qualname__", "function"), **self.policy()}
 
 
-class Command(Work, frozen=True, kw_only=True):
+class Command(Terms, frozen=True, kw_only=True):
     """A program and its arguments, no shell."""
 
     argv: Sequence[str]
@@ -108,6 +101,9 @@ class Command(Work, frozen=True, kw_only=True):
         redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
         *words, cwd = (_spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(self.cwd)))
         return {"argv": words, "cwd": cwd, **self.policy()}
+
+
+Work = Function | Command
 
 
 def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command:
