@@ -261,6 +261,7 @@ def test_options_after_the_command_are_its_own_and_a_session_is_not_made_by_a_ty
     cli("spawn", "--session", "a-long-name", "--new", "--", "true", check=0)
     cli("spawn", "--session", "a-long", "--", "true", check=0)
     assert len(json.loads(cli("status", "a-long", "--json", check=0).stdout)["children"]) == 2
+    assert "has no artifacts" in cli("artifacts", "list", "a-long", check=0).stdout
     assert cli("events", "a-long", check=0).stdout.count("WORKER_PASS") == 2
 
 

@@ -291,6 +291,14 @@ def test_an_asked_debit_fits_or_changes_nothing(kernel):
 
 
 @pytest.mark.rule("C-30")
+def test_a_total_that_is_not_the_sum_of_its_debits_is_found(kernel):
+    run_all(kernel.open_session("ses_a", 1), [function(lambda task: task.spend(tokens=5))])
+    kernel.store.write(lambda tx: tx.write("UPDATE budget_totals SET total = 6 WHERE budget_lane = 'tokens'"))
+    with kernel.store.read() as rows:
+        assert check(rows).faults == ["session ses_a: tokens says 6, but its debits make 5"]
+
+
+@pytest.mark.rule("C-30")
 def test_a_debit_that_uses_up_a_lane_exactly_is_within_it(kernel):
     _, ends = run_all(kernel.open_session("ses_a", 1, {"tokens": 100}), [function(lambda task: task.spend(tokens=100))])
     assert ends[0].reason == "completed"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,6 +22,7 @@ from onceward.kernel.sources import ScriptedSources
 from onceward.lifecycles.child import Order
 from onceward.locks.identity import own_identity, start_of
 from onceward.store import migrate
+from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, ask_to_end, recovery_done
 from onceward.store.tables.events import all_events
@@ -58,18 +60,23 @@ def story(store: Store) -> list[tuple[str, str, dict]]:
         return [(e.stream, e.facts()["event"], e.facts()["detail"]) for e in all_events(rows)]
 
 
-@pytest.fixture
-def dead(make_database):
-    """A store whose kernel died with children in every phase; scripted time and ids."""
-    sources = ScriptedSources()
-    database = make_database(sources)
+def die(database, sources) -> list[str]:
+    """A kernel takes the workspace, begins, and is gone."""
     migrate.migrate(database, sources)
     store = Store(database, sources)
     acquire(store, "dead")
     ids = leave_behind(store)
     store.close()
     orphan_lock(database)
-    return database, sources, ids
+    return ids
+
+
+@pytest.fixture
+def dead(make_database):
+    """A store whose kernel died with children in every phase; scripted time and ids."""
+    sources = ScriptedSources()
+    database = make_database(sources)
+    return database, sources, die(database, sources)
 
 
 def heir_of(database, sources) -> Store:
@@ -131,24 +138,15 @@ def test_a_recovery_that_is_killed_and_gone_on_with_tells_the_same_story(dead, p
     recover(store, "heir", HERE)
     told = [entry for entry in story(store) if entry[0] != "workspace"]
     store.close()
-    assert told == EXPECTED()
+    assert told == undisturbed()
 
 
-def EXPECTED() -> list[tuple[str, str, dict]]:
-    """The same story from a recovery that nobody disturbed, on a store in memory's stead."""
-    from tempfile import TemporaryDirectory
-
-    from onceward.store.sqlite import SqliteDatabase
-
+def undisturbed() -> list[tuple[str, str, dict]]:
+    """The same story from a recovery that nobody disturbed."""
     with TemporaryDirectory() as folder:
         sources = ScriptedSources()
         database = SqliteDatabase(Path(folder) / "onceward.db", sources)
-        migrate.migrate(database, sources)
-        store = Store(database, sources)
-        acquire(store, "dead")
-        leave_behind(store)
-        store.close()
-        orphan_lock(database)
+        die(database, sources)
         store = heir_of(database, sources)
         recover(store, "heir", HERE)
         told = [entry for entry in story(store) if entry[0] != "workspace"]
@@ -311,7 +309,6 @@ def test_two_workspaces_on_one_server_leave_each_other_alone(postgres_url, tmp_p
 def test_thousands_of_open_tokens_are_recovered(tmp_path):
     """Bounded return to service: one transaction each, and no more work per token than for the first."""
     from onceward.kernel.sources import LiveSources
-    from onceward.store.sqlite import SqliteDatabase
 
     count = 2_000
     sources = LiveSources()

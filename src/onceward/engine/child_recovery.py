@@ -35,6 +35,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
+    """How many children were brought to their end, and of how many nobody can say that they are dead."""
+
     recovered: int = 0
     unconfirmed: int = 0
 

@@ -41,7 +41,6 @@ def run(children: Children, token: Token) -> Closing:
     running = children.running[token.child_id]
     if isinstance(work, Function):
         return _run_function(children, token, work, running)
-    assert isinstance(work, Command)
     return _Commanded(children, token, work, running).run()
 
 
@@ -189,9 +188,10 @@ class _Commanded:
 
     def _never(self, error: Exception) -> Closing:
         """It did not begin."""
-        known = isinstance(error, OncewardError)
-        message = self.redactor.text(error.message if isinstance(error, OncewardError) else described(error))[:1000]
-        said = {"error": error.code if known else "EXECUTION_FAILED", "message": message}  # type: ignore[attr-defined]
+        code, why = "EXECUTION_FAILED", described(error)
+        if isinstance(error, OncewardError):
+            code, why = error.code, error.message
+        said = {"error": code, "message": self.redactor.text(why)[:1000]}
         ended = _by_request(self.running, Ended("start_failed", said))
         if ended.reason == "terminated_on_restart":
             ended = Ended("lease_orphaned", ended.detail)

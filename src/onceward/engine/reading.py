@@ -167,12 +167,13 @@ def _told(rows: Reads, token: Token) -> dict[str, Any]:
 def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dict[str, Any]]:
     """An owner's artifacts, or the newest of all."""
     with store.read() as rows:
-        if owner is not None and not refs_of(rows, owner) and Sessions(rows).find(owner) is None:
-            (owner,) = resolve(rows, owner)
-        if owner is not None and Sessions(rows).find(owner) is not None:
-            found = [ref for token in Tokens(rows).of_session(owner) for ref in refs_of(rows, token.child_id)]
+        sessions = [] if owner is None else Sessions(rows).named(owner)
+        if owner is None:
+            found = newest_refs(rows, limit)
+        elif len(sessions) == 1:
+            found = [ref for token in Tokens(rows).of_session(sessions[0]) for ref in refs_of(rows, token.child_id)]
         else:
-            found = newest_refs(rows, limit) if owner is None else refs_of(rows, owner)
+            found = refs_of(rows, owner) or refs_of(rows, resolve(rows, owner)[0])
     return [
         {
             "owner": ref.owner,

@@ -9,6 +9,7 @@ import msgspec
 from onceward.kernel.canon import ZERO_HASH
 from onceward.kernel.chain import first_break
 from onceward.store.port import Reads
+from onceward.store.tables.budgets import sums
 from onceward.store.tables.events import all_events
 from onceward.store.tables.subjects import SUBJECTS
 
@@ -37,6 +38,8 @@ def check(rows: Reads) -> Findings:
             if broken:
                 faults.append(f"stream {stream or '(unnamed)'}: {broken}")
             last = (event.seq, event.hash)
+    for session, lane, total, summed in sums(rows):
+        faults.append(f"session {session}: {lane} says {total}, but its debits make {summed}")
     subjects = sum(_check_subjects(rows, machine, faults) for machine in SUBJECTS)
     return Findings(streams, events, subjects, faults)
 
