@@ -1,6 +1,42 @@
 """Onceward: costly, consequential work, done once and proven afterwards."""
 
-from onceward.errors import OncewardError
+from typing import TYPE_CHECKING, Any
+
+from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, OncewardError, RateLimit
+
+if TYPE_CHECKING:
+    from onceward.engine.task import Task
+    from onceward.plan import BuildStopped, Plan, Result
+    from onceward.wiring import Workspace
 
 __version__ = "0.1.0"
-__all__ = ["OncewardError", "__version__"]
+__all__ = [
+    "BudgetExceeded",
+    "BuildStopped",
+    "NeedMoreContext",
+    "NetworkError",
+    "OncewardError",
+    "Plan",
+    "RateLimit",
+    "Result",
+    "Task",
+    "Workspace",
+    "__version__",
+]
+
+_LATE = {
+    "Plan": "onceward.plan",
+    "Result": "onceward.plan",
+    "BuildStopped": "onceward.plan",
+    "Task": "onceward.engine.task",
+    "Workspace": "onceward.wiring",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names that need the engine are imported when they are asked for: `--help` and locks stay quick."""
+    if name not in _LATE:
+        raise AttributeError(f"module 'onceward' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LATE[name]), name)

@@ -182,6 +182,34 @@ class PermissionDenied(OncewardError):
     code = "PERMISSION_DENIED"
 
 
+class PermitInvalid(OncewardError):
+    code = "PERMIT_INVALID"
+
+
+class InvalidDependency(OncewardError):
+    code = "INVALID_DEPENDENCY"
+
+
+class InvalidResumeState(OncewardError):
+    code = "INVALID_RESUME_STATE"
+
+
+class MalformedOutput(OncewardError):
+    code = "MALFORMED_OUTPUT"
+
+
+class RateLimit(OncewardError):
+    """A step was told to slow down; another attempt can help."""
+
+    code = "TRANSFORM_RATE_LIMIT"
+
+
+class NeedMoreContext(OncewardError):
+    """A step asks for more input before it can go on; another attempt can help."""
+
+    code = "NEED_MORE_CONTEXT"
+
+
 class SchemaTooNew(OncewardError):
     code = "SCHEMA_TOO_NEW"
 

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import ARTIFACT_BYTES
+from onceward.kernel.limits import ARTIFACT_BYTES, MAX_INTEGER
+from onceward.kernel.money import to_micros
 from onceward.kernel.records import check_name
 
 FOLDER = ".onceward"
@@ -46,12 +47,21 @@ class ArtifactSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The largest artifact."""
 
 
+class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the whole workspace may spend, beside what each build may."""
+
+    usd: str | None = None
+    tokens: int | None = None
+    solver_calls: int | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
     store: StoreSettings = StoreSettings()
     sink: tuple[SinkSettings, ...] = ()
     artifacts: ArtifactSettings = ArtifactSettings()
+    budget: BudgetSettings = BudgetSettings()
 
 
 TEMPLATE = """\
@@ -62,6 +72,9 @@ TEMPLATE = """\
 
 # [artifacts]
 # max_bytes = 26214400            # the largest output or log that is kept
+
+# [budget]
+# usd = "100.00"                  # the most that everything in this workspace may spend together
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -110,6 +123,17 @@ def _check_webhook(sink: SinkSettings, file: Path) -> None:
         raise InvalidConfig(f"{file}: sink {sink.name!r}: no password in url; sign with secret_env instead")
 
 
+def limits_of(settings: Settings) -> dict[str, int]:
+    """The workspace's limits by lane."""
+    budget = settings.budget
+    found = {"tokens": budget.tokens, "solver_calls": budget.solver_calls}
+    limits = {lane: limit for lane, limit in found.items() if limit is not None}
+    for lane, limit in limits.items():
+        if not 0 <= limit <= MAX_INTEGER:
+            raise InvalidConfig(f"{lane} under [budget] must be between 0 and {MAX_INTEGER}", context={"field": lane})
+    return limits if budget.usd is None else {**limits, "usd_micros": to_micros(budget.usd, "usd under [budget]")}
+
+
 def _check(settings: Settings, file: Path) -> None:
     url = settings.store.url
     if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
@@ -118,6 +142,7 @@ def _check(settings: Settings, file: Path) -> None:
         )
     if settings.artifacts.max_bytes < 1:
         raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
+    limits_of(settings)
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:
         check_name(sink.name, "sink.name")

@@ -78,6 +78,11 @@ class Workspace:
         made += [f"schema {done.number} ({done.name})" for done in self._migrate()]
         return made
 
+    def ensure(self) -> list[str]:
+        """Make the workspace if there is none; one that is there is left as it is."""
+        there = self.folder.is_dir() and (self.settings.store.url != "sqlite" or (self.folder / "onceward.db").exists())
+        return [] if there else self.create()
+
     def store(self) -> Store:
         """The store to read from; NOT_FOUND with the next command where there is none."""
         self._require_folder()
@@ -105,6 +110,7 @@ class Workspace:
             return Kernel(
                 *(store, self.principal, self.sinks(store), self.folder, self.root_id()),
                 artifact_bytes=self.settings.artifacts.max_bytes,
+                limits=settings_module.limits_of(self.settings),
             )
         except BaseException:
             store.close()

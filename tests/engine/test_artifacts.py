@@ -52,7 +52,7 @@ def test_small_ones_ride_in_the_commit_and_are_spilled_without_anybody_noticing(
 
 def test_a_crash_while_spilling_loses_nothing(artifacts):
     digests = [keep(artifacts, bytes([n]) * 10, name=str(n)) for n in range(5)]
-    for point in ("artifact.written", "artifact.spilled", "commit.before"):
+    for point in ("artifact.written", "artifact.placed", "artifact.spilled", "commit.before"):
         with faults.armed(point, 1, faults.crash), pytest.raises(faults.SimulatedCrash):
             artifacts.spill()
         assert all(artifacts.intact(digest) for digest in digests)

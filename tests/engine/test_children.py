@@ -233,7 +233,7 @@ def test_a_target_is_held_while_its_child_runs_and_free_after(kernel):
 @pytest.mark.rule("B-7")
 @pytest.mark.parametrize("exits", [75, 76, 77])
 def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(kernel, tmp_path, exits, monkeypatch):
-    monkeypatch.setattr("onceward.engine.child_dispatch.RETRY_FIRST_MICROS", 10_000)
+    monkeypatch.setattr("onceward.lifecycles.child.RETRY_FIRST_MICROS", 10_000)
     text = f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n+1)) > {tmp_path}/n; [ $n = 2 ] || exit {exits}"
     children = kernel.open_session("ses_a", 2)
     attempts = []
@@ -249,7 +249,7 @@ def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(kerne
 
 @pytest.mark.rule("B-7")
 def test_attempts_are_used_up_and_a_plain_failure_is_not_repeated(kernel, monkeypatch):
-    monkeypatch.setattr("onceward.engine.child_dispatch.RETRY_FIRST_MICROS", 10_000)
+    monkeypatch.setattr("onceward.lifecycles.child.RETRY_FIRST_MICROS", 10_000)
     tries = []
 
     def fail(task):

@@ -110,14 +110,32 @@ def test_an_onlooker_or_a_recorder_that_fails_takes_nobody_down(kernel):
     def look(*_):
         raise ValueError("look away")
 
-    def record(tx, token, ended, value):
-        raise ValueError("cannot record this")
+    class Step:
+        """A step of a build that cannot record its result, only that it failed."""
 
+        detail, about = {}, ""
+
+        def collect(self, token, value):
+            return value
+
+        def close(self, token, ended, kept):
+            return self
+
+        def record(self, tx, ended, spent, state):
+            if ended.reason == "completed":
+                raise ValueError("cannot record this")
+            heard.append(ended)
+            return ()
+
+        def recorded(self):
+            pass
+
+    heard = []
     children = kernel.open_session("ses_a", 1)
-    shown, recorded, after = ends(
-        children, [shell("echo 1; echo 2", on_output=look), function(fine, on_end=record), function(fine)]
-    )
-    assert (shown.reason, after.reason) == ("completed", "completed")
+    works = [shell("echo 1; echo 2", on_output=look), function(fine, step=Step()), function(fine)]
+    shown, _, after = children.spawn(works)
+    assert {children.wait(shown).reason, children.wait(after).reason} == {"completed"}
+    (recorded,) = heard
     assert recorded.reason == "execution_failed" and "cannot record this" in recorded.detail["message"]
     sound(kernel)
 
@@ -337,7 +355,7 @@ def test_money_that_is_gone_is_counted_even_from_a_cancelled_child_but_not_after
 
     def call(task):
         kept.append(task)
-        task._running.asked = "cancel"
+        task.running.asked = "cancel"
         task.spend(settled=True, usd="1.00")
 
     (ended,) = ends(kernel.open_session("ses_a", 1), [function(call)])

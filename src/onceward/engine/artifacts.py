@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from onceward.engine.redaction import Redactor
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, OncewardError, StorageError
 from onceward.kernel import faults
 from onceward.kernel.limits import ARTIFACT_BYTES, ARTIFACT_INLINE_BYTES, GC_GRACE_SECONDS
+from onceward.store.port import Row
 from onceward.store.store import Store
 from onceward.store.tables import artifacts as rows_of
 from onceward.store.transaction import Transaction
@@ -21,7 +24,8 @@ from onceward.store.transaction import Transaction
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _CHUNK = 1 << 18
-_BATCH = 200
+_BATCH = 500
+_SPILL = 1000
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -30,6 +34,8 @@ class Blob(msgspec.Struct, frozen=True):
     sha256: str
     size: int
     data: bytes | None = None
+    mark: str | None = None
+    """What its file was when its content was known."""
 
 
 class Artifacts:
@@ -44,8 +50,7 @@ class Artifacts:
         digest = hashlib.sha256(data).hexdigest()
         if len(data) <= ARTIFACT_INLINE_BYTES:
             return Blob(digest, len(data), data)
-        self._write(digest, [data])
-        return Blob(digest, len(data))
+        return self._write([data])
 
     def keep_log(self, data: bytes) -> Blob:
         """Keep what can be kept of a log: one that is too long is cut, and says so."""
@@ -54,26 +59,21 @@ class Artifacts:
             data = data[: max(0, self.limit - len(notice))] + notice[: self.limit]
         return self.keep(data)
 
-    def keep_file(self, path: Path) -> Blob:
-        """Make a file's content durable, a piece at a time, whatever its size."""
+    def keep_file(self, path: Path, redactor: Redactor | None = None) -> Blob:
+        """Make a file's content durable, a piece at a time, whatever its size; without the secrets of a redactor."""
         try:
             size = path.stat().st_size
             self._require_fits(size)
             if size <= ARTIFACT_INLINE_BYTES:
-                return self.keep(path.read_bytes())
-            total, digest = 0, hashlib.sha256()
-            for piece in _pieces(path):
-                digest.update(piece)
-                total += len(piece)
-            self._require_fits(total)
-            self._write(digest.hexdigest(), _pieces(path))
+                data = path.read_bytes()
+                return self.keep(redactor.clean(data) if redactor else data)
+            return self._write(_cleaned(path, redactor) if redactor else _pieces(path))
         except OSError as error:
             raise StorageError(f"cannot keep {path.name}: {error.strerror}") from error
-        return Blob(digest.hexdigest(), total)
 
     def record(self, tx: Transaction, owner: str, name: str, kind: str, blob: Blob) -> None:
         """In the commit of what made it: the artifact, and who refers to it by which name."""
-        rows_of.put(tx, blob.sha256, blob.size, blob.data, tx.now)
+        rows_of.put(tx, blob.sha256, blob.size, blob.data, blob.mark, tx.now)
         rows_of.refer(tx, owner, name, kind, blob.sha256, tx.now)
 
     def read(self, digest: str) -> Iterator[bytes]:
@@ -95,21 +95,83 @@ class Artifacts:
             return False
         return True
 
+    def broken(self, digests: Sequence[str]) -> set[str]:
+        """Those of many artifacts that are not there or not what they say. A file that nobody touched since it was last
+        verified is not read again (B-4); one that was read, and is whole, is marked so."""
+        found: set[str] = set()
+        marks: dict[str, str] = {}
+        for start in range(0, len(digests), _BATCH):
+            some = digests[start : start + _BATCH]
+            with self.store.read() as rows:
+                known = rows_of.find_many(rows, some)
+            for digest in some:
+                row = known.get(digest)
+                if row is None or not self._whole(digest, row, marks):
+                    found.add(digest)
+        if found or marks:
+            self.store.write(lambda tx: rows_of.set_marks(tx, {**dict.fromkeys(found, rows_of.BAD), **marks}))
+        return found
+
+    def _whole(self, digest: str, row: Row, marks: dict[str, str]) -> bool:
+        _, _, data, mark = row
+        if data is not None:
+            return hashlib.sha256(data).hexdigest() == digest
+        try:
+            now = _mark(self.path_of(digest))
+        except OSError:
+            return False
+        if now == mark:
+            return True
+        if not self.intact(digest):
+            return False
+        marks[digest] = now
+        return True
+
     def path_of(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
             raise InvalidConfig(f"{digest[:80]!a} is not a digest", context={"field": "artifact"})
         return self.root / digest[:2] / digest
 
-    def spill(self, limit: int = _BATCH) -> int:
-        """Move small artifacts from their rows into files; the row copy goes only after its file is safe."""
-        with self.store.read() as rows:
-            waiting = rows_of.unspilled(rows, limit)
-        for digest, data in waiting:
-            self._write(digest, [data])
+    def spill(self, most: int = 0) -> int:
+        """Move small artifacts from their rows into files, if more than `most` wait; the row copy goes only after its
+        file is safe. One sync serves them all."""
+        moved = 0
+        while True:
+            with self.store.read() as rows:
+                if most and rows_of.unspilled_count(rows) <= most:
+                    return moved
+                waiting = rows_of.unspilled(rows, _SPILL)
+            if not waiting:
+                return moved
+            self._spill(waiting)
+            moved += len(waiting)
+
+    def _spill(self, waiting: Sequence[Row]) -> None:
+        try:
+            fresh = {digest: self._aside(data) for digest, data in waiting}
+            _sync_all(self.root)
+            faults.point("artifact.written")
+            for digest, path in fresh.items():
+                place = self.path_of(digest)
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.replace(place)
+                faults.point("artifact.placed")
+            _sync_all(self.root)
+            marks = {digest: _mark(self.path_of(digest)) for digest in fresh}
+        except OSError as error:
+            raise StorageError(f"cannot write artifacts into {self.root}: {error.strerror}") from error
         faults.point("artifact.spilled")
-        if waiting:
-            self.store.write(lambda tx: rows_of.drop_copies(tx, [digest for digest, _ in waiting]))
-        return len(waiting)
+        self.store.write(lambda tx: rows_of.drop_copies(tx, marks))
+
+    def _aside(self, data: bytes) -> Path:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._fresh()
+        with open(fresh, "xb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as file:
+            file.write(data)
+        return fresh
+
+    def _fresh(self) -> Path:
+        return self.root / f".new-{os.getpid()}-{self.store.sources.new_id('tmp')}"
 
     def gc(self, grace: float = GC_GRACE_SECONDS) -> tuple[int, int]:
         """Remove what nobody refers to and nobody touched for a while; answers how many and how many bytes."""
@@ -171,31 +233,34 @@ class Artifacts:
             return 0
         return size
 
-    def _write(self, digest: str, pieces: Sequence[bytes] | Iterator[bytes]) -> None:
-        """Beside its place, synced, then moved into it, and the move synced."""
-        place = self.path_of(digest)
-        if self._stands(place, digest):
-            return
-        fresh = self.root / f".new-{os.getpid()}-{self.store.sources.new_id('tmp')}"
+    def _write(self, pieces: Iterable[bytes]) -> Blob:
+        """Beside its place, synced, then moved into it, and the move synced; its name is what was really written."""
+        fresh = self._fresh()
         try:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                seen = hashlib.sha256()
+                seen, size = hashlib.sha256(), 0
                 for piece in pieces:
                     seen.update(piece)
+                    size += len(piece)
+                    self._require_fits(size)
                     view = memoryview(piece)
                     while view:
                         view = view[os.write(descriptor, view) :]
+                digest = seen.hexdigest()
+                place = self.path_of(digest)
+                if self._stands(place, digest):
+                    return Blob(digest, size, None, _mark(place))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            if seen.hexdigest() != digest:
-                raise StorageError(f"a file changed while it was kept as {digest[:12]}; try again")
             faults.point("artifact.written")
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fresh.replace(place)
             for folder in (place.parent, self.root):
                 _sync(folder)
+            return Blob(digest, size, None, _mark(place))
         except OSError as error:
             raise StorageError(f"cannot write an artifact into {self.root}: {error.strerror}") from error
         finally:
@@ -243,6 +308,32 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(_CHUNK):
             yield piece
+
+
+def _cleaned(path: Path, redactor: Redactor) -> Iterator[bytes]:
+    for piece in _pieces(path):
+        yield redactor.piece(str(path), piece)
+    yield redactor.rest(str(path))
+
+
+def _mark(path: Path) -> str:
+    """What tells a file that was touched from one that was not."""
+    found = path.lstat()
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
+
+
+def _sync_all(folder: Path) -> None:
+    """Make everything written below a folder durable, in one call for its whole filesystem."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if syncfs is None:
+            os.sync()
+        elif syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 def _sync(folder: Path) -> None:

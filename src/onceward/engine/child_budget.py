@@ -10,12 +10,17 @@ from onceward.kernel.money import to_usd
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, fits, judge
 from onceward.store.port import Reads, Row
-from onceward.store.tables.budgets import add_debit, carry, lanes_of, set_limit
+from onceward.store.tables.budgets import add_debit, add_to_workspace, carry, lanes_of, set_limit, workspace_lanes
 from onceward.store.transaction import Transaction
 
 
 def lanes(rows: Reads, session_id: str) -> dict[str, Lane]:
     return {row[0]: Lane(*row) for row in lanes_of(rows, session_id)}
+
+
+def workspace(rows: Reads) -> dict[str, Lane]:
+    """The lanes of the whole workspace that have a limit."""
+    return {row[0]: Lane(*row) for row in workspace_lanes(rows)}
 
 
 def set_limits(tx: Transaction, session_id: str, limits: Mapping[str, int], mode: str = MODE) -> None:
@@ -33,7 +38,8 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
     for lane, amount in asked.items():
         if not fits(before.get(lane), amount):
             raise InvalidConfig(f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane})
-    refusal = judge(before, asked)
+    whole = workspace(tx)
+    refusal = judge(before, asked) or judge(whole, asked, scope="workspace")
     if refusal is not None and not settled:
         return refusal
     for lane, amount in sorted(asked.items()):
@@ -41,6 +47,8 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
             set_limit(tx, session, lane, None, MODE)
         carried = before[lane].carried if lane in before else 0
         add_debit(tx, session, lane, token.child_id, amount, carried, settled, tx.now)
+        if lane in whole:
+            add_to_workspace(tx, lane, amount)
     return refusal
 
 
@@ -66,7 +74,8 @@ def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) 
 def exceeded(refusal: Refusal) -> BudgetExceeded:
     money = refusal.lane == "usd_micros"
     at, limit, asked = (to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked))
+    whose = f"{refusal.scope}'s " if refusal.scope else ""
     return BudgetExceeded(
-        f"the budget has no room: {'usd' if money else refusal.lane} is at {at} of {limit}, {asked} more asked",
+        f"the {whose}budget has no room: {'usd' if money else refusal.lane} is at {at} of {limit}, {asked} more asked",
         context=refusal.detail(),
     )

@@ -8,16 +8,19 @@ from typing import Any
 import msgspec
 
 from onceward.engine import child_budget
+from onceward.engine.cut_off import note_cut_off
+from onceward.engine.work import StepEnd
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
-from onceward.kernel.limits import RETRY_FIRST_MICROS, RETRY_MAX_MICROS
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.child import Ended, Order
 from onceward.store.tables.children import Sessions, Tokens, ask_to_end, last_queued, open_session, set_high
 from onceward.store.transaction import Transaction
 
-Facts = Callable[[Transaction], None]
+Facts = Callable[[Transaction, Ended, Mapping[str, int], str], Sequence[Order]]
+"""What belongs into the commit of an end. It is told how it ended, what was spent and how its build stands, and answers
+whom to queue."""
 
 
 class Closing(msgspec.Struct, frozen=True):
@@ -31,6 +34,11 @@ class Closing(msgspec.Struct, frozen=True):
     attempts: int = 1
     spent: Mapping[str, int] = {}
     """What it debited, by lane."""
+    about: str = ""
+    """What its last event is about, where that is a step."""
+    step: StepEnd | None = None
+    bare: Facts | None = None
+    """What still belongs into the commit where `facts` cannot be recorded."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -101,7 +109,7 @@ def start(tx: Transaction, token: Token, actor: str, pid: int | None = None, beg
 
 def end(tx: Transaction, closing: Closing, owner: Owner, actor: str) -> tuple[Ended, Token | None]:
     """The one terminal event of a child, with its time charged and, where it is tried again, its successor queued."""
-    asked, row = Tokens(tx).closing(closing.token.child_id)
+    asked, state, row = Tokens(tx).closing(closing.token.child_id)
     token = msgspec.structs.replace(closing.token, cancel_request_id=asked)
     ended, spent = closing.ended, dict(closing.spent)
     if closing.micros is not None:
@@ -109,13 +117,13 @@ def end(tx: Transaction, closing: Closing, owner: Owner, actor: str) -> tuple[En
         spent |= {"duration_secs": seconds} if seconds else {}
         if over is not None and ended.reason == "completed":
             ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
-    if closing.facts is not None:
-        closing.facts(tx)
     detail = {**ended.detail, **({"spent": spent} if spent else {})}
-    move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor)
+    move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor, closing.about)
+    ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)
+    follow = closing.facts(tx, ended, spent, state) if closing.facts is not None else ()
     tx.move(move)
     faults.point("child.ended")
-    ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)
+    spawn(tx, follow, owner, actor)
     successor = None
     if ended.retryable and move.reason != "cancelled" and token.attempt < closing.attempts:
         (successor,) = spawn(tx, [_again(tx, token)], owner, actor)
@@ -133,6 +141,7 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
     if token.phase == "terminal":
         return "already_terminal"
     if token.phase == "queued":
+        note_cut_off(tx, token, "cancelled", {})
         fail_queued(tx, msgspec.structs.replace(token, cancel_request_id=cancel_request_id), Ended("cancelled"), actor)
         return "cancelled"
     ask_to_end(tx, child_id, cancel_request_id)
@@ -141,8 +150,7 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
 
 def _again(tx: Transaction, token: Token) -> Order:
     """The next attempt: a child of its own that names its predecessor, after a pause that grows, with jitter."""
-    pause = min(RETRY_FIRST_MICROS * 2 ** (token.attempt - 1), RETRY_MAX_MICROS)
-    due = tx.now + pause // 2 + int(pause // 2 * tx.sources.fraction())
+    due = tx.now + rules.backoff(token.attempt, tx.sources.fraction())
     return Order(
         *(tx.sources.new_id("chd"), token.parent_session_id, token.kind, token.work, token.target),
         *(token.attempt + 1, token.child_id, due),

@@ -9,6 +9,7 @@ import msgspec
 from onceward.engine import child_budget, tree
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.cgroup import groups_of
+from onceward.engine.cut_off import note_cut_off
 from onceward.engine.spool import Spool
 from onceward.errors import AtomicityViolation
 from onceward.kernel import faults
@@ -145,12 +146,13 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     if current.phase == "terminal":
         return False
     if current.started_at is not None:
-        lane = child_budget.lane_of(Tokens(tx).closing(current.child_id)[1])
+        lane = child_budget.lane_of(Tokens(tx).closing(current.child_id)[2])
         child_budget.charge_time(tx, current, lane, (current.last_seen or current.started_at) - current.started_at)
     move = terminal_move(current, actor)
     spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}
     if spent:
         move = msgspec.structs.replace(move, detail={**move.detail, "spent": plain(spent)})
+    note_cut_off(tx, current, move.reason or "", spent)
     tx.move(move)
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 

@@ -6,21 +6,23 @@ import inspect
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onceward.engine import child_budget, child_dispatch
+import msgspec
+
+from onceward.engine import child_budget, child_dispatch, processes
 from onceward.engine.artifacts import Blob
 from onceward.engine.child_dispatch import Closing
-from onceward.engine.processes import FIRST_INHERITED, Ending, Order, Process, environment
+from onceward.engine.processes import FIRST_INHERITED, Ending, Process, environment
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
-from onceward.engine.work import Asked, Command, Function, Running, Task, described
+from onceward.engine.work import Asked, ChildTask, Command, Function, Running, described
 from onceward.errors import BudgetExceeded, ChildStartFailed, LockLost, OncewardError, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import asked_by_child
-from onceward.lifecycles.child import Ended
+from onceward.lifecycles.child import Ended, Order
 from onceward.locks import Claim
 from onceward.locks.identity import Identity
 from onceward.locks.watch import watch
@@ -58,14 +60,19 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
     value: Any = None
     logs: dict[str, Blob] = {}
     try:
-        value = work.call(Task(token, running, spend))
+        value = work.call(ChildTask(token, running, spend))
         if inspect.isawaitable(value):
             value = children.run_async(value, running)
+        if work.step is not None:
+            value = work.step.collect(token, value)
         ended = Ended("completed")
     except BudgetExceeded as error:
         ended = Ended("budget_exceeded", error.context)
     except (LockLost, StorageError):
         raise
+    except (ConnectionError, TimeoutError) as error:
+        logs["traceback"] = children.artifacts.keep_log(_traceback(error))
+        ended = Ended("execution_failed", {"error": "NETWORK_ERROR", "message": described(error)}, retryable=True)
     except OncewardError as error:
         ended = Ended("execution_failed", {"error": error.code, "message": error.message[:1000]}, error.retryable)
     except BaseException as error:
@@ -132,13 +139,18 @@ def _closing(
     if running.note:
         ended = Ended(ended.reason, {**ended.detail, "note": running.note[:1000]}, ended.retryable)
 
-    def facts(tx: Transaction) -> None:
+    step = work.step.close(token, ended, value) if work.step is not None else None
+    if step is not None:
+        ended = msgspec.structs.replace(ended, detail={**ended.detail, **step.detail})
+
+    def facts(tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
         for name, blob in blobs.items():
             children.artifacts.record(tx, token.child_id, name, "log", blob)
-        if work.on_end is not None:
-            work.on_end(tx, token, ended, value)
+        return step.record(tx, ended, spent, state) if step is not None else ()
 
-    return Closing(token, ended, micros, facts, work.attempts, dict(running.spent))
+    if step is None:
+        return Closing(token, ended, micros, facts, work.attempts, dict(running.spent))
+    return Closing(token, ended, micros, facts, work.attempts, dict(running.spent), step.about, step, step.record)
 
 
 class _Commanded:
@@ -174,6 +186,8 @@ class _Commanded:
     def _run(self) -> Closing:
         if self.work.target is not None:
             self.claim = self.children.locks.acquire(self.work.target)
+        if self.work.step is not None:
+            self.work.step.prepare(self.token)
         reports = Reports(
             lambda lanes, settled: _spend(self.children, self.token, self.running, lanes, settled),
             lambda thousandths, note: self.running.tell(thousandths, self.redactor.text(note)),
@@ -208,7 +222,7 @@ class _Commanded:
             "ONCEWARD_ACK_FD": str(FIRST_INHERITED + 1),
             "ONCEWARD_REPORT_ID": reports.identity,
         }
-        order = Order(
+        order = processes.Order(
             *(self.token.child_id, self.work.argv, self.work.cwd, environment(self.work.env, given)),
             inherit=(reports.child_writes, reports.child_reads),
             lock=None if claim is None else claim.descriptor,
@@ -278,7 +292,16 @@ class _Commanded:
                 blobs[name] = self.children.artifacts.keep_log(captured.kept(self.redactor))
         if self.pressed or self.running.asked == "budget" or ended.reason != "completed":
             ended = _by_request(self.running, ended)
-        return _closing(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, ending)
+        kept = None
+        if self.work.step is not None and ended.reason == "completed":
+            try:
+                kept = self.work.step.collect(self.token, None)
+            except OncewardError as error:
+                if isinstance(error, LockLost | StorageError):
+                    raise
+                said = {"error": error.code, "message": self.redactor.text(error.message)[:1000]}
+                ended = Ended("execution_failed", {**ended.detail, **said})
+        return _closing(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept)
 
     def _release(self) -> None:
         if self.claim is not None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from onceward.engine import child_budget, child_dispatch, child_workflow
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
@@ -68,6 +70,8 @@ class Children:
         """How many slots are between two children: what they will run is not known yet."""
         self._asked_early: set[str] = set()
         self.closed = False
+        self.heeded: Callable[[], None] | None = None
+        """Told when somebody asked for something that may concern this session."""
         self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         store.write(lambda tx: child_dispatch.open_(tx, session_id, jobs, limits or {}, actor))
@@ -81,22 +85,33 @@ class Children:
         """Queue children; answers their ids. They run as slots become free."""
         if self.closed:
             raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
-        orders = [self._order(work) for work in works]
-        # Known before they are queued: a slot may lease one in the very commit that queues it.
-        with self.changed:
-            self.works |= {order.child_id: work for order, work in zip(orders, works, strict=True)}
+        orders = [self.order(work) for work in works]
+        self.expect({order.child_id: work for order, work in zip(orders, works, strict=True)})
         try:
             self.store.write(lambda tx: child_dispatch.spawn(tx, orders, self.owner, self.actor))
         except BaseException:
-            with self.changed:
-                for order in orders:
-                    self.works.pop(order.child_id, None)
+            self.forget([order.child_id for order in orders])
             raise
+        self.rouse()
+        return [order.child_id for order in orders]
+
+    def expect(self, works: Mapping[str, Work]) -> None:
+        """Children that are about to be queued: a slot may lease one in the very commit that queues it."""
+        with self.changed:
+            self.works |= works
+
+    def forget(self, children: Sequence[str]) -> None:
+        """They were not queued after all."""
+        with self.changed:
+            for child_id in children:
+                self.works.pop(child_id, None)
+
+    def rouse(self) -> None:
+        """Something was queued: let slots look for it."""
         with self.changed:
             while len(self._threads) < min(self.jobs, len(self.works)):
                 self._start_slot(len(self._threads) + 1)
             self.changed.notify_all()
-        return [order.child_id for order in orders]
 
     def wait(self, child_id: str, told: Callable[[str, Ended], None] | None = None) -> Ended:
         """How a child ended, its later attempts included; waits for it, and tells of each attempt."""
@@ -129,20 +144,33 @@ class Children:
             running = [self.running[child_id] for child_id in asked if child_id in self.running]
             # One that is on its way to its slot is asked when it gets there.
             self._asked_early |= {child_id for child_id in asked if child_id not in self.running}
+            steps = []
             for child_id in gone:
                 if child_id in self.works and child_id not in self.running:
-                    self.works.pop(child_id)
-                    self.ended[child_id] = Ended("cancelled")
+                    work = self.works.pop(child_id)
+                    if work.step is None:
+                        self.ended[child_id] = Ended("cancelled")
+                    else:
+                        steps.append(work.step)
             self.changed.notify_all()
         for child in running:
             child.cancel()
+        for step in steps:
+            step.cancelled()
+        if self.heeded is not None:
+            self.heeded()
 
     def stop(self) -> None:
         """Dispatch nothing more and ask what runs to end."""
         with self.changed:
             self._stopping = True
-            running = list(self.running.values())
             self.changed.notify_all()
+        self.stop_running()
+
+    def stop_running(self) -> None:
+        """Ask what runs to end; what comes next is not touched."""
+        with self.changed:
+            running = list(self.running.values())
         for child in running:
             child.stop()
 
@@ -179,9 +207,10 @@ class Children:
             child_dispatch.fail_queued(tx, token, Ended("lease_orphaned", {"stopped": True}), self.actor)
         return len(left)
 
-    def _order(self, work: Work) -> Order:
+    def order(self, work: Work, child_id: str = "", attempt: int = 1, predecessor: str | None = None) -> Order:
         said = canon.canonical(work.described()).decode()
-        return Order(self.store.sources.new_id("chd"), self.session_id, work.kind, said, work.target)
+        child_id = child_id or self.store.sources.new_id("chd")
+        return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
 
     def _start_slot(self, slot: int) -> None:
         thread = threading.Thread(target=self._slot, args=(slot,), name=f"child-slot-{slot}")
@@ -230,6 +259,8 @@ class Children:
             if turn.next is not None:
                 self._note_start(turn.next.child_id)
             self.changed.notify_all()
+        if closing is not None and closing.step is not None:
+            closing.step.recorded()
         return turn
 
     def _commit(self, slot: int, closing: Closing | None, starts: bool) -> Turn:
@@ -246,7 +277,7 @@ class Children:
             # What it left cannot be recorded as it is; that it ended can.
             said = {"error": "MALFORMED_OUTPUT", "message": f"its result could not be recorded: {described(error)}"}
             reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
-            bare = Closing(closing.token, Ended(reason, said), closing.micros, None, closing.attempts, closing.spent)
+            bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))
 
     def _note_start(self, child_id: str) -> None:
@@ -271,7 +302,9 @@ class Children:
         assert turn.ended is not None
         work = self.works.pop(token.child_id)
         self.running.pop(token.child_id, None)
-        self.ended[token.child_id] = turn.ended
+        self._asked_early.discard(token.child_id)
+        if work.step is None:
+            self.ended[token.child_id] = turn.ended
         if token.kind == "process":
             self.spool.forget(token.child_id)
         if turn.successor is not None:

@@ -1,10 +1,12 @@
-"""Children run in the foreground of a command: until all have ended, or somebody asks to stop."""
+"""Work in the foreground of a command: until it has ended, or somebody asks to stop."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
@@ -15,19 +17,9 @@ from onceward.store.tables.children import Sessions
 Told = Callable[[str, Ended], None]
 
 
-def run(
-    kernel: Kernel,
-    session_id: str,
-    jobs: int | None,
-    limits: Mapping[str, int],
-    works: Sequence[Work],
-    stop: threading.Event,
-    begun: Callable[[list[str]], None],
-    told: Told,
-) -> dict[str, Ended]:
-    """Run works as children of a session while the kernel answers what others ask; answers how each ended."""
-    kernel.streams.look_over()
-    children = kernel.open_session(session_id, jobs or _cap_of(kernel, session_id), limits)
+@contextmanager
+def serving(kernel: Kernel, stop: threading.Event, on_stop: Callable[[], None]) -> Iterator[None]:
+    """While work goes on, the kernel answers what others ask; `on_stop` is called once somebody asks to stop."""
     done = threading.Event()
     failure: list[OncewardError] = []
 
@@ -40,17 +32,13 @@ def run(
 
     def heed_stop() -> None:
         stop.wait()
-        children.stop()
+        on_stop()
 
     threads = [threading.Thread(target=serve, name="serve"), threading.Thread(target=heed_stop, name="stop")]
     for thread in threads:
         thread.start()
-    ended: dict[str, Ended] = {}
     try:
-        ids = children.spawn(works)
-        begun(ids)
-        for child_id in ids:
-            ended[child_id] = children.wait(child_id, told)
+        yield
     finally:
         done.set()
         stop.set()
@@ -58,10 +46,43 @@ def run(
             thread.join()
     if failure:
         raise failure[0]
+
+
+def run(
+    kernel: Kernel,
+    session_id: str,
+    jobs: int | None,
+    limits: Mapping[str, int],
+    works: Sequence[Work],
+    stop: threading.Event,
+    begun: Callable[[list[str]], None],
+    told: Told,
+) -> dict[str, Ended]:
+    """Run works as children of a session; answers how each ended."""
+    kernel.streams.look_over()
+    children = kernel.open_session(session_id, jobs or cap_of(kernel, session_id), limits)
+    ended: dict[str, Ended] = {}
+    with serving(kernel, stop, children.stop):
+        ids = children.spawn(works)
+        begun(ids)
+        for child_id in ids:
+            ended[child_id] = children.wait(child_id, told)
     return ended
 
 
-def _cap_of(kernel: Kernel, session_id: str) -> int:
+def run_build(kernel: Kernel, build: BuildRun, stop: threading.Event) -> None:
+    """Run a build until it has come to its end, or to a pause."""
+
+    def on_stop() -> None:
+        build.stop()
+        build.children.stop()
+
+    kernel.streams.look_over()
+    with serving(kernel, stop, on_stop):
+        build.run()
+
+
+def cap_of(kernel: Kernel, session_id: str) -> int:
     """The cap a session has, or the usual one."""
     with kernel.store.read() as rows:
         known = Sessions(rows).find(session_id)

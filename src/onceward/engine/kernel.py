@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +33,11 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.kernel.canon import bounded
-from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS
+from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_AT
 from onceward.kernel.records import Answer, Request
 from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
+from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
 from onceward.store.tables.children import note_recovery
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Ledger, Requests, answer_request
@@ -69,6 +71,7 @@ class Kernel:
         folder: Path,
         root_id: str = "",
         artifact_bytes: int = ARTIFACT_BYTES,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         self.store = store
         self.principal = principal
@@ -83,10 +86,18 @@ class Kernel:
         self.locks = TargetLock(folder / "locks")
         self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
+        self.folder = folder
+        self.work = folder / "work"
+        """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
         try:
             self.recovered = recover(store, principal, self.processes.here, (self.artifacts, self.spool))
             self.spool.clear()
+            shutil.rmtree(self.work, ignore_errors=True)
+            with store.read() as rows:
+                capped = dict(limits or {}) or bool(workspace_lanes(rows))
+            if capped:
+                store.write(lambda tx: set_workspace_limits(tx, limits or {}))
             with store.read() as rows:
                 nobody = not Principals(rows).all()
             if nobody:
@@ -142,8 +153,7 @@ class Kernel:
     def gc(self) -> tuple[int, int]:
         """Remove artifacts that nothing refers to; answers how many and how many bytes."""
         self.require("operator")
-        while self.artifacts.spill():
-            pass
+        self.artifacts.spill()
         return self.artifacts.gc()
 
     def deliver(self) -> list[Delivery]:
@@ -172,7 +182,7 @@ class Kernel:
             leaving.callback(self._heartbeat.stop)
             leaving.callback(_quietly(tenure.release), self.store, self.principal)
             leaving.callback(_quietly(self.streams.seal))
-            leaving.callback(_quietly(self.artifacts.spill))
+            leaving.callback(_quietly(self.artifacts.spill), SPILL_AT)
             leaving.callback(self.processes.close)
             for children in self._sessions:
                 leaving.callback(_quietly(children.close))
@@ -210,7 +220,7 @@ class Kernel:
             try:
                 self.deliver()
                 self.streams.project()
-                self.artifacts.spill()
+                self.artifacts.spill(SPILL_AT)
             except Exception:
                 # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
                 stop.wait(1.0)

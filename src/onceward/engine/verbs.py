@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.engine import build_verbs as builds
 from onceward.engine import child_dispatch, principals
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import digest
@@ -67,9 +68,46 @@ def _cancel(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, Cancel)
     request = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
     check_name(request, "cancel_request_id")
+    if asked.subject.startswith("bld_") and tx.builds.named(asked.subject).state == "ACTIVE":
+        # A build that may run none of its steps is given up.
+        given_up = builds.abandon(tx, actor, asked.subject, False, request)
+        return {"cancel_request_id": request, **given_up}
     children = resolve(tx, asked.subject)
     receipts = [{"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children]
     return {"cancel_request_id": request, "receipts": receipts}
+
+
+class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    token_hash: str
+
+
+def _confirm(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, Confirm)
+    return builds.confirm(tx, actor, asked.build, asked.token_hash)
+
+
+class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    failed: bool = False
+
+
+def _abandon(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, Abandon)
+    return builds.abandon(tx, actor, asked.build, asked.failed, digest({"actor": actor, "abandon": asked.build}))
+
+
+class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    step: str
+    digest: str
+    refuse: bool = False
+    note: str = ""
+
+
+def _approve(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, Approve)
+    return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:1000])
 
 
 VERBS: dict[str, Verb] = {
@@ -77,6 +115,9 @@ VERBS: dict[str, Verb] = {
     "locks.clear": Verb("operator", _clear_lock),
     "outbox.flush": Verb("operator", _flush_outbox),
     "children.cancel": Verb("operator", _cancel),
+    "builds.confirm": Verb("operator", _confirm),
+    "builds.abandon": Verb("operator", _abandon),
+    "builds.approve": Verb("reviewer", _approve),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -16,38 +16,70 @@ from onceward.engine.redaction import Redactor
 from onceward.errors import ChildCancelled, InvalidConfig
 from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.kernel.records import Token
-from onceward.lifecycles.child import Ended
+from onceward.lifecycles.child import Ended, Order
 from onceward.store.transaction import Transaction
 
 Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
 
 
-class Task:
+class ChildTask:
     """What a function child is given: who it is, and how to spend, report and notice that it should end."""
 
     def __init__(self, token: Token, running: Running, spend: Callable[[Mapping[str, Any], bool], None]) -> None:
         self.child_id, self.attempt = token.child_id, token.attempt
-        self._running, self._spend = running, spend
+        self.token, self.running, self.debit = token, running, spend
 
     def spend(self, *, settled: bool = False, **lanes: Any) -> None:
         """Debit lanes now, as in `spend(usd="0.01", tokens=120)`; raises when there is no room for it."""
         if not settled:
             self.check()
-        if self._running.over:
+        if self.running.over:
             raise ChildCancelled("this child has ended; nothing more can be debited for it")
-        self._spend(lanes, settled)
+        self.debit(lanes, settled)
 
     def progress(self, thousandths: int, note: str = "") -> None:
-        self._running.tell(thousandths, note)
+        self.running.tell(thousandths, note)
 
     def check(self) -> None:
         """Raise if this child should end: it was cancelled, its kernel stops, or its time is over."""
-        if self._running.asked:
-            raise ChildCancelled(f"this child was asked to end: {self._running.asked}")
+        if self.running.asked:
+            raise ChildCancelled(f"this child was asked to end: {self.running.asked}")
 
     @property
     def cancelled(self) -> bool:
-        return bool(self._running.asked)
+        return bool(self.running.asked)
+
+
+class StepEnd(Protocol):
+    """What the end of a step's child means for its build: written with it, and noted when that is durable."""
+
+    detail: Mapping[str, Any]
+    """What its last event says of the step."""
+    about: str
+
+    def record(self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+        """In the commit of the end: the step's checkpoint and all that belongs to it. Answers who is to run next."""
+        ...
+
+    def recorded(self) -> None: ...
+
+
+class Step(Protocol):
+    """A step of a build, as its child is dispatched."""
+
+    def prepare(self, token: Token) -> None:
+        """Before a command starts: lay out what it is to find."""
+        ...
+
+    def collect(self, token: Token, value: Any) -> Any:
+        """After it ended well: keep what it left. Raises a coded error where that cannot be kept."""
+        ...
+
+    def close(self, token: Token, ended: Ended, kept: Any) -> StepEnd: ...
+
+    def cancelled(self) -> None:
+        """It was asked to end before it began, and has."""
+        ...
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,19 +88,22 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None = None
     timeout: float | None = CHILD_TIMEOUT_SECONDS
     attempts: int = 1
-    on_end: Callable[[Transaction, Token, Ended, Any], None] | None = None
-    """Facts that belong into the commit of its end."""
+    step: Step | None = None
+    """The step of a build that it carries out."""
 
-    def policy(self) -> dict[str, int]:
+    said: Mapping[str, Any] = {}
+    """What else is recorded of it."""
+
+    def policy(self) -> dict[str, Any]:
         """How often and how long it may be tried, as recorded with it."""
         limit = {} if self.timeout is None else {"timeout_ms": int(self.timeout * 1000)}
-        return {"attempts": self.attempts, **limit}
+        return {"attempts": self.attempts, **limit, **self.said}
 
 
 class Function(Terms, frozen=True, kw_only=True):
     """A Python function, on a thread; `async def` on the one loop thread."""
 
-    call: Callable[[Task], Any]
+    call: Callable[[ChildTask], Any]
     name: str = ""
 
     @property

@@ -31,6 +31,7 @@ POINTS: Final = (
     "target.unlinked",
     "target.released",
     "artifact.written",
+    "artifact.placed",
     "artifact.spilled",
     "artifact.forgotten",
     "child.queued",

@@ -105,3 +105,18 @@ WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
 
 WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 """A write-ahead log larger than this means a reader is stuck; `doctor` says so."""
+
+PERMIT_SECONDS: Final = 3600
+"""How long a confirmation token is good: a person who is asked answers within the hour, or asks for a new one."""
+
+MAX_STEPS: Final = 1_000_000
+"""Most steps of one plan: what one kernel's memory holds with ease."""
+
+MAX_TARGET_CHARS: Final = 200
+"""Longest target name: with its stage it must still fit into a path."""
+
+MEDIAN_OF: Final = 101
+"""How many recorded costs of a stage its estimate is drawn from."""
+
+SPILL_AT: Final = 5000
+"""Small artifacts that may wait in their rows for a file of their own while work goes on."""

@@ -38,6 +38,8 @@ class Move(msgspec.Struct, frozen=True):
     """The session of a child: its events stand in the session's stream too."""
     opens: bool = False
     """Its event is the first of the subject's own stream, as the rules know; the schema refuses a second first."""
+    about: str = ""
+    """What the event is about, for its dedupe key, where that is not the new state and its reason (K-6)."""
 
 
 class Build(msgspec.Struct, frozen=True):
@@ -49,6 +51,24 @@ class Build(msgspec.Struct, frozen=True):
     version: int
     created_at: Micros
     updated_at: Micros
+    plan_hash: str = ""
+    plan_file: str = ""
+    """Where its plan was read, relative to the workspace's own folder."""
+    parent_build_id: str | None = None
+    """The build it was forked from."""
+    resumed_at: Micros = 0
+
+
+class Permit(msgspec.Struct, frozen=True):
+    """A single-use authority as stored: for one subject, bound to one moment of it, under the hash of a secret."""
+
+    permit_id: str
+    subject: str
+    bound: int
+    secret_hash: str
+    expires_at: Micros
+    consumed_at: Micros | None = None
+    voided_at: Micros | None = None
 
 
 class Owner(msgspec.Struct, frozen=True):

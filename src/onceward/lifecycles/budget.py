@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,18 +35,54 @@ class Refusal(msgspec.Struct, frozen=True):
     limit: int
     observed: int
     asked: int
+    scope: str = ""
+    """Whose budget it is, where it is not the session's own."""
 
     def detail(self) -> dict[str, Any]:
-        return {"lane": self.lane, "limit": self.limit, "observed": self.observed, "asked": self.asked}
+        whose = {"scope": self.scope} if self.scope else {}
+        return {"lane": self.lane, "limit": self.limit, "observed": self.observed, "asked": self.asked, **whose}
 
 
-def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int]) -> Refusal | None:
+def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int], scope: str = "") -> Refusal | None:
     """Whether every lane has room for its amount: one that is exactly used up is within its limit."""
     for name, amount in asked.items():
         lane = lanes.get(name)
         if lane is not None and lane.limit is not None and lane.total + amount > lane.limit:
-            return Refusal(name, lane.limit, lane.total, amount)
+            return Refusal(name, lane.limit, lane.total, amount, scope)
     return None
+
+
+def precheck(lanes: Mapping[str, Lane], estimate: Mapping[str, int], scope: str = "") -> Refusal | None:
+    """The first lane whose estimate is more than a tenth above what remains: then nothing is begun (B-9)."""
+    for name, amount in estimate.items():
+        lane = lanes.get(name)
+        room = lane.room() if lane is not None else None
+        if lane is not None and lane.limit is not None and room is not None and amount * 10 > max(0, room) * 11:
+            return Refusal(name, lane.limit, lane.total, amount, scope)
+    return None
+
+
+def overrun(lanes: Mapping[str, Lane], scope: str = "") -> Refusal | None:
+    """The first lane that holds more than its limit; equal to it is within it (B-9)."""
+    return judge(lanes, dict.fromkeys(lanes, 0), scope)
+
+
+def exhausted(lanes: Mapping[str, Lane], scope: str = "") -> Refusal | None:
+    """The first lane whose limit does not exceed what is spent: there is nothing to go on with (B-10)."""
+    for name, lane in lanes.items():
+        if lane.limit is not None and lane.limit <= lane.total:
+            return Refusal(name, lane.limit, lane.total, 0, scope)
+    return None
+
+
+def least_limit(refusal: Refusal) -> int:
+    """The smallest limit under which what was refused would pass the precheck."""
+    return refusal.observed + -(-refusal.asked * 10 // 11)
+
+
+def median(costs: Sequence[int]) -> int:
+    """The middle one, the higher of two."""
+    return sorted(costs)[len(costs) // 2]
 
 
 def fits(lane: Lane | None, amount: int) -> bool:

@@ -1,9 +1,16 @@
-"""The life of a build (B-1)."""
+"""The life of a build (B-1), and what may be asked of one in which state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from onceward.errors import InvalidResumeState, Recovery
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Build, Move, check_name
+from onceward.kernel.sources import Micros
 
 BUILD = Machine.parse(
     "build",
@@ -27,16 +34,37 @@ BUILD = Machine.parse(
     """,
 )
 
+_NOTHING: Mapping[str, Any] = {}
 
-def create(build_id: str, name: str, actor: str) -> Move:
+
+def create(
+    build_id: str, name: str, actor: str, plan_hash: str = "", plan_file: str = "", parent: str | None = None
+) -> Move:
     """A build is stored as PENDING before anything else happens to it."""
-    return Move(BUILD, build_id, NEW, BUILD.initial, 0, actor, columns={"name": check_name(name, "name")})
+    columns = {"name": check_name(name, "name"), "plan_hash": plan_hash, "plan_file": plan_file}
+    detail: dict[str, Any] = {"plan_hash": plan_hash} if plan_hash else {}
+    if parent is not None:
+        columns["parent_build_id"], detail["parent_build_id"] = parent, parent
+    return Move(BUILD, build_id, NEW, BUILD.initial, 0, actor, detail=detail, columns=columns)
 
 
-def move(build: Build, target: str, reason: str, actor: str) -> Move:
+def move(
+    build: Build,
+    target: str,
+    reason: str,
+    actor: str,
+    detail: Mapping[str, Any] = _NOTHING,
+    about: str = "",
+    columns: Mapping[str, Any] = _NOTHING,
+) -> Move:
     """The move of `build` to `target`, or ILLEGAL_TRANSITION."""
     BUILD.follow(build.state, target, reason)
-    return Move(BUILD, build.build_id, build.state, target, build.version, actor, reason)
+    return Move(BUILD, build.build_id, build.state, target, build.version, actor, reason, detail, columns, about=about)
+
+
+def moved(build: Build, move: Move) -> Build:
+    """The build after a move."""
+    return msgspec.structs.replace(build, state=move.target, version=move.version + 1, **move.columns)
 
 
 def crash(build: Build, actor: str) -> Move:
@@ -47,3 +75,35 @@ def crash(build: Build, actor: str) -> Move:
 def orphan(build: Build, actor: str) -> Move:
     """A build found ACTIVE by a new kernel: the one that ran it is gone (L-23)."""
     return move(build, "CRASHED", "orphaned_at_startup", actor)
+
+
+def pause(build: Build, reason: str, permit_id: str, detail: Mapping[str, Any], actor: str) -> Move:
+    """The budget stops a build; its permit to go on is minted with the pause (B-9, B-10)."""
+    return move(build, "BUDGET_PAUSE", reason, actor, {**detail, "permit_id": permit_id}, about=permit_id)
+
+
+def abandon(build: Build, failed: bool, actor: str) -> Move:
+    """A person gives a build up; one that waits for money may also be declared failed."""
+    if failed:
+        return move(build, "FAILED", "budget_exceeded", actor)
+    return move(build, "ABANDONED", "operator_abort", actor)
+
+
+def resume(build: Build, now: Micros, actor: str) -> Move:
+    return move(build, "ACTIVE", "operator_resume", actor, columns={"resumed_at": now})
+
+
+def require_resumable(build: Build) -> None:
+    """Only a crashed or paused build goes on (B-11); the refusal says what to do with any other."""
+    if build.state in ("CRASHED", "BUDGET_PAUSE"):
+        return
+    ways = {
+        "FAILED": [Recovery("run it again; what succeeded is reused", f"onceward run {build.plan_file or 'PLAN'}")],
+        "SUCCESS": [Recovery("look at what it made", f"onceward status {build.build_id}")],
+        "ABANDONED": [Recovery("run it again; what succeeded is reused", f"onceward run {build.plan_file or 'PLAN'}")],
+    }
+    raise InvalidResumeState(
+        f"build {build.build_id} is {build.state}; only a CRASHED or BUDGET_PAUSE build is resumed",
+        context={"build_id": build.build_id, "state": build.state},
+        recovery=ways.get(build.state, []),
+    )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.kernel.canon import digest
-from onceward.kernel.limits import MAX_INTEGER
+from onceward.kernel.limits import MAX_INTEGER, RETRY_FIRST_MICROS, RETRY_MAX_MICROS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, Owner, Token
 from onceward.kernel.sources import Micros
@@ -143,13 +143,19 @@ def start(token: Token, now: Micros, actor: str, pid: int | None = None, began: 
     return _move(token, "started", None, actor, detail, columns)
 
 
-def finish(token: Token, ended: Ended, actor: str) -> Move:
+def finish(token: Token, ended: Ended, actor: str, about: str = "") -> Move:
     """The one terminal event of a child whose end was observed. A cancel that came before has the last word."""
     detail, reason = plain(ended.detail), ended.reason
     if token.cancel_request_id is not None:
         detail |= {"cancel_request_id": token.cancel_request_id, "observed": reason}
         reason = "cancelled"
-    return _end(token, reason, detail, actor)
+    return _end(token, reason, detail, actor, about)
+
+
+def backoff(attempt: int, fraction: float) -> Micros:
+    """The pause before the next attempt: it doubles each time, and half of it is left to chance."""
+    pause: Micros = min(RETRY_FIRST_MICROS << (attempt - 1), RETRY_MAX_MICROS)
+    return pause // 2 + int(pause // 2 * fraction)
 
 
 def recover(token: Token, actor: str) -> Move:
@@ -160,11 +166,12 @@ def recover(token: Token, actor: str) -> Move:
     return _end(token, "terminated_on_restart" if token.phase == "started" else "lease_orphaned", detail, actor)
 
 
-def _end(token: Token, reason: str, detail: dict[str, Any], actor: str) -> Move:
+def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: str = "") -> Move:
     code = CODES.get(reason)
     if code is not None:
         detail["code"] = code
-    return _move(token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None})
+    move = _move(token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None})
+    return msgspec.structs.replace(move, about=about) if about else move
 
 
 def _move(

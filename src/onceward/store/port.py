@@ -141,6 +141,7 @@ _REFUSALS = {
     "builds_state": "a build has no such state",
     "builds_moved": "a build's state may only be written together with its event",
     "builds_kept": "builds are never deleted",
+    "confirmation_tokens_kept": "a confirmation token is used once and never changed",
     "events_append_only": "events are never changed or deleted",
     "events_chain": "the event does not follow the last one of its stream",
     "events_stream_seq": "two events claim one place in a stream",

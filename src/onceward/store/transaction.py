@@ -117,7 +117,7 @@ class Transaction:
         if move.opens:
             self._heads.begin(stream, self)
         event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
-        target = f"{move.target}:{move.reason or ''}"
+        target = move.about or f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
         self.write_together([linked, self._state(subject, move, version, event.position), *posts])
         return event

@@ -16,14 +16,19 @@ from onceward.errors import InvalidConfig
 
 
 @click.command(cls=Command)
-@click.argument("subject", metavar="[SESSION|CHILD]", required=False)
+@click.argument("subject", metavar="[BUILD|SESSION|CHILD]", required=False)
+@click.option("--children", "children", is_flag=True, help="Of a build: its children instead of its steps.")
 @pass_globals
-def status(given: Globals, subject: str | None) -> None:
-    """How a session stands: its budgets and every child. Without an id, the newest sessions."""
+def status(given: Globals, subject: str | None, children: bool) -> None:
+    """How a build stands with every step, or a session with every child. Without an id, the newest sessions."""
+    from onceward.engine.build_reading import build_status
     from onceward.engine.reading import session_list, session_status
 
     store = given.workspace().store()
     try:
+        if subject is not None and subject.startswith("bld_") and not children:
+            _build(build_status(store, subject), given.json)
+            return
         found = session_list(store) if subject is None else session_status(store, subject)
     finally:
         store.close()
@@ -37,6 +42,30 @@ def status(given: Globals, subject: str | None) -> None:
             render.say("No sessions yet.  Next: onceward spawn -- COMMAND")
     else:
         _session(found)
+
+
+def _build(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        render.document(found)
+        return
+    reason = f" ({found['reason']})" if found.get("reason") else ""
+    render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {found['state']}{reason}")
+    for lane in found["lanes"]:
+        name, total, limit = shown(lane)
+        render.say(f"  {name:13s} {total} {f'of {limit}' if limit else '(no limit)'}")
+    rows = []
+    for step in found["steps"]:
+        error = step.get("error") or {}
+        why = error.get("message") or error.get("reason") or ""
+        left = ", ".join(f"{a['name']} {a['sha256'][:12]}" for a in step.get("artifacts", [])[:3])
+        name = f"{step['stage']}:{step['target']}"
+        rows.append((name, step["status"], step.get("cost_usd", "-"), step.get("attempts", "-"), left or why[:80]))
+    if rows:
+        render.table(("step", "how", "usd", "try", "left"), rows)
+    for wanted in found.get("approvals", ()):
+        render.say(f"{render.plain(wanted['step'])} waits for a person: {render.plain(wanted['text'])}")
+        step = render.plain(wanted["step"])
+        render.say(f"  onceward approve {found['build_id']} {step} --digest {wanted['digest']}")
 
 
 def _session(found: dict[str, Any]) -> None:

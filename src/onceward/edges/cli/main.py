@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import sys
@@ -24,9 +25,15 @@ if TYPE_CHECKING:
 COMMANDS = {
     "init": ("workspace", "make a workspace here"),
     "doctor": ("workspace", "look everything over and say what to fix"),
+    "run": ("builds", "carry out a plan: checkpointed, budgeted, resumable"),
+    "resume": ("builds", "go on with a build that crashed or was paused"),
+    "list": ("builds", "the newest builds"),
+    "confirm": ("builds", "make a new confirmation token for a paused build"),
+    "approve": ("builds", "approve or refuse a step that waits for a person"),
+    "abandon": ("builds", "give a build up"),
     "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
-    "status": ("children", "how sessions and their children stand"),
-    "cancel": ("children", "ask a child or a session's children to end"),
+    "status": ("children", "how builds, sessions and their children stand"),
+    "cancel": ("children", "ask a build, a session's children or a child to end"),
     "report": ("children", "inside a child: say what it spends and how far it is"),
     "artifacts": ("children", "list, print and fetch what children left"),
     "gc": ("children", "remove artifacts that nothing refers to"),
@@ -180,7 +187,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"onceward.edges.cli.{COMMANDS[cmd_name][0]}")
-        found: click.Command = getattr(module, cmd_name)
+        # A command whose name is also Python's own stands under it with an underscore.
+        found: click.Command = getattr(module, f"{cmd_name}_" if hasattr(builtins, cmd_name) else cmd_name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

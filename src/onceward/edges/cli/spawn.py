@@ -55,7 +55,7 @@ def spawn(
     from onceward.engine import foreground
     from onceward.engine.signals import Signals
 
-    limits = _limits(asked["budgets"])
+    limits = limits_of(asked["budgets"])
     values = _values(asked["each"])
     workspace = given.workspace()
     new = new or session is None
@@ -136,7 +136,8 @@ def _values(each: Sequence[str]) -> list[str | None]:
     return found or [None]
 
 
-def _limits(budgets: Sequence[str]) -> dict[str, int]:
+def limits_of(budgets: Sequence[str]) -> dict[str, int]:
+    """`LANE=N` words as limits."""
     from onceward.lifecycles.budget import amounts
 
     said = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from onceward.errors import NotFound
@@ -47,11 +49,36 @@ def find(rows: Reads, prefix: str) -> tuple[str, int, bytes | None]:
     return found[0][0], found[0][1], found[0][2]
 
 
-def put(tx: Writes, sha256: str, size: int, data: bytes | None, now: Micros) -> None:
+BAD = "bad"
+"""The mark of an artifact that was found changed or gone: the next one who makes it again heals it."""
+
+
+def put(tx: Writes, sha256: str, size: int, data: bytes | None, mark: str | None, now: Micros) -> None:
     tx.write(
-        "INSERT INTO artifacts (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT (sha256) DO NOTHING",
-        (sha256, size, now, data),
+        "INSERT INTO artifacts (sha256, size, created_at, data, mark) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (sha256) DO UPDATE SET"
+        " data = CASE WHEN artifacts.mark = 'bad' THEN excluded.data ELSE artifacts.data END,"
+        " mark = CASE WHEN artifacts.mark = 'bad' THEN excluded.mark ELSE coalesce(excluded.mark, artifacts.mark) END",
+        (sha256, size, now, data, mark),
     )
+
+
+def find_many(rows: Reads, digests: Sequence[str]) -> dict[str, Row]:
+    """Digest, size, row copy and mark of many artifacts."""
+    found = rows.read(
+        f"SELECT sha256, size, data, mark FROM artifacts WHERE sha256 IN ({', '.join('?' * len(digests))})", digests
+    )
+    return {row[0]: row for row in found}
+
+
+def set_marks(tx: Writes, marks: Mapping[str, str]) -> None:
+    for digest, mark in sorted(marks.items()):
+        tx.write("UPDATE artifacts SET mark = ? WHERE sha256 = ?", (mark, digest))
+
+
+def unspilled_count(rows: Reads) -> int:
+    ((count,),) = rows.read("SELECT count(*) FROM artifacts WHERE data IS NOT NULL")
+    return int(count)
 
 
 def refer(tx: Writes, owner: str, name: str, kind: str, sha256: str, now: Micros) -> None:
@@ -66,9 +93,10 @@ def unspilled(rows: Reads, limit: int) -> list[Row]:
     return rows.read("SELECT sha256, data FROM artifacts WHERE data IS NOT NULL ORDER BY sha256 LIMIT ?", (limit,))
 
 
-def drop_copies(tx: Writes, digests: list[str]) -> None:
-    for digest in digests:
-        tx.write("UPDATE artifacts SET data = NULL WHERE sha256 = ?", (digest,))
+def drop_copies(tx: Writes, marks: Mapping[str, str]) -> None:
+    """Their files are safe, and marked as they are."""
+    for digest, mark in sorted(marks.items()):
+        tx.write("UPDATE artifacts SET data = NULL, mark = ? WHERE sha256 = ?", (mark, digest))
 
 
 def unreferred(rows: Reads, before: Micros, after: str, limit: int) -> list[str]:

@@ -60,9 +60,34 @@ def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
     return {lane: int(amount) for lane, amount in found}
 
 
+def workspace_lanes(rows: Reads) -> list[Row]:
+    """Lane, limit and total of what the whole workspace may spend."""
+    return rows.read("SELECT budget_lane, limit_amount, total FROM workspace_budget ORDER BY budget_lane")
+
+
+def set_workspace_limits(tx: Writes, limits: Mapping[str, int]) -> None:
+    """The workspace's limits as the settings have them; its totals are the sums of its sessions'."""
+    tx.write("DELETE FROM workspace_budget")
+    for lane, limit in sorted(limits.items()):
+        tx.write(
+            "INSERT INTO workspace_budget (budget_lane, limit_amount, total) SELECT ?, ?,"
+            " CAST(coalesce(sum(total), 0) AS BIGINT) FROM budget_totals WHERE budget_lane = ?",
+            (lane, limit, lane),
+        )
+
+
+def add_to_workspace(tx: Writes, lane: str, amount: int) -> None:
+    tx.write("UPDATE workspace_budget SET total = total + ? WHERE budget_lane = ?", (amount, lane))
+
+
 def sums(rows: Reads) -> list[Row]:
-    """Session, lane, total and the sum of its debits, for those that disagree."""
-    return rows.read(
+    """Session, lane, total and the sum of its debits, for those that disagree; the workspace's own too."""
+    whole = rows.read(
+        "SELECT 'workspace', w.budget_lane, w.total, CAST(coalesce(sum(d.amount), 0) AS BIGINT) FROM workspace_budget w"
+        " LEFT JOIN budget_debits d ON d.budget_lane = w.budget_lane"
+        " GROUP BY w.budget_lane, w.total HAVING w.total <> coalesce(sum(d.amount), 0)"
+    )
+    return whole + rows.read(
         "SELECT t.parent_session_id, t.budget_lane, t.total, CAST(coalesce(sum(d.amount), 0) AS BIGINT)"
         " FROM budget_totals t"
         " LEFT JOIN budget_debits d ON d.parent_session_id = t.parent_session_id AND d.budget_lane = t.budget_lane"

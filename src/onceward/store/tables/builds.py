@@ -1,12 +1,12 @@
-"""Builds as rows."""
+"""Builds as rows, and the plans they carry out."""
 
 from __future__ import annotations
 
-from onceward.errors import NotFound
+from onceward.errors import NotFound, Recovery
 from onceward.kernel.records import Build
-from onceward.store.port import Reads
+from onceward.store.port import Reads, Writes
 
-_COLUMNS = "build_id, name, state, version, created_at, updated_at"
+_COLUMNS = ", ".join(Build.__struct_fields__)
 
 
 class Builds:
@@ -22,3 +22,33 @@ class Builds:
     def in_state(self, state: str) -> list[Build]:
         found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,))
         return [Build(*row) for row in found]
+
+    def newest(self, limit: int) -> list[Build]:
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM builds ORDER BY created_at DESC, build_id DESC LIMIT ?", (limit,)
+        )
+        return [Build(*row) for row in found]
+
+    def named(self, prefix: str) -> Build:
+        """The one build that an id, or its beginning, means."""
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM builds WHERE build_id >= ? AND build_id < ? ORDER BY build_id LIMIT 2",
+            (prefix, prefix + "\U0010ffff"),
+        )
+        exact = [row for row in found if row[0] == prefix]
+        if prefix and len(exact or found) == 1:
+            return Build(*(exact or found)[0])
+        raise NotFound(
+            f"more than one build begins with {prefix[:80]}" if found else f"there is no build {prefix[:80]}",
+            context={"build_id": prefix[:128]},
+            recovery=[Recovery("see which there are", "onceward list")],
+        )
+
+
+def keep_plan(tx: Writes, plan_hash: str, body: str) -> None:
+    tx.write("INSERT INTO plans (plan_hash, body) VALUES (?, ?) ON CONFLICT (plan_hash) DO NOTHING", (plan_hash, body))
+
+
+def plan_body(rows: Reads, plan_hash: str) -> str | None:
+    found = rows.read("SELECT body FROM plans WHERE plan_hash = ?", (plan_hash,))
+    return found[0][0] if found else None

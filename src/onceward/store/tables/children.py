@@ -90,15 +90,17 @@ class Tokens:
         *columns, high, seen = found[0]
         return Token(*columns), high, max(high, seen or 0) + 1
 
-    def closing(self, child_id: str) -> tuple[str | None, Row]:
-        """What may have changed about a running child: whether it was asked to end, and its session's time lane."""
+    def closing(self, child_id: str) -> tuple[str | None, str, Row]:
+        """What may have changed about a running child: whether it was asked to end, the state of its build if it has
+        one, and its session's time lane."""
         found = self._rows.read(
-            "SELECT t.cancel_request_id, b.budget_lane, b.limit_amount, b.total, b.carried FROM urm_dispatch_token t"
-            " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
-            " AND b.budget_lane = 'duration_secs' WHERE t.child_id = ?",
+            "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried"
+            " FROM urm_dispatch_token t LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
+            " AND b.budget_lane = 'duration_secs' LEFT JOIN builds d ON d.build_id = t.parent_session_id"
+            " WHERE t.child_id = ?",
             (child_id,),
         )
-        return found[0][0], found[0][1:]
+        return found[0][0], found[0][1] or "", found[0][2:]
 
     def next_due(self, session_id: str) -> Micros | None:
         """When the next queued child is due, if any is queued."""

@@ -1,0 +1,187 @@
+"""Builds from the command line: run, resume, and what a person may say to one (B-1 to B-16)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onceward.edges.cli import render
+from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.build_display import BuildDisplay
+from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals
+from onceward.edges.cli.spawn import limits_of
+from onceward.errors import InvalidConfig
+
+_EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ABANDONED": 1}
+
+
+def _work_options(command: Any) -> Any:
+    """What `run` and `resume` share."""
+    for option in (
+        click.option(
+            "--jobs", type=click.IntRange(1, 1000), help="How many steps run at once [default: the plan's, or 2]."
+        ),
+        click.option(
+            "--budget",
+            "budgets",
+            multiple=True,
+            metavar="LANE=N",
+            help="A limit: usd tokens solver_calls duration_secs.",
+        ),
+        click.option("--keep-going", is_flag=True, help="After a failure, carry on with what does not depend on it."),
+        click.option("--no-reuse", is_flag=True, help="Do not take over results of other builds."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(cls=Command)
+@click.argument("plan")
+@_work_options
+@pass_globals
+def run(given: Globals, plan: str, jobs: int | None, budgets: Sequence[str], keep_going: bool, no_reuse: bool) -> int:
+    """Carry out PLAN, a .toml or .py file, as a new build. What was done before, by content, is not done again.
+
+    Makes the workspace if there is none. Exits 0 when all is done, 1 when a step failed, 3 when the budget paused it.
+    """
+    from onceward import running
+    from onceward.engine.plan_file import load
+
+    limits = limits_of(budgets)
+    workspace = given.workspace()
+    resolved = load(Path(plan).expanduser())
+    made = workspace.ensure()
+    if made and not given.json:
+        click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
+    display = BuildDisplay(given.json)
+    outcome, signal = running.run(
+        *(workspace, resolved, display), jobs=jobs, limits=limits, keep_going=keep_going, reuse=not no_reuse
+    )
+    return _leave(display, outcome, signal)
+
+
+@click.command(cls=Command)
+@click.argument("build")
+@click.option("--token", metavar="TOKEN", default="", help="The confirmation token of a paused build.")
+@click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
+@click.option("--fork", is_flag=True, help="If the plan changed: make a new build that reuses what still fits.")
+@click.option("--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again.")
+@click.option(
+    "--accept", "accept", multiple=True, metavar="STEP=FILE", help="Take this step in doubt as done, with FILE."
+)
+@_work_options
+@pass_globals
+def resume(given: Globals, /, build: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any) -> int:
+    """Go on with BUILD, which crashed or was paused. Steps with a checkpoint are skipped."""
+    from onceward import running
+    from onceward.engine.builds import Offer
+
+    offer = Offer(
+        token=asked["token"],
+        limits=limits_of(asked["budgets"]),
+        fork=asked["fork"],
+        rerun=asked["rerun"],
+        accept=dict(_pair(text) for text in asked["accept"]),
+    )
+    workspace = given.workspace()
+    display = BuildDisplay(given.json)
+    file = Path(asked["plan"]).expanduser() if asked["plan"] else None
+    outcome, signal = running.resume(
+        *(workspace, build, display, offer), plan_file=file, jobs=jobs, keep_going=keep_going, reuse=not no_reuse
+    )
+    return _leave(display, outcome, signal)
+
+
+def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
+    display.result(outcome)
+    return signal if signal and outcome["state"] == "CRASHED" else _EXITS[outcome["state"]]
+
+
+def _pair(text: str) -> tuple[str, Path]:
+    step, equals, file = text.partition("=")
+    if not equals or not file:
+        raise InvalidConfig(f"--accept takes STEP=FILE, not {text[:60]!a}", context={"field": "--accept"})
+    return step, Path(file).expanduser()
+
+
+@click.command("list", cls=Command)
+@pass_globals
+def list_(given: Globals) -> None:
+    """The newest builds: how they stand and what they cost."""
+    from onceward.engine.build_reading import build_list
+
+    store = given.workspace().store()
+    try:
+        found = build_list(store)
+    finally:
+        store.close()
+    if given.json:
+        render.document(found)
+    elif not found:
+        render.say("No builds yet.  Next: onceward run PLAN")
+    else:
+        rows = [(b["build_id"], b["name"], b["state"], b["cost_usd"], b["created_at"][:19]) for b in found]
+        render.table(("build", "plan", "state", "usd", "begun"), rows)
+
+
+@click.command(cls=Command)
+@click.argument("build")
+@asking_options
+@pass_globals
+def confirm(given: Globals, build: str) -> int:
+    """Make a new confirmation token for BUILD, which is paused. Older ones are void. It is shown once."""
+    from onceward.lifecycles.permit import hash_of
+
+    secret = secrets.token_hex(32)
+    # Only its hash is asked for: the token itself is in no request, no answer and no log.
+    asked = ask(given, "builds.confirm", {"build": build, "token_hash": hash_of(secret)})
+    if asked.pending:
+        return pending(given, asked)
+    if given.json:
+        render.document({**asked.value, "confirmation_token": secret})
+    else:
+        click.echo(f"good until {asked.value['expires_at'][:19]}; resume with --token", err=True)
+        render.say(secret)
+    return 0
+
+
+@click.command(cls=Command)
+@click.argument("build")
+@click.argument("step")
+@click.option("--digest", required=True, metavar="D", help="Of exactly what flows into the step, as shown.")
+@click.option("--refuse", is_flag=True, help="Refuse it: the step fails.")
+@click.option("--note", default="", metavar="TEXT", help="Why, for the record.")
+@asking_options
+@pass_globals
+def approve(given: Globals, build: str, step: str, digest: str, refuse: bool, note: str) -> int:
+    """Approve STEP of BUILD, which waits for a person: exactly what flows into it, and nothing else."""
+    payload = {"build": build, "step": step, "digest": digest, "refuse": refuse, "note": note}
+    asked = ask(given, "builds.approve", payload)
+    if asked.pending:
+        return pending(given, asked)
+    if given.json:
+        render.document(asked.value)
+    else:
+        render.say(f"{render.plain(asked.value['step'])} {asked.value['decision']}")
+    return 0
+
+
+@click.command(cls=Command)
+@click.argument("build")
+@click.option("--failed", is_flag=True, help="Of a paused build: it failed for want of money.")
+@asking_options
+@pass_globals
+def abandon(given: Globals, build: str, failed: bool) -> int:
+    """Give BUILD up for good. What it finished stays, and other builds may reuse it."""
+    asked = ask(given, "builds.abandon", {"build": build, "failed": failed})
+    if asked.pending:
+        return pending(given, asked)
+    if given.json:
+        render.document(asked.value)
+    else:
+        render.say(f"{asked.value['build_id']} is {asked.value['state']}")
+    return 0

@@ -1,0 +1,196 @@
+"""One attempt at a step: its child, what it finds, what it leaves, and what its end means for the build."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.engine.cut_off import StepOf, not_done
+from onceward.engine.outputs import Keeper, Kept, fetch, written
+from onceward.engine.purse import Pause
+from onceward.engine.redaction import Redactor
+from onceward.engine.task import Inputs, Task
+from onceward.engine.work import ChildTask, Command, Function, Work
+from onceward.errors import StorageError
+from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.records import Token
+from onceward.lifecycles.child import Ended, Order
+from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
+from onceward.store.tables.checkpoints import Checkpoint, put_checkpoint
+from onceward.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.engine.build_run import BuildRun
+
+
+class Attempt:
+    """A child of a build, about to carry out a step."""
+
+    def __init__(self, run: BuildRun, step: int, context_hash: str, early: bool = False) -> None:
+        self.run, self.number, self.context_hash = run, step, context_hash
+        self.early = early
+        """Taken before the step it waits for was recorded: both are one commit, or neither is."""
+        k, self.target = run.steps.place(step)
+        self.k, self.stage = k, run.steps.stages[k]
+        self.child_id = run.store.sources.new_id("chd")
+        before = run.before.get(step)
+        self.attempt = run.attempts.get(step, 0) + 1
+        self.folder = run.kernel.work / self.child_id
+        self.config = run.resolved.contexts[k].config(self.target)
+        self.estimate = run.purse.estimate(k)
+        self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
+        self.work: Work = self._work()
+        self.order: Order = run.children.order(
+            self.work, self.child_id, self.attempt, before.child_id if before is not None else None
+        )
+        self._task: Task | None = None
+
+    @property
+    def name(self) -> str:
+        return step_name(self.stage.name, self.target)
+
+    @property
+    def key(self) -> str:
+        """The same on every attempt (B-7)."""
+        said = "|".join((self.run.build_id, self.stage.name, self.target, self.context_hash))
+        return sha256_hex(said.encode())
+
+    def _work(self) -> Work:
+        terms: dict[str, Any] = {"timeout": self.stage.timeout, "step": self, "said": self.said.said()}
+        if self.stage.call is not None:
+            return Function(call=self.call, name=getattr(self.stage.call, "__qualname__", self.stage.name), **terms)
+        argv = [fill(word, self.target) for word in self.stage.run]
+        return Command(
+            argv=argv,
+            cwd=self.run.resolved.plan.folder,
+            target=lock_target(self.run.resolved.plan.name, self.stage.name, self.target),
+            env=self.stage.env,
+            secrets=self.stage.secrets,
+            given=self._environment(),
+            on_output=self.run.on_output,
+            **terms,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ONCEWARD_BUILD": self.run.build_id,
+            "ONCEWARD_STAGE": self.stage.name,
+            "ONCEWARD_TARGET": self.target,
+            "ONCEWARD_IDEMPOTENCY_KEY": self.key,
+            "ONCEWARD_CONFIG": str(self.folder / "config.json"),
+            "ONCEWARD_INPUTS": str(self.folder / "inputs"),
+            "ONCEWARD_OUT": str(self.folder / "out"),
+        }
+
+    def call(self, child: ChildTask) -> Any:
+        """A function's attempt, on its own thread."""
+        step = (self.run.build_id, self.stage.name, self.target)
+        self._task = task = Task(child, step, self.key, self.config, self.folder)
+        with self.run.mutex:
+            upstream = self.run.flow.upstream(self.number)
+        task.inputs = Inputs(self.run.artifacts, upstream, self.folder / "inputs")
+        assert self.stage.call is not None
+        return self.stage.call(task)
+
+    def prepare(self, token: Token) -> None:
+        """The folders of a command: its config, what flows in as files, and room for what it leaves."""
+        try:
+            for name in ("inputs", "out"):
+                (self.folder / name).mkdir(mode=0o700, parents=True)
+            (self.folder / "config.json").write_bytes(canonical(self.config))
+        except OSError as error:
+            raise StorageError(f"cannot make a folder for {self.name}: {error.strerror}") from error
+        with self.run.mutex:
+            upstream = self.run.flow.upstream(self.number)
+        for stage, targets in upstream.items():
+            for target, outputs in targets.items():
+                for output in outputs:
+                    fetch(self.run.artifacts, output, self.folder / "inputs" / stage / target / output.name)
+
+    def collect(self, token: Token, value: Any) -> list[Kept]:
+        """Make durable what it left."""
+        keeper = Keeper(self.run.artifacts, self._redactor())
+        out = self.folder / "out"
+        if self.stage.run:
+            return keeper.folder(out)
+        return keeper.everything(value, out)
+
+    def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | None) -> Ending:
+        log = None
+        if self._task is not None and self._task.lines:
+            text = "".join(f"{line}\n" for line in self._task.lines).encode("utf-8", "replace")
+            redactor = self._redactor()
+            log = self.run.artifacts.keep_log(redactor.clean(text) if redactor else text)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return Ending(self, token, ended, list(kept or ()), log)
+
+    def cancelled(self) -> None:
+        self.run.ended(self, Ended("cancelled"), ())
+
+    def _redactor(self) -> Redactor | None:
+        secrets = {name: os.environ[name] for name in self.stage.secrets if name in os.environ}
+        return Redactor(secrets) if secrets else None
+
+
+class Ending:
+    """The end of an attempt: what its commit holds, and whom it lets run next."""
+
+    def __init__(self, attempt: Attempt, token: Token, ended: Ended, kept: list[Kept], log: Any) -> None:
+        self.attempt, self.run, self._token, self._kept, self._log = attempt, attempt.run, token, kept, log
+        self.outputs: tuple[Output, ...] = tuple(output for output, _ in kept)
+        completed = ended.reason == "completed"
+        self.about = f"{attempt.stage.name}:{attempt.target}:{attempt.context_hash}"
+        self.detail: Mapping[str, Any] = {
+            "step": attempt.name,
+            "context_hash": attempt.context_hash,
+            **({"outputs": result_digest(self.outputs)} if completed else {}),
+        }
+        self.final = ended
+        self.paused: Pause | None = None
+        self._next: list[Attempt] = self.run.choose(attempt, ended, self.outputs)
+        self._spawned = False
+
+    def record(self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+        """In the commit: artifacts, refs, checkpoint, and either who runs next or a pause."""
+        self.final, self.paused, self._spawned = ended, None, False
+        attempt = self.attempt
+        before = self.run.before.get(attempt.number)
+        if self._log is not None:
+            self.run.artifacts.record(tx, attempt.child_id, "log", "log", self._log)
+        if ended.reason == "completed":
+            for output, blob in self._kept:
+                self.run.artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
+            done = Checkpoint(
+                *(self.run.build_id, attempt.stage.name, attempt.target, attempt.context_hash, "SUCCESS", "executed"),
+                *(written(self.outputs), spent.get("usd_micros", 0), spent.get("tokens", 0), attempt.attempt),
+                *(attempt.child_id, None, None),
+            )
+            if before is not None and before.status != "SUCCESS":
+                done = self._with_earlier(done, before)
+        else:
+            done = not_done(attempt.said, self._token, ended.reason, spent, before)
+            done = self.run.with_error(done, ended)
+        put_checkpoint(tx, done, tx.now)
+        self.checkpoint = done
+        if state != "ACTIVE" or self.run.halted:
+            return ()
+        self.paused = self.run.purse.after(tx, attempt.name, ended, self._next)
+        if self.paused is not None:
+            return ()
+        if ended.reason != "completed" and not self.run.goes_on_after(attempt, ended):
+            return ()
+        chosen = [launch for launch in self._next if not launch.early or ended.reason == "completed"]
+        self._spawned = len(chosen) == len(self._next)
+        if not self._spawned:
+            return ()
+        return self.run.queue(tx, chosen)
+
+    def recorded(self) -> None:
+        self.run.settle_ending(self, self._next if self._spawned else [], [] if self._spawned else self._next)
+
+    def _with_earlier(self, done: Checkpoint, before: Checkpoint) -> Checkpoint:
+        return msgspec.structs.replace(done, cost=done.cost + before.cost, tokens=done.tokens + before.tokens)

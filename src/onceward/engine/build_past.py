@@ -1,0 +1,156 @@
+"""What a build need not do again: its own checkpoints, and the results of other builds (B-4, B-6)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.engine.outputs import read_back
+from onceward.kernel.canon import canonical
+from onceward.lifecycles.plan import Output
+from onceward.store.port import Reads
+from onceward.store.tables.approvals import want_approval
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, put_checkpoint, reusable
+from onceward.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.engine.build_run import BuildRun
+
+_CHUNK = 500
+
+
+class Found(msgspec.Struct):
+    """What came of looking: done already, waiting for a person, refused by one, or to be executed."""
+
+    done: list[tuple[int, str, tuple[Output, ...]]] = []
+    asked: list[int] = []
+    refused: list[tuple[int, Mapping[str, Any]]] = []
+    execute: list[int] = []
+
+
+class Past:
+    """Checkpoints as they were when the build was begun or resumed."""
+
+    def __init__(self, run: BuildRun, reuse: bool) -> None:
+        self._run, self._reuse = run, reuse
+        self._own: dict[int, Checkpoint] = {}
+        with run.store.read() as rows:
+            for checkpoint in checkpoints_of(rows, run.build_id):
+                step = self._step_of(checkpoint)
+                if step is not None:
+                    self._own[step] = checkpoint
+
+    def _step_of(self, checkpoint: Checkpoint) -> int | None:
+        steps = self._run.steps
+        k = steps.number.get(checkpoint.stage)
+        return None if k is None else steps.find(k, checkpoint.target)
+
+    def must_execute(self, step: int) -> bool:
+        """Whether a step has to run, as far as the record can tell now."""
+        if step in self._own or self._stage(step).approve:
+            return False
+        if not self._reuse:
+            return True
+        context = self._run.flow.context_hash(step)
+        with self._run.store.read() as rows:
+            return not reusable(rows, [context], self._run.build_id)
+
+    def look(self, steps: Sequence[int]) -> Found:
+        """Sort out steps that wait for nothing more. What is reused, invalid or to be approved is recorded."""
+        found = Found([], [], [], [])
+        hashes = {step: self._run.flow.context_hash(step) for step in steps}
+        own = {step: self._own.pop(step) for step in steps if step in self._own}
+        matching = {s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]}
+        broken = self._broken(matching.values())
+        invalid = [(step, c) for step, c in matching.items() if broken & _digests(c)]
+        skipped = {step: c for step, c in matching.items() if not broken & _digests(c)}
+        found.done += [(step, "SKIPPED", read_back(c.outputs)) for step, c in skipped.items()]
+        for step, c in own.items():
+            if step not in skipped:
+                self._run.before[step] = c
+        rest = [step for step in steps if step not in skipped]
+        reused = self._reusable({step: hashes[step] for step in rest if not self._stage(step).approve})
+        found.done += [(step, "REUSED", read_back(c.outputs)) for step, c in reused.items()]
+        for step in rest:
+            before = own.get(step)
+            if step in reused:
+                continue
+            if not self._stage(step).approve:
+                found.execute.append(step)
+            elif before is not None and before.status == "FAILED" and before.context_hash == hashes[step]:
+                found.refused.append((step, msgspec.json.decode(before.error or "{}")))
+            else:
+                found.asked.append(step)
+        asked = {step: hashes[step] for step in found.asked}
+        self._record(invalid, reused, asked)
+        return found
+
+    def output_digest(self, rows: Reads) -> str:
+        """What the whole build made, as one digest: every step's outputs by name and content (B-5)."""
+        made = hashlib.sha256()
+        for checkpoint in checkpoints_of(rows, self._run.build_id):
+            outputs = [[o.name, o.kind, o.sha256] for o in read_back(checkpoint.outputs)]
+            made.update(canonical([checkpoint.stage, checkpoint.target, outputs]) + b"\n")
+        return made.hexdigest()
+
+    def _stage(self, step: int) -> Any:
+        return self._run.steps.stages[self._run.steps.place(step)[0]]
+
+    def _broken(self, checkpoints: Iterable[Checkpoint]) -> set[str]:
+        digests = sorted({digest for c in checkpoints for digest in _digests(c)})
+        return self._run.artifacts.broken(digests) if digests else set()
+
+    def _reusable(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
+        if not self._reuse or not hashes:
+            return {}
+        with self._run.store.read() as rows:
+            by_hash = reusable(rows, sorted(set(hashes.values())), self._run.build_id)
+        found = {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
+        broken = self._broken(found.values())
+        return {step: c for step, c in found.items() if not broken & _digests(c)}
+
+    def _record(
+        self, invalid: Sequence[tuple[int, Checkpoint]], reused: Mapping[int, Checkpoint], asked: Mapping[int, str]
+    ) -> None:
+        acts = [lambda tx, s=s, c=c: self._note_invalid(tx, s, c) for s, c in invalid]
+        acts += [lambda tx, s=s, c=c: self._take_over(tx, s, c) for s, c in reused.items()]
+        acts += [lambda tx, s=s, h=h: self._ask(tx, s, h) for s, h in asked.items()]
+        for start in range(0, len(acts), _CHUNK):
+            some = acts[start : start + _CHUNK]
+            self._run.store.write(lambda tx, some=some: [act(tx) for act in some])  # type: ignore[misc]
+        for step, context in asked.items():
+            self._run.told({"step": self._run.steps.name(step), "status": "APPROVAL", "digest": context, "spent": {}})
+
+    def _append(self, tx: Transaction, event: str, step: int, detail: Mapping[str, Any]) -> None:
+        name = self._run.steps.name(step)
+        tx.append(f"session:{self._run.build_id}", event, self._run.kernel.principal, {"step": name, **detail})
+
+    def _note_invalid(self, tx: Transaction, step: int, checkpoint: Checkpoint) -> None:
+        self._append(tx, "CHECKPOINT_INVALID", step, {"context_hash": checkpoint.context_hash})
+
+    def _take_over(self, tx: Transaction, step: int, checkpoint: Checkpoint) -> None:
+        """A result of another build: its outputs, at no cost, with where they came from."""
+        taken = msgspec.structs.replace(
+            checkpoint,
+            build_id=self._run.build_id,
+            how="reused",
+            cost=0,
+            tokens=0,
+            origin=checkpoint.build_id,
+        )
+        put_checkpoint(tx, taken, tx.now)
+        said = {"context_hash": checkpoint.context_hash, "origin": checkpoint.build_id}
+        self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
+
+    def _ask(self, tx: Transaction, step: int, context: str) -> None:
+        k, target = self._run.steps.place(step)
+        stage = self._run.steps.stages[k]
+        want_approval(tx, self._run.build_id, stage.name, target, context, stage.approve, tx.now)
+        self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})
+
+
+def _digests(checkpoint: Checkpoint) -> set[str]:
+    return {output.sha256 for output in read_back(checkpoint.outputs)}

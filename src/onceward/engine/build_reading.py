@@ -1,0 +1,173 @@
+"""Builds as people and programs look at them: from the record alone, whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_budget
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.cut_off import step_of
+from onceward.engine.outputs import read_back, value_of
+from onceward.errors import NotFound
+from onceward.kernel.money import to_usd
+from onceward.kernel.records import Build
+from onceward.kernel.sources import iso
+from onceward.lifecycles.plan import step_name
+from onceward.store.port import Reads
+from onceward.store.store import Store
+from onceward.store.tables.approvals import Approval, approvals_of
+from onceward.store.tables.builds import Builds, plan_body
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of
+from onceward.store.tables.children import Tokens
+from onceward.store.tables.events import event_at
+
+
+def build_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
+    """The newest builds and what they cost."""
+    with store.read() as rows:
+        return [_summary(rows, build) for build in Builds(rows).newest(limit)]
+
+
+def build_named(store: Store, prefix: str) -> Build:
+    with store.read() as rows:
+        return Builds(rows).named(prefix)
+
+
+def value_of_step(artifacts: Artifacts, build_id: str, stage: str, target: str | None) -> Any:
+    """What a step made, for whoever ran the build from Python; files as their bytes."""
+    with artifacts.store.read() as rows:
+        found = [c for c in checkpoints_of(rows, build_id) if c.stage == stage and target in (None, c.target)]
+    if not found or any(c.status != "SUCCESS" for c in found):
+        raise NotFound(f"build {build_id} has no result of {step_name(stage, target or '*')}", context={"stage": stage})
+    values = {c.target: value_of(artifacts, read_back(c.outputs), None) for c in found}
+    return values[found[0].target] if len(found) == 1 else values
+
+
+def build_summary(store: Store, build_id: str) -> dict[str, Any]:
+    with store.read() as rows:
+        return _summary(rows, Builds(rows).get(build_id))
+
+
+def build_status(store: Store, prefix: str) -> dict[str, Any]:
+    """A build with every step: how it stands, what it cost, what it left."""
+    with store.read() as rows:
+        build = Builds(rows).named(prefix)
+        said = _summary(rows, build)
+        said["steps"] = _steps(rows, build)
+        wanted = _wanted(rows, build)
+        if wanted:
+            said["approvals"] = [
+                {"step": step_name(a.stage, a.target), "digest": a.digest, "text": a.text} for a in wanted
+            ]
+        lanes = child_budget.lanes(rows, build.build_id).values()
+        said["lanes"] = [{"lane": lane.lane, "limit": lane.limit, "total": lane.total} for lane in lanes]
+        return said
+
+
+def _summary(rows: Reads, build: Build) -> dict[str, Any]:
+    lanes = child_budget.lanes(rows, build.build_id)
+    ((position,),) = rows.read("SELECT position FROM builds WHERE build_id = ?", (build.build_id,))
+    event = event_at(rows, position)
+    detail = event.facts()["detail"] if event is not None else {}
+    said = {
+        "build_id": build.build_id,
+        "name": build.name,
+        "state": build.state,
+        "reason": detail.get("reason"),
+        "why": {k: v for k, v in detail.items() if k not in ("from", "to", "reason", "transition_seq")},
+        "cost_usd": to_usd(lanes["usd_micros"].total if "usd_micros" in lanes else 0),
+        "tokens": lanes["tokens"].total if "tokens" in lanes else 0,
+        "plan_file": build.plan_file,
+        "parent_build_id": build.parent_build_id,
+        "created_at": iso(build.created_at),
+        "updated_at": iso(build.updated_at),
+    }
+    return {key: value for key, value in said.items() if value is not None and value != {}}
+
+
+def _steps(rows: Reads, build: Build) -> list[dict[str, Any]]:
+    body = plan_body(rows, build.plan_hash)
+    if body is None:
+        return []
+    stages = msgspec.json.decode(body)["stages"]
+    checkpoints = {(c.stage, c.target): c for c in checkpoints_of(rows, build.build_id)}
+    running = {}
+    for token in Tokens(rows).open_in(build.build_id):
+        step = step_of(token)
+        if step is not None:
+            running[step.stage, step.target] = token
+    blocked = _blocked(stages, checkpoints) if build.state in ("ACTIVE", "FAILED") else set()
+    steps = []
+    for stage in stages:
+        for target in stage["targets"]:
+            place = (stage["name"], target)
+            status = _status(build, checkpoints.get(place), running.get(place), place in blocked)
+            steps.append({"stage": place[0], "target": target, "status": status, **_of(checkpoints.get(place))})
+            if place in running:
+                steps[-1]["child_id"] = running[place].child_id
+    return steps
+
+
+def _status(build: Build, checkpoint: Checkpoint | None, token: Any, blocked: bool) -> str:
+    if token is not None:
+        return "running" if token.phase in ("started", "leased") else "queued"
+    if checkpoint is None:
+        return "BLOCKED" if blocked else "waiting"
+    if checkpoint.status == "SUCCESS":
+        if checkpoint.how == "reused":
+            return "REUSED"
+        return "SKIPPED" if checkpoint.updated_at < build.resumed_at else "SUCCESS"
+    reason = msgspec.json.decode(checkpoint.error or "{}").get("reason", "")
+    if checkpoint.status == "IN_DOUBT":
+        return "IN_DOUBT"
+    if reason == "cancelled":
+        return "CANCELLED"
+    # An attempt that the budget or a stop cut short is no failure of the step: it runs again.
+    return "waiting" if reason in ("budget_exceeded", "terminated_on_restart", "lease_orphaned") else "FAILED"
+
+
+def _of(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    if checkpoint is None:
+        return {}
+    said: dict[str, Any] = {
+        "context_hash": checkpoint.context_hash,
+        "cost_usd": to_usd(checkpoint.cost),
+        "tokens": checkpoint.tokens,
+        "attempts": checkpoint.attempt,
+        "child_id": checkpoint.child_id,
+        "origin": checkpoint.origin,
+        "error": msgspec.json.decode(checkpoint.error) if checkpoint.error else None,
+        "artifacts": [
+            {"name": o.name, "kind": o.kind, "sha256": o.sha256, "size": o.size} for o in read_back(checkpoint.outputs)
+        ],
+    }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _blocked(stages: list[dict[str, Any]], checkpoints: Mapping[tuple[str, str], Checkpoint]) -> set[tuple[str, str]]:
+    """Steps that cannot run because one they need has failed, directly or through others."""
+    failed = {place for place, c in checkpoints.items() if c.status == "FAILED"}
+    targets = {stage["name"]: stage["targets"] for stage in stages}
+    blocked: set[tuple[str, str]] = set()
+    for stage in stages:
+        broken = {
+            need for need in stage["needs"] if any((need, t) in failed or (need, t) in blocked for t in targets[need])
+        }
+        for target in stage["targets"] if broken else ():
+            for need in broken:
+                own = target in set(targets[need])
+                needed = [(need, target)] if own else [(need, t) for t in targets[need]]
+                if any(place in failed or place in blocked for place in needed):
+                    blocked.add((stage["name"], target))
+    return blocked - failed
+
+
+def _wanted(rows: Reads, build: Build) -> list[Approval]:
+    """What waits for a person: the newest content of each step, undecided."""
+    if build.state not in ("ACTIVE", "CRASHED", "BUDGET_PAUSE"):
+        return []
+    newest = {(a.stage, a.target): a for a in approvals_of(rows, build.build_id)}
+    return [a for a in newest.values() if a.decision is None]

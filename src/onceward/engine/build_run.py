@@ -1,0 +1,344 @@
+"""A build while it runs: finds what is done already, dispatches the rest in plan order, and comes to an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_dispatch
+from onceward.engine.attempt import Attempt, Ending
+from onceward.engine.board import At, Board
+from onceward.engine.build_past import Past
+from onceward.engine.flow import Flow
+from onceward.engine.kernel import Kernel
+from onceward.engine.outputs import read_back
+from onceward.engine.plans import Resolved
+from onceward.engine.purse import Pause, Purse
+from onceward.kernel.canon import canonical, digest
+from onceward.lifecycles import build as rules
+from onceward.lifecycles.child import Ended, Order, backoff
+from onceward.lifecycles.plan import Output
+from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
+from onceward.store.tables.rates import note_start, rate_starts
+from onceward.store.transaction import Transaction
+
+Told = Callable[[Mapping[str, Any]], None]
+
+
+class BuildRun:
+    """Carries one ACTIVE build to its end, a pause or a stop. Slots call in from their own threads."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        build_id: str,
+        resolved: Resolved,
+        *,
+        jobs: int,
+        limits: Mapping[str, int],
+        keep_going: bool,
+        reuse: bool,
+        told: Told,
+        on_output: Callable[[str, str, bytes], None] | None = None,
+    ) -> None:
+        self.kernel, self.store, self.artifacts = kernel, kernel.store, kernel.artifacts
+        self.build_id, self.resolved, self.steps = build_id, resolved, resolved.steps
+        self.keep_going, self.told, self.on_output = keep_going, told, on_output
+        self.jobs = jobs
+        self.children = kernel.open_session(build_id, jobs, limits)
+        self.children.heeded = self.heed
+        self.mutex = threading.RLock()
+        self._changed = threading.Condition(self.mutex)
+        self.before: dict[int, Checkpoint] = {}
+        """What earlier attempts left of steps that are not done."""
+        self.attempts: dict[int, int] = {}
+        """How often a step was tried by us."""
+        self._asked: set[int] = set()
+        self._in_flight = 0
+        self.halted = ""
+        self.pausing: Pause | None = None
+        self.counts = dict.fromkeys(("executed", "skipped", "reused", "failed"), 0)
+        self.failures: list[tuple[str, Mapping[str, Any]]] = []
+        with self.store.read() as rows:
+            scopes = {k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None}
+            self.board = Board(self.steps, {k: rate_starts(rows, self._scope(k), r.count) for k, r in scopes.items()})
+        self.flow = Flow(resolved)
+        self.purse = Purse(self.store, build_id, resolved, kernel.principal)
+        self.past = Past(self, reuse)
+
+    def run(self) -> None:
+        """Until all is done, or something stops it."""
+        with self.mutex:
+            self._sort_out(self.board.roots())
+        while True:
+            self.dispatch()
+            with self._changed:
+                if self.children.failed is not None:
+                    raise self.children.failed
+                if self._finished():
+                    break
+                self._changed.wait(self._patience())
+        self.children.heeded = None
+        if not self.halted or self.halted == "failed":
+            self._conclude()
+
+    def stop(self) -> None:
+        """Somebody asked the whole kernel to stop: begin nothing more."""
+        self._halt("stopped")
+
+    def heed(self) -> None:
+        """Something was asked of this kernel: maybe this build was abandoned, or a step of it approved."""
+        with self.store.read() as rows:
+            state = rows.read("SELECT state FROM builds WHERE build_id = ?", (self.build_id,))[0][0]
+        if state == "ABANDONED":
+            self._halt("abandoned")
+            return
+        with self.mutex:
+            asked = sorted(self._asked)
+            freed: list[int] = []
+            for step in asked:
+                k, target = self.steps.place(step)
+                with self.store.read() as rows:
+                    found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
+                if found is not None and found.context_hash == self.flow.context_hash(step):
+                    freed += self._decided(step, found)
+            self._sort_out(freed)
+        if asked:
+            self.dispatch()
+            self._notify()
+
+    def dispatch(self) -> None:
+        """Queue steps for the slots that are free."""
+        with self.mutex:
+            chosen = self._take(self.jobs - self._in_flight)
+        if not chosen:
+            return
+        paused, spawned = self.store.write(lambda tx: self._queue_first(tx, chosen))
+        with self.mutex:
+            self._settle(chosen if spawned else [], [] if spawned else chosen, paused)
+        if spawned:
+            self.children.rouse()
+        self._notify()
+
+    # What an attempt asks while it ends.
+
+    def choose(self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...]) -> list[Attempt]:
+        """Whom the slot of an attempt that ends is for: the next that is ready, or one that only waited for this."""
+        with self.mutex:
+            chosen = self._take(1)
+            if not chosen and ended.reason == "completed" and not self.halted:
+                self.flow.keep(attempt.number, outputs)
+                chosen = self._take_early(attempt.number)
+            return chosen
+
+    def settle_ending(self, ending: Ending, spawned: Sequence[Attempt], dropped: Sequence[Attempt]) -> None:
+        """The end of an attempt is durable."""
+        with self.mutex:
+            self._settle(spawned, dropped, ending.paused)
+            self.ended(ending.attempt, ending.final, ending.outputs, ending.checkpoint)
+        if spawned:
+            self.children.rouse()
+        self.dispatch()
+        self._notify()
+
+    def ended(
+        self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...], checkpoint: Checkpoint | None = None
+    ) -> None:
+        step = attempt.number
+        with self.mutex:
+            self._in_flight -= 1
+            self.attempts[step] = attempt.attempt
+            spent = ended.detail.get("spent", {})
+            if ended.reason == "completed":
+                self.attempts.pop(step, None)
+                self.before.pop(step, None)
+                self.counts["executed"] += 1
+                self.purse.note(attempt.k, spent)
+                self._say(attempt.name, "SUCCESS", attempt.child_id, spent)
+                self.flow.keep(step, outputs)
+                self._sort_out(self.board.finish(step))
+                return
+            if checkpoint is not None:
+                self.before[step] = checkpoint
+            if self._again(attempt, ended):
+                due = self.store.sources.now() + backoff(attempt.attempt, self.store.sources.fraction())
+                self.board.put_later(step, due)
+                self._say(attempt.name, "RETRY", attempt.child_id, spent, ended)
+            elif ended.reason == "budget_exceeded" or ended.detail.get("stopped"):
+                self.board.put_back(step)
+                self._say(attempt.name, "STOPPED", attempt.child_id, spent, ended)
+            else:
+                self._failed(step, ended, attempt.child_id)
+
+    def goes_on_after(self, attempt: Attempt, ended: Ended) -> bool:
+        """Whether others are still dispatched after an attempt that did not succeed."""
+        return self.keep_going or self._again(attempt, ended)
+
+    def queue(self, tx: Transaction, chosen: Sequence[Attempt]) -> list[Order]:
+        """In a transaction: note the starts of stages that have a rate; answers what to queue."""
+        for attempt in chosen:
+            rate = attempt.stage.rate
+            if rate is not None:
+                note_start(tx, self._scope(attempt.k), attempt.child_id, tx.now, tx.now - rate.seconds * 1_000_000)
+        return [attempt.order for attempt in chosen]
+
+    def with_error(self, done: Checkpoint, ended: Ended) -> Checkpoint:
+        """What a person wants to know of a failure, beside its reason."""
+        names = ("error", "message", "exit", "lane", "limit", "observed", "asked", "code")
+        said = {name: ended.detail[name] for name in names if ended.detail.get(name) is not None}
+        return msgspec.structs.replace(done, error=canonical({"reason": ended.reason, **said}).decode())
+
+    # The board.
+
+    def _take(self, free: int) -> list[Attempt]:
+        chosen: list[Attempt] = []
+        while len(chosen) < free and not self.halted:
+            step = self.board.take(self.store.sources.now())
+            if step is None:
+                break
+            chosen.append(self._launch(step, early=False))
+        return chosen
+
+    def _take_early(self, finishing: int) -> list[Attempt]:
+        """A step that waits only for the one that is being finished, if it has to be executed."""
+        now = self.store.sources.now()
+        for step in self.board.would_free(finishing):
+            if self.board.free(step, now) and self.past.must_execute(step):
+                return [self._launch(step, early=True)]
+        return []
+
+    def _launch(self, step: int, early: bool) -> Attempt:
+        attempt = Attempt(self, step, self.flow.context_hash(step), early)
+        self._in_flight += 1
+        self.children.expect({attempt.child_id: attempt.work})
+        return attempt
+
+    def _queue_first(self, tx: Transaction, chosen: Sequence[Attempt]) -> tuple[Pause | None, bool]:
+        """Queue steps outside of another's end."""
+        if tx.builds.get(self.build_id).state != "ACTIVE":
+            return None, False
+        paused = self.purse.before(tx, chosen)
+        if paused is not None:
+            return paused, False
+        child_dispatch.spawn(tx, self.queue(tx, chosen), self.children.owner, self.children.actor)
+        return None, True
+
+    def _settle(self, spawned: Sequence[Attempt], dropped: Sequence[Attempt], paused: Pause | None) -> None:
+        now = self.store.sources.now()
+        for attempt in spawned:
+            if attempt.early:
+                self.board.start(attempt.number, now)
+            self._say(attempt.name, "running", attempt.child_id)
+        self.children.forget([attempt.child_id for attempt in dropped])
+        for attempt in dropped:
+            self._in_flight -= 1
+            if not attempt.early:
+                self.board.put_back(attempt.number)
+        if paused is not None and self.pausing is None:
+            self.pausing = paused
+            self._halt("paused")
+            if self.resolved.plan.on_pause == "stop":
+                self.children.stop_running()
+
+    def _sort_out(self, ready: Sequence[int]) -> None:
+        """Find out of steps that wait for nothing more whether they are done already, wave after wave."""
+        waiting = [step for step in ready if self.board.at[step] == At.WAITING]
+        while waiting:
+            found = self.past.look(waiting)
+            waiting = []
+            for step, status, outputs in found.done:
+                self.counts["skipped" if status == "SKIPPED" else "reused"] += 1
+                self.flow.keep(step, outputs)
+                self._say(self.steps.name(step), status)
+                waiting += self.board.finish(step)
+            for step in found.asked:
+                self.board.ask(step)
+                self._asked.add(step)
+            for step, error in found.refused:
+                self._failed(step, Ended(error.get("reason", "refused"), error))
+            for step in found.execute:
+                self.board.put(step)
+
+    def _decided(self, step: int, found: Checkpoint) -> list[int]:
+        """A person approved or refused a step; answers those that it lets go on."""
+        self._asked.discard(step)
+        if found.status != "SUCCESS":
+            self._failed(step, Ended("refused", msgspec.json.decode(found.error or "{}")))
+            return []
+        self.counts["executed"] += 1
+        self._say(self.steps.name(step), "SUCCESS")
+        self.flow.keep(step, read_back(found.outputs))
+        return self.board.finish(step)
+
+    def _failed(self, step: int, ended: Ended, child_id: str = "") -> None:
+        name = self.steps.name(step)
+        self.counts["failed"] += 1
+        if len(self.failures) < 100:
+            self.failures.append((name, {"reason": ended.reason, **ended.detail}))
+        self._say(name, "CANCELLED" if ended.reason == "cancelled" else "FAILED", child_id, {}, ended)
+        for other in self.board.fail(step):
+            self._say(self.steps.name(other), "BLOCKED")
+        if not self.keep_going:
+            self._halt("failed")
+
+    def _again(self, attempt: Attempt, ended: Ended) -> bool:
+        return ended.retryable and ended.reason == "execution_failed" and attempt.attempt < attempt.stage.attempts
+
+    def _halt(self, why: str) -> None:
+        with self.mutex:
+            self.halted = self.halted or why
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _finished(self) -> bool:
+        if self._in_flight:
+            return False
+        counts = self.board.counts
+        return bool(self.halted) or not (counts[At.READY] or counts[At.LATER] or counts[At.ASKED])
+
+    def _patience(self) -> float:
+        """How long the main thread may sleep: until something that waits for time alone is due."""
+        due = self.board.next_time()
+        left = 0.5 if due is None else max(0.001, (due - self.store.sources.now()) / 1_000_000)
+        return min(0.5, left)
+
+    def _conclude(self) -> None:
+        """The last move of a build that ran to its end."""
+
+        def conclude(tx: Transaction) -> str:
+            build = tx.builds.get(self.build_id)
+            if build.state != "ACTIVE":
+                return build.state
+            if self.counts["failed"]:
+                name, error = self.failures[0]
+                said = {key: error[key] for key in ("reason", "error", "message") if key in error}
+                move = rules.move(
+                    *(build, "FAILED", "unhandled_error", self.kernel.principal),
+                    {"step": name, "failed": self.counts["failed"], "why": said},
+                )
+            else:
+                made = self.past.output_digest(tx)
+                move = rules.move(build, "SUCCESS", "normal_completion", self.kernel.principal, {"outputs": made})
+            tx.move(move)
+            return move.target
+
+        self.store.write(conclude)
+
+    def _scope(self, k: int) -> str:
+        return digest([self.resolved.plan.name, self.steps.stages[k].name])
+
+    def _say(
+        self,
+        step: str,
+        status: str,
+        child_id: str = "",
+        spent: Mapping[str, int] | None = None,
+        ended: Ended | None = None,
+    ) -> None:
+        self.told({"step": step, "status": status, "child_id": child_id, "spent": spent or {}, "ended": ended})

@@ -1,0 +1,216 @@
+"""A build's life around its run: begun, resumed, forked, confirmed, approved, abandoned (B-8 to B-11, B-15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_budget, child_dispatch
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.kernel import Kernel
+from onceward.engine.outputs import VALUES, Keeper, Kept, encoded, written
+from onceward.engine.plans import Resolved
+from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
+from onceward.kernel.money import to_usd
+from onceward.kernel.records import Build
+from onceward.lifecycles import build as rules
+from onceward.lifecycles import permit as permits
+from onceward.lifecycles.budget import Refusal, exhausted, least_limit, precheck
+from onceward.lifecycles.plan import changes, step_name
+from onceward.store.port import Reads
+from onceward.store.tables.builds import Builds, keep_plan, plan_body
+from onceward.store.tables.checkpoints import Checkpoint, drop_checkpoint, in_doubt, put_checkpoint
+from onceward.store.tables.events import event_at
+from onceward.store.tables.permits import consume, find_confirmation
+from onceward.store.transaction import Transaction
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What somebody brings to a resume."""
+
+    token: str = ""
+    limits: Mapping[str, int] = {}
+    fork: bool = False
+    rerun: Sequence[str] = ()
+    """Steps in doubt that are to run again."""
+    accept: Mapping[str, Path] = {}
+    """Steps in doubt that are done: what they made is in these files."""
+
+
+def begin(kernel: Kernel, resolved: Resolved, plan_file: str, jobs: int, limits: Mapping[str, int]) -> str:
+    """Store a new build, open its session and start it; answers its id."""
+    kernel.require("operator")
+    build_id = kernel.store.sources.new_id("bld")
+    kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal))
+    return build_id
+
+
+def _begin(
+    tx: Transaction,
+    build_id: str,
+    resolved: Resolved,
+    plan_file: str,
+    jobs: int,
+    limits: Mapping[str, int],
+    actor: str,
+    parent: str | None = None,
+) -> None:
+    keep_plan(tx, resolved.hash, resolved.body)
+    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent))
+    child_dispatch.open_(tx, build_id, jobs, limits, actor)
+    tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor))
+
+
+def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, offer: Offer, jobs: int) -> str:
+    """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now.
+
+    Everything else is checked before the token, and all of it is one transaction: a refusal changes nothing."""
+    kernel.require("operator")
+    with kernel.store.read() as rows:
+        build = Builds(rows).get(build_id)
+        rules.require_resumable(build)
+        before = plan_body(rows, build.plan_hash)
+    changed = changes(before or "{}", resolved.body) if before and build.plan_hash != resolved.hash else []
+    if changed and not offer.fork:
+        raise InvalidResumeState(
+            f"the plan is not what it was when {build.build_id} began: {'; '.join(changed[:10])}",
+            context={"build_id": build.build_id, "changed": changed[:100]},
+            recovery=[
+                Recovery("put it back as it was"),
+                Recovery(
+                    "make a new build that reuses what still fits", f"onceward resume {build.build_id} --fork", "low"
+                ),
+            ],
+        )
+    accepted = {name: _accepted(kernel.artifacts, name, path) for name, path in offer.accept.items()}
+    child = kernel.store.sources.new_id("bld") if changed else build_id
+
+    def go_on(tx: Transaction) -> str:
+        build = tx.builds.get(build_id)
+        rules.require_resumable(build)
+        _decide(tx, build, offer, accepted, kernel)
+        if changed:
+            _require_token(tx, build, offer)
+            limits = {**resolved.plan.limits, **offer.limits}
+            _begin(tx, child, resolved, plan_file, jobs, limits, kernel.principal, build_id)
+            tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child})
+            return child
+        child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
+        if build.state == "BUDGET_PAUSE":
+            _require_room(tx, build)
+        _require_token(tx, build, offer)
+        tx.move(rules.resume(build, tx.now, kernel.principal))
+        return build_id
+
+    return kernel.store.write(go_on)
+
+
+def _decide(tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, list[Kept]], kernel: Kernel) -> None:
+    """Every step in doubt needs a person's word (B-8)."""
+    doubts = {step_name(c.stage, c.target): c for c in in_doubt(tx, build.build_id)}
+    for name in (*offer.rerun, *accepted):
+        if name not in doubts:
+            raise InvalidConfig(
+                f"step {name[:80]!a} is not in doubt" + (f"; in doubt are {', '.join(doubts)}" if doubts else ""),
+                context={"step": name[:200]},
+            )
+        if name in offer.rerun and name in accepted:
+            raise InvalidConfig(f"step {name} cannot be both rerun and accepted", context={"step": name})
+    open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
+    if open_:
+        again = f"onceward resume {build.build_id}"
+        raise InvalidResumeState(
+            f"nobody can say whether {'these steps' if len(open_) > 1 else 'this step'} had an effect before the crash:"
+            f" {', '.join(open_)}",
+            context={"build_id": build.build_id, "in_doubt": open_},
+            recovery=[
+                Recovery("run it again", f"{again} --rerun {open_[0]}", "medium"),
+                Recovery("take its result from a file", f"{again} --accept {open_[0]}=FILE", "low"),
+            ],
+        )
+    for name, checkpoint in doubts.items():
+        said: dict[str, Any] = {"step": name, "child_id": checkpoint.child_id or "", "decision": "rerun"}
+        if name in accepted:
+            said["decision"] = "accept"
+            said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
+            _accept(tx, checkpoint, accepted[name], kernel.artifacts)
+        else:
+            drop_checkpoint(tx, build.build_id, checkpoint.stage, checkpoint.target)
+        tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
+
+
+def _accept(tx: Transaction, checkpoint: Checkpoint, kept: list[Kept], artifacts: Artifacts) -> None:
+    for output, blob in kept:
+        artifacts.record(tx, checkpoint.child_id or checkpoint.build_id, output.name, output.kind, blob)
+    outputs = written([output for output, _ in kept])
+    done = msgspec.structs.replace(checkpoint, status="SUCCESS", how="accepted", outputs=outputs, error=None)
+    put_checkpoint(tx, done, tx.now)
+
+
+def _accepted(artifacts: Artifacts, name: str, path: Path) -> list[Kept]:
+    """A file as the result of a step; one that is called like a returned value is that value."""
+    if not path.is_file():
+        raise InvalidConfig(f"there is no file {path} to accept for {name}", context={"file": str(path)})
+    kinds = {file: kind for kind, file in VALUES.items()}
+    output, blob = Keeper(artifacts).value({path.name: path})[0]
+    kind = kinds.get(path.name, "file")
+    if kind == "json":
+        try:
+            encoded(msgspec.json.decode(path.read_bytes()))
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"{path} is no JSON: {error}", context={"file": str(path)}) from None
+    return [(msgspec.structs.replace(output, kind=kind), blob)]
+
+
+def _require_room(tx: Transaction, build: Build) -> None:
+    """A build that was paused goes on only if there is something to go on with."""
+    own, whole = child_budget.lanes(tx, build.build_id), child_budget.workspace(tx)
+    empty = exhausted(own) or exhausted(whole, "workspace")
+    pause = _pause_detail(tx, build)
+    if empty is None and pause.get("reason") == "budget_precheck_block":
+        asked = {str(pause["lane"]): int(pause["estimate"])}
+        empty = precheck(own, asked) or precheck(whole, asked, "workspace")
+    if empty is not None:
+        raise _no_room(build, empty)
+
+
+def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
+    money = empty.lane == "usd_micros"
+    lane = "usd" if money else empty.lane
+    amounts = (empty.observed, empty.limit, max(least_limit(empty), empty.observed + 1), empty.asked)
+    spent, limit, least, asked = (to_usd(n) if money else str(n) for n in amounts)
+    estimate = f" and the next step is estimated at {asked}" if empty.asked else ""
+    if empty.scope:
+        way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
+    else:
+        way = Recovery("raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}")
+    return InvalidResumeState(
+        f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
+        " the budget must be raised first (the token is kept)",
+        context={"build_id": build.build_id, **empty.detail()},
+        recovery=[way],
+    )
+
+
+def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
+    """The last check of a resume, and the only one that uses something up (B-10)."""
+    if build.state != "BUDGET_PAUSE":
+        return
+    permit = find_confirmation(tx, permits.hash_of(offer.token)) if offer.token else None
+    why = permits.objection(permit, build.build_id, build.version, tx.now) if offer.token else "is missing"
+    if why or permit is None:
+        raise InvalidResumeState(
+            f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",
+            context={"build_id": build.build_id, "token": why},
+            recovery=[Recovery("get a new token", f"onceward confirm {build.build_id}")],
+        )
+    consume(tx, "confirmation_tokens", permit, tx.now)
+
+
+def _pause_detail(rows: Reads, build: Build) -> dict[str, Any]:
+    ((position,),) = rows.read("SELECT position FROM builds WHERE build_id = ?", (build.build_id,))
+    event = event_at(rows, position)
+    return dict(event.facts()["detail"]) if event is not None else {}

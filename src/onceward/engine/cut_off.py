@@ -1,0 +1,53 @@
+"""What becomes of a step whose child was cut off: it runs again, or a person is asked (B-8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from onceward.kernel.canon import canonical
+from onceward.kernel.records import Token
+from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
+from onceward.store.transaction import Transaction
+
+
+class StepOf(msgspec.Struct, frozen=True):
+    """The step that a child carries out, as its token says."""
+
+    stage: str
+    target: str
+    context_hash: str
+    on_crash: str = "rerun"
+
+    def said(self) -> dict[str, str]:
+        ask = {"on_crash": self.on_crash} if self.on_crash != "rerun" else {}
+        return {"stage": self.stage, "target": self.target, "context_hash": self.context_hash, **ask}
+
+
+def step_of(token: Token) -> StepOf | None:
+    """The step of a child; None for one that belongs to no build."""
+    said = msgspec.json.decode(token.work)
+    return msgspec.convert(said, StepOf) if "context_hash" in said else None
+
+
+def not_done(
+    step: StepOf, token: Token, reason: str, spent: Mapping[str, int], before: Checkpoint | None
+) -> Checkpoint:
+    """The checkpoint of an attempt that did not succeed; what earlier ones cost is carried on."""
+    doubt = step.on_crash == "ask" and reason == "terminated_on_restart"
+    error = canonical({"reason": reason}).decode()
+    cost, tokens = (before.cost, before.tokens) if before is not None and before.status != "SUCCESS" else (0, 0)
+    return Checkpoint(
+        *(token.parent_session_id, step.stage, step.target, step.context_hash, "IN_DOUBT" if doubt else "FAILED"),
+        *("executed", "[]", cost + spent.get("usd_micros", 0), tokens + spent.get("tokens", 0)),
+        *(token.attempt, token.child_id, None, error),
+    )
+
+
+def note_cut_off(tx: Transaction, token: Token, reason: str, spent: Mapping[str, int]) -> None:
+    """With the terminal event that recovery writes for a child: how its step stands now."""
+    step = step_of(token)
+    if step is not None:
+        before = find_checkpoint(tx, token.parent_session_id, step.stage, step.target)
+        put_checkpoint(tx, not_done(step, token, reason, spent, before), tx.now)

@@ -1,0 +1,45 @@
+"""What flows between steps: what each made, and the hash of all that flows into one (B-3)."""
+
+from __future__ import annotations
+
+from onceward.engine.plans import Resolved
+from onceward.engine.task import Upstream
+from onceward.kernel.canon import digest
+from onceward.lifecycles.plan import Output, result_digest
+
+
+class Flow:
+    """Results that somebody still needs. Not safe for threads; whoever owns it holds a mutex."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved, self._steps = resolved, resolved.steps
+        self._results: dict[int, tuple[str, tuple[Output, ...]]] = {}
+        self._whole: dict[int, str] = {}
+
+    def keep(self, step: int, outputs: tuple[Output, ...]) -> None:
+        """What a step made, if another stage needs it."""
+        if self._steps.needed_by[self._steps.place(step)[0]]:
+            self._results[step] = (result_digest(outputs), outputs)
+
+    def context_hash(self, step: int) -> str:
+        """Of everything that decides what a step makes, as it is now."""
+        k, target = self._steps.place(step)
+        upstream = []
+        for m, single in self._steps.needs(step):
+            made = self._all_of(m) if single is None else self._results[single][0]
+            upstream.append((self._steps.stages[m].name, "" if single is None else target, made))
+        return self._resolved.contexts[k].hash(target, self._resolved.inputs(step), upstream)
+
+    def upstream(self, step: int) -> Upstream:
+        """What the steps before this one left."""
+        found: dict[str, dict[str, tuple[Output, ...]]] = {}
+        for m, single in self._steps.needs(step):
+            some = self._steps.of(m) if single is None else [single]
+            found[self._steps.stages[m].name] = {self._steps.place(i)[1]: self._results[i][1] for i in some}
+        return found
+
+    def _all_of(self, m: int) -> str:
+        if m not in self._whole:
+            made = [[self._steps.place(i)[1], self._results[i][0]] for i in self._steps.of(m)]
+            self._whole[m] = digest(made)
+        return self._whole[m]

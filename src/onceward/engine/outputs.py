@@ -1,0 +1,189 @@
+"""What steps leave, and how it reaches those that need it: values and files, always by content."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onceward.engine.artifacts import Artifacts, Blob
+from onceward.engine.redaction import Redactor
+from onceward.errors import IntegrityFault, InvalidConfig, MalformedOutput, StorageError
+from onceward.lifecycles.plan import Output, check_target_name
+
+Kept = tuple[Output, Blob]
+VALUES = {"json": "value.json", "text": "value.txt", "bytes": "value.bin"}
+"""The name of a value that a step returned."""
+_MOST = 10_000
+
+
+class Keeper:
+    """Makes what a step leaves durable, without the secrets it knew."""
+
+    def __init__(self, artifacts: Artifacts, redactor: Redactor | None = None) -> None:
+        self._artifacts, self._redactor = artifacts, redactor
+
+    def everything(self, value: Any, out: Path) -> list[Kept]:
+        """What a function returned and what it left in its folder, by name."""
+        kept = self.value(value)
+        if out.is_dir():
+            told = value.values() if isinstance(value, Mapping) else [value]
+            returned = {item.absolute() for item in told if isinstance(item, Path)}
+            kept += self.folder(out, returned)
+        return _by_name(kept)
+
+    def value(self, value: Any) -> list[Kept]:
+        """What a function returned: a JSON value, text, bytes, a file, or several of these by name."""
+        if value is None:
+            return []
+        if isinstance(value, Path):
+            return [self._file(_name(value.name), "path", value)]
+        if isinstance(value, Mapping) and any(isinstance(item, bytes | Path) for item in value.values()):
+            return [self._named(name, item) for name, item in value.items()]
+        kind, data = encoded(value)
+        return [self._bytes(VALUES[kind], kind, data)]
+
+    def folder(self, folder: Path, but: Set[Path] = frozenset()) -> list[Kept]:
+        """Every file left in a folder, by its path in it."""
+        found = []
+        for path in _files(folder):
+            if path not in but:
+                found.append(self._file(_name(path.relative_to(folder).as_posix()), "file", path))
+            if len(found) > _MOST:
+                raise MalformedOutput(f"a step may leave {_MOST} files, and this one left more")
+        return _by_name(found)
+
+    def _named(self, name: object, item: Any) -> Kept:
+        if isinstance(item, Path):
+            return self._file(_name(name), "file", item)
+        kind, data = encoded(item)
+        return self._bytes(_name(name), kind, data)
+
+    def _bytes(self, name: str, kind: str, data: bytes) -> Kept:
+        blob = _fitting(name, lambda: self._artifacts.keep(self._redactor.clean(data) if self._redactor else data))
+        return Output(name, kind, blob.sha256, blob.size), blob
+
+    def _file(self, name: str, kind: str, path: Path) -> Kept:
+        if path.is_symlink() or not path.is_file():
+            raise MalformedOutput(f"the output {name} is no file: {path}", context={"output": name})
+        blob = _fitting(name, lambda: self._artifacts.keep_file(path, self._redactor))
+        return Output(name, kind, blob.sha256, blob.size), blob
+
+
+def encoded(value: Any) -> tuple[str, bytes]:
+    """A value's kind and bytes: the same value, the same bytes."""
+    if isinstance(value, bytes | bytearray):
+        return "bytes", bytes(value)
+    try:
+        if isinstance(value, str):
+            return "text", value.encode()
+        _require_plain(value, 0)
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return "json", text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedOutput(
+            f"what the step returned cannot be kept: {error}. A step returns a JSON value, str, bytes, a Path, or a"
+            " dict that names several of these"
+        ) from None
+
+
+def _require_plain(value: Any, depth: int) -> None:
+    """Keys that JSON would quietly turn into other keys are refused."""
+    if depth > 100:
+        raise ValueError("it is nested deeper than 100 levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is a {type(key).__name__}, not a string")
+            _require_plain(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _require_plain(item, depth + 1)
+
+
+def _fitting(name: str, keep: Any) -> Blob:
+    try:
+        blob: Blob = keep()
+        return blob
+    except InvalidConfig as error:
+        raise MalformedOutput(f"the output {name} cannot be kept: {error.message}", context=error.context) from None
+
+
+def _name(name: object) -> str:
+    try:
+        return check_target_name(name)
+    except InvalidConfig:
+        raise MalformedOutput(
+            f"{str(name)[:60]!a} is no name for an output: it must make a safe relative path"
+        ) from None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files below a folder by name; anything else there is refused, for nobody could give it back."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(path)
+        elif entry.is_file(follow_symlinks=False):
+            yield path
+        else:
+            raise MalformedOutput(f"the output {entry.name} is neither file nor folder", context={"output": entry.name})
+
+
+def written(outputs: Sequence[Output]) -> str:
+    """Outputs as a checkpoint holds them, by name."""
+    return msgspec.json.encode([[o.name, o.kind, o.sha256, o.size] for o in outputs]).decode()
+
+
+def read_back(text: str) -> tuple[Output, ...]:
+    return tuple(Output(*row) for row in msgspec.json.decode(text))
+
+
+def _by_name(kept: Sequence[Kept]) -> list[Kept]:
+    """In order; two of one name are a mistake of the step."""
+    found = sorted(kept, key=lambda pair: pair[0].name)
+    names = [output.name for output, _ in found]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MalformedOutput(f"the step left two outputs called {twice}", context={"output": twice})
+    return found
+
+
+def fetch(artifacts: Artifacts, output: Output, place: Path) -> Path:
+    """An output as a file of its own, verified while it is copied."""
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with place.open("xb") as file:
+            for piece in artifacts.read(output.sha256):
+                file.write(piece)
+        place.chmod(0o400)
+    except OSError as error:
+        raise StorageError(f"cannot lay out the input {place.name}: {error.strerror}") from error
+    return place
+
+
+def value_of(artifacts: Artifacts, outputs: Sequence[Output], place: Path | None) -> Any:
+    """What a step left, as Python sees it: the value it returned, or what it left by name. Files are laid out in
+    `place`; without one their bytes stand for them."""
+    if not outputs:
+        return None
+    if len(outputs) == 1 and (outputs[0].kind == "path" or outputs[0].name == VALUES.get(outputs[0].kind)):
+        return _one(artifacts, outputs[0], place)
+    return {output.name: _one(artifacts, output, place) for output in outputs}
+
+
+def _one(artifacts: Artifacts, output: Output, place: Path | None) -> Any:
+    if place is not None and output.kind in ("file", "path"):
+        path = place / output.name
+        return path if path.exists() else fetch(artifacts, output, path)
+    data = b"".join(artifacts.read(output.sha256))
+    try:
+        if output.kind == "json":
+            return json.loads(data)
+        return data.decode() if output.kind == "text" else data
+    except ValueError as error:
+        raise IntegrityFault(f"the output {output.name} is no {output.kind} any more: {error}") from None

@@ -1,0 +1,178 @@
+"""A plan: stages of work over targets, from Python or from a TOML file, and what it comes to on this machine."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from onceward.engine.code_version import version_of
+from onceward.engine.files import Files
+from onceward.errors import InvalidConfig
+from onceward.kernel.canon import sha256_hex
+from onceward.kernel.records import check_name
+from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill
+from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+Needs = str | Callable[..., Any] | Iterable["str | Callable[..., Any]"]
+
+
+class Plan:
+    """What is to be done: stages, what they need, what they may spend.
+
+    plan = Plan("catalogue", budget={"usd": "5.00"})
+
+    @plan.stage(targets=["a", "b"])
+    def extract(task):
+        task.spend(usd="0.01")
+        return {"words": 42}
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        budget: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        jobs: int | None = None,
+        reuse: bool = True,
+        on_pause: str = "finish",
+        folder: Path | str | None = None,
+    ) -> None:
+        self.name = check_name(name, "name")
+        self.limits = limits_of(budget or {})
+        self.config = config_of("config", config or {})
+        self.jobs = None if jobs is None else whole("jobs", jobs, 1, 1000)
+        if type(reuse) is not bool:
+            raise refuse("reuse", f"reuse is true or false, not {reuse!r}")
+        if on_pause not in ("finish", "stop"):
+            raise refuse("on_pause", f'on_pause is "finish" or "stop", not {on_pause!r}')
+        self.reuse, self.on_pause = reuse, on_pause
+        self.file: Path | None = None
+        """The file it was read from, or that made it."""
+        if folder is None:
+            caller = sys._getframe(1).f_globals.get("__file__")
+            self.file = Path(caller).absolute() if caller else None
+            folder = self.file.parent if self.file else Path.cwd()
+        self.folder = Path(folder).absolute()
+        """Where commands run and input files are looked for."""
+        self.stages: list[Stage] = []
+        self._functions: dict[Callable[..., Any], str] = {}
+
+    def stage(self, *, name: str | None = None, needs: Needs = (), **words: Any) -> Callable[[Call], Call]:
+        """Make a function a stage: it is called with a `Task` for every target. Takes the words of a `[[stage]]`:
+        targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version."""
+
+        def add(call: Call) -> Call:
+            self.add({"name": name or call.__name__, "needs": self._names(needs), **words}, call)
+            return call
+
+        return add
+
+    def command(self, name: str, run: Sequence[str], *, needs: Needs = (), **words: Any) -> str:
+        """A stage that runs a program, no shell; answers its name, for others to need."""
+        return self.add({"name": name, "run": list(run), "needs": self._names(needs), **words})
+
+    def approval(self, name: str, text: str, *, needs: Needs, **words: Any) -> str:
+        """A stage that waits for a person to approve exactly what flows into it."""
+        return self.add({"name": name, "approve": text, "needs": self._names(needs), **words})
+
+    def add(self, words: Mapping[str, Any], call: Callable[[Any], Any] | None = None) -> str:
+        """A stage from its words."""
+        stage = stage_of(words, call)
+        if any(known.name == stage.name for known in self.stages):
+            raise refuse("name", f"there are two stages {stage.name}")
+        if call is not None:
+            self._functions[call] = stage.name
+        self.stages.append(stage)
+        return stage.name
+
+    def _names(self, needs: Needs) -> list[str]:
+        if isinstance(needs, str) or callable(needs):
+            needs = [needs]
+        names = []
+        for need in needs:
+            name = need if isinstance(need, str) else self._functions.get(need)
+            if name is None:
+                raise refuse("needs", f"{getattr(need, '__name__', need)!r} is not a stage of this plan")
+            names.append(name)
+        return names
+
+
+class Resolved:
+    """A plan on this machine, now: its steps, and the content of every file that is an input."""
+
+    def __init__(self, plan: Plan) -> None:
+        if not plan.stages:
+            raise InvalidConfig(f"the plan {plan.name} has no stage", context={"field": "stage"})
+        self.plan = plan
+        self.files = Files(plan.folder)
+        stages, targets = [], {}
+        for stage in plan.stages:
+            try:
+                if stage.glob:
+                    targets[stage.name] = self.files.match(stage.glob, "targets")
+                elif stage.targets is not None:
+                    targets[stage.name] = list(stage.targets)
+                stages.append(_with_version(stage))
+            except InvalidConfig as error:
+                raise _of_stage(error, stage) from None
+        self.steps = Steps(stages, targets)
+        self.contexts = [Context(stage, plan.config) for stage in self.steps.stages]
+        self._inputs: list[tuple[tuple[str, ...], bool]] = []
+        hashed = {}
+        for k, stage in enumerate(self.steps.stages):
+            try:
+                hashed[stage.name] = self._stage_inputs(k, stage)
+                _require_targets(stage, self.steps.targets[k])
+            except InvalidConfig as error:
+                raise _of_stage(error, stage) from None
+        self.body = body_of(plan.name, plan.config, self.steps, hashed)
+        self.hash = sha256_hex(self.body.encode())
+
+    def inputs(self, step: int) -> list[tuple[str, str]]:
+        """The input files of a step, with what is in them now."""
+        k, target = self.steps.place(step)
+        names, own = self._inputs[k]
+        if own:
+            names = tuple(self._own_inputs(self.steps.stages[k], target))
+        return [(name, self.files.digest(name)) for name in names]
+
+    def _stage_inputs(self, k: int, stage: Stage) -> list[tuple[str, str]]:
+        """The input files of all steps of a stage; looked for step by step only where they differ."""
+        own = bool(stage.glob) or any("{target}" in pattern for pattern in stage.inputs)
+        if own:
+            names = sorted({n for target in self.steps.targets[k] for n in self._own_inputs(stage, target)})
+        else:
+            names = self.files.matches(stage.inputs, "inputs")
+        self._inputs.append((() if own else tuple(names), own))
+        return [(name, self.files.digest(name)) for name in names]
+
+    def _own_inputs(self, stage: Stage, target: str) -> list[str]:
+        patterns = [fill(pattern, glob.escape(target)) for pattern in stage.inputs]
+        found = self.files.matches(patterns, "inputs")
+        return sorted({*found, target}) if stage.glob else found
+
+
+def _with_version(stage: Stage) -> Stage:
+    if stage.call is None or stage.version:
+        return stage
+    return msgspec.structs.replace(stage, version=version_of(inspect.unwrap(stage.call)))
+
+
+def _require_targets(stage: Stage, targets: Sequence[str]) -> None:
+    """Config for a target that is not there is a slip of the pen."""
+    known = set(targets)
+    for name in stage.target_config:
+        if name not in known:
+            raise refuse(f"target.{name}", f"there is config for {name!a}, but no such target; there is {targets[0]!a}")
+
+
+def _of_stage(error: InvalidConfig, stage: Stage) -> InvalidConfig:
+    return type(error)(f"stage {stage.name}: {error.message}", context={**error.context, "stage": stage.name})

@@ -1,0 +1,94 @@
+"""The money side of a build: estimates, objections, and the pause that asks a person (B-9, B-10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onceward.engine import child_budget
+from onceward.engine.plans import Resolved
+from onceward.kernel.limits import MEDIAN_OF
+from onceward.lifecycles import build as rules
+from onceward.lifecycles import permit as permits
+from onceward.lifecycles.budget import Refusal, median, overrun, precheck
+from onceward.lifecycles.child import Ended
+from onceward.store.store import Store
+from onceward.store.tables.checkpoints import recorded_costs
+from onceward.store.tables.permits import mint_confirmation
+from onceward.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from onceward.engine.attempt import Attempt
+
+Pause = tuple[str, Mapping[str, Any], str]
+"""Why, what there is to say about it, and the secret of its confirmation token."""
+
+
+class Purse:
+    """What a build may spend, what its stages cost so far, and whether there is room for more."""
+
+    def __init__(self, store: Store, build_id: str, resolved: Resolved, actor: str) -> None:
+        self._build_id, self._actor = build_id, actor
+        self._stages = resolved.steps.stages
+        with store.read() as rows:
+            lanes = [*child_budget.lanes(rows, build_id).values(), *child_budget.workspace(rows).values()]
+            self.limited = any(lane.limit is not None for lane in lanes)
+            """Whether there is any limit to look at."""
+            self._costs: dict[int, list[tuple[int, int]]] = {}
+            for k, stage in enumerate(self._stages):
+                if self.limited and not stage.estimate:
+                    self._costs[k] = recorded_costs(rows, resolved.plan.name, stage.name, MEDIAN_OF)
+
+    def estimate(self, k: int) -> Mapping[str, int]:
+        """What a step of a stage will cost: as declared, else the median of what was recorded, else nothing."""
+        costs = self._costs.get(k)
+        if not costs:
+            return self._stages[k].estimate
+        return {"usd_micros": median([cost for cost, _ in costs]), "tokens": median([tokens for _, tokens in costs])}
+
+    def note(self, k: int, spent: Mapping[str, int]) -> None:
+        costs = self._costs.get(k)
+        if costs is not None:
+            costs.append((spent.get("usd_micros", 0), spent.get("tokens", 0)))
+            del costs[:-MEDIAN_OF]
+
+    def after(self, tx: Transaction, step: str, ended: Ended, chosen: Sequence[Attempt]) -> Pause | None:
+        """In the commit of an attempt's end: a pause, if its child found no room or crossed the budget, or if what
+        comes next would not fit."""
+        if ended.reason == "budget_exceeded":
+            names = ("lane", "limit", "observed", "asked", "scope")
+            said = {name: ended.detail[name] for name in names if name in ended.detail}
+            return self._pause(tx, "budget_exceeded", {**said, "step": step})
+        return self.before(tx, chosen, step)
+
+    def before(self, tx: Transaction, chosen: Sequence[Attempt], step: str = "") -> Pause | None:
+        """In the commit that begins attempts: a pause, if the budget is crossed or they would not fit."""
+        if not self.limited:
+            return None
+        own, whole = child_budget.lanes(tx, self._build_id), child_budget.workspace(tx)
+        over = overrun(own) or overrun(whole, "workspace")
+        if over is not None:
+            said = {name: value for name, value in over.detail().items() if name != "asked"}
+            return self._pause(tx, "budget_exceeded", {**said, **({"step": step} if step else {})})
+        for attempt in chosen:
+            blocked = precheck(own, attempt.estimate) or precheck(whole, attempt.estimate, "workspace")
+            if blocked is not None:
+                return self._pause(tx, "budget_precheck_block", _estimated(blocked, attempt.name))
+        return None
+
+    def _pause(self, tx: Transaction, reason: str, detail: Mapping[str, Any]) -> Pause:
+        """Pause the build and mint the permit to go on, as one."""
+        build = tx.builds.get(self._build_id)
+        secret, permit_id = tx.sources.secret(), tx.sources.new_id("prm")
+        move = rules.pause(build, reason, permit_id, detail, self._actor)
+        tx.move(move)
+        money = child_budget.lanes(tx, self._build_id).get("usd_micros")
+        permit = permits.mint(permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now)
+        mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
+        return reason, detail, secret
+
+
+def _estimated(blocked: Refusal, step: str) -> dict[str, Any]:
+    said = blocked.detail()
+    said["estimate"] = said.pop("asked")
+    return {**said, "step": step}

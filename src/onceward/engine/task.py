@@ -1,0 +1,95 @@
+"""What a step's function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.outputs import value_of
+from onceward.engine.work import ChildTask
+from onceward.errors import InvalidConfig
+from onceward.lifecycles.plan import Output
+
+Upstream = Mapping[str, Mapping[str, tuple[Output, ...]]]
+"""What the steps before left, by stage and target."""
+
+_LOG_BYTES = 1024 * 1024
+
+
+class Task(ChildTask):
+    """One attempt at one step: what flows in, what it may spend, and where it leaves what it makes.
+
+    `inputs[stage]` is what the needed step left; where several targets flow in, `inputs[stage][target]`."""
+
+    stage: str
+    target: str
+    build_id: str
+    idempotency_key: str
+    """The same on every attempt: hand it to whoever must not do this twice."""
+    config: dict[str, Any]
+    inputs: Mapping[str, Any]
+
+    def __init__(
+        self, child: ChildTask, step: tuple[str, str, str], key: str, config: dict[str, Any], folder: Path
+    ) -> None:
+        super().__init__(child.token, child.running, child.debit)
+        self.build_id, self.stage, self.target = step
+        self.idempotency_key, self.config = key, config
+        self._folder = folder
+        self.lines: list[str] = []
+        self._logged = 0
+
+    @property
+    def out(self) -> Path:
+        """A folder: every file left there becomes an output."""
+        place = self._folder / "out"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+    def log(self, text: str) -> None:
+        """A line for the step's log."""
+        self._logged += len(text)
+        if self._logged <= _LOG_BYTES:
+            self.lines.append(str(text))
+
+
+class Inputs(Mapping[str, Any]):
+    """What flows into a step, read when it is asked for."""
+
+    def __init__(self, artifacts: Artifacts, upstream: Upstream, folder: Path) -> None:
+        self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
+
+    def __getitem__(self, stage: str) -> Any:
+        if stage not in self._upstream:
+            known = ", ".join(self._upstream) or "nothing"
+            raise InvalidConfig(f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"})
+        steps = self._upstream[stage]
+        values = _Values(steps, lambda target: self._value(stage, target))
+        return values[next(iter(steps))] if len(steps) == 1 else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._upstream)
+
+    def __len__(self) -> int:
+        return len(self._upstream)
+
+    def _value(self, stage: str, target: str) -> Any:
+        return value_of(self._artifacts, self._upstream[stage][target], self._folder / stage / target)
+
+
+class _Values(Mapping[str, Any]):
+    def __init__(self, steps: Mapping[str, tuple[Output, ...]], read: Callable[[str], Any]) -> None:
+        self._steps, self._read = steps, read
+
+    def __getitem__(self, target: str) -> Any:
+        if target not in self._steps:
+            raise KeyError(target)
+        return self._read(target)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)

@@ -1,0 +1,312 @@
+"""What a plan comes to: stages in order, steps, what each depends on, and the hash of all that flows into one."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from onceward.errors import InvalidConfig, InvalidDependency
+from onceward.kernel.canon import canonical, digest
+from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
+
+MAIN: Final = "main"
+"""The target of a stage that has no other."""
+
+_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """At most `count` starts within any `seconds`."""
+
+    count: int
+    seconds: int
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of work, as a plan says it. Exactly one of `run`, `call`, and `approve` is there."""
+
+    name: str
+    needs: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+    glob: str = ""
+    """Targets are the files that match, each an input of its own step."""
+    run: tuple[str, ...] = ()
+    call: Callable[[Any], Any] | None = None
+    version: str = ""
+    """Of the function: its source and that of what it closes over, or what somebody said instead."""
+    approve: str = ""
+    inputs: tuple[str, ...] = ()
+    config: Mapping[str, Any] = _NOTHING
+    target_config: Mapping[str, Mapping[str, Any]] = _NOTHING
+    estimate: Mapping[str, int] = _NOTHING
+    timeout: float = CHILD_TIMEOUT_SECONDS
+    attempts: int = 3
+    on_crash: str = "rerun"
+    env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    jobs: int | None = None
+    rate: Rate | None = None
+
+    def work(self) -> dict[str, Any]:
+        """What is done, as far as it decides what comes out."""
+        if self.run:
+            return {"run": list(self.run)}
+        return {"approve": self.approve} if self.approve else {"function": self.version}
+
+
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """One thing that a step left: a value (`json`, `text`, `bytes`) or a `file`."""
+
+    name: str
+    kind: str
+    sha256: str
+    size: int
+
+
+def fill(word: str, target: str) -> str:
+    """A word of a command or an input with its target put in."""
+    return word.replace("{target}", target)
+
+
+def step_name(stage: str, target: str) -> str:
+    return f"{stage}:{target}"
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Config, each layer over the one before; tables are merged, anything else is replaced."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            below = merged.get(key)
+            merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def check_stage_name(name: object) -> str:
+    if not isinstance(name, str) or not _STAGE.fullmatch(name) or ".." in name:
+        raise InvalidConfig(
+            f"{str(name)[:60]!a} is no name for a stage: 1 to 64 letters, digits, . _ or -, no sign first",
+            context={"field": "name"},
+        )
+    return name
+
+
+def check_target_name(name: object) -> str:
+    """A target may be any text that is also a safe relative path."""
+    fits = isinstance(name, str) and 1 <= len(name) <= MAX_TARGET_CHARS and name.isprintable() and name == name.strip()
+    if not fits or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in str(name).split("/")):
+        raise InvalidConfig(
+            f"{str(name)[:60]!a} is no name for a target: 1 to {MAX_TARGET_CHARS} printable characters that make a"
+            " relative path, without . and .. in it",
+            context={"field": "targets"},
+        )
+    return str(name)
+
+
+def ordered(stages: Sequence[Stage]) -> list[Stage]:
+    """Stages after those they need; among those that could come next, the one that stands first in the plan."""
+    names = {stage.name: stage for stage in stages}
+    for stage in stages:
+        for need in stage.needs:
+            if need not in names:
+                raise InvalidDependency(
+                    f"stage {stage.name} needs {need}, and there is no such stage; there are {', '.join(names)}",
+                    context={"stage": stage.name, "needs": need},
+                )
+    found: dict[str, Stage] = {}
+    while len(found) < len(stages):
+        free = next((s for s in stages if s.name not in found and all(n in found for n in s.needs)), None)
+        if free is None:
+            left = [s.name for s in stages if s.name not in found]
+            raise InvalidDependency(
+                f"these stages need each other in a circle: {', '.join(left[:10])}", context={"stages": left[:50]}
+            )
+        found[free.name] = free
+    return list(found.values())
+
+
+def lock_target(plan: str, stage: str, target: str) -> str:
+    """The target lock of a step: its name where that is one, else a slug and a digest."""
+    parts = (plan, stage, target)
+    name = ".".join(parts)
+    if all(_PLAIN.fullmatch(part) for part in parts) and len(name) <= 128:
+        return name
+    slug = ".".join(_NOT_PLAIN.sub("-", part).strip("-")[:30] or "x" for part in parts)
+    return f"{slug}-{digest(list(parts))[:16]}"
+
+
+class Steps:
+    """Every step of a plan, numbered in plan order: stage after stage, targets by code point."""
+
+    def __init__(self, stages: Sequence[Stage], targets: Mapping[str, Sequence[str]]) -> None:
+        """`targets` has the targets of every stage that names its own."""
+        self.stages = ordered(stages)
+        self.number = {stage.name: k for k, stage in enumerate(self.stages)}
+        self.targets: list[tuple[str, ...]] = []
+        for stage in self.stages:
+            own = targets.get(stage.name)
+            self.targets.append(self._from_needs(stage) if own is None else _sorted(own))
+        self.first = [0]
+        for some in self.targets:
+            self.first.append(self.first[-1] + len(some))
+        if len(self) > MAX_STEPS:
+            raise InvalidConfig(
+                f"this plan has {len(self)} steps; {MAX_STEPS} is the most", context={"steps": len(self)}
+            )
+        self.needed_by: list[list[int]] = [[] for _ in self.stages]
+        for k, stage in enumerate(self.stages):
+            for need in stage.needs:
+                self.needed_by[self.number[need]].append(k)
+
+    def _from_needs(self, stage: Stage) -> tuple[str, ...]:
+        """The union of the needed stages' targets; the very tuple where they have the same."""
+        needed = {self.targets[self.number[need]] for need in stage.needs}
+        if len(needed) == 1:
+            return needed.pop()
+        return tuple(sorted({target for some in needed for target in some})) or (MAIN,)
+
+    def __len__(self) -> int:
+        return self.first[-1]
+
+    def place(self, step: int) -> tuple[int, str]:
+        """The stage's number and the target of a step."""
+        k = bisect_right(self.first, step) - 1
+        return k, self.targets[k][step - self.first[k]]
+
+    def name(self, step: int) -> str:
+        k, target = self.place(step)
+        return step_name(self.stages[k].name, target)
+
+    def find(self, k: int, target: str) -> int | None:
+        """The step of a stage and target, if there is one."""
+        some = self.targets[k]
+        at = bisect_left(some, target)
+        return self.first[k] + at if at < len(some) and some[at] == target else None
+
+    def named(self, name: str) -> int:
+        """The step called `stage:target`; of a stage with one target the stage's name is enough."""
+        stage, colon, target = name.partition(":")
+        k = self.number.get(stage)
+        if k is not None:
+            step = self.find(k, target) if colon else (self.first[k] if len(self.targets[k]) == 1 else None)
+            if step is not None:
+                return step
+        raise InvalidConfig(
+            f"there is no step {name[:80]!a}; a step is named stage:target, as in {self.name(0)}",
+            context={"step": name[:200]},
+        )
+
+    def of(self, k: int) -> range:
+        return range(self.first[k], self.first[k + 1])
+
+    def needs(self, step: int) -> list[tuple[int, int | None]]:
+        """What a step depends on: for each needed stage its same-named step, or None for all of them."""
+        k, target = self.place(step)
+        return [(self.number[n], self.find(self.number[n], target)) for n in self.stages[k].needs]
+
+    def freed_by(self, step: int) -> Iterator[int]:
+        """The steps that depend on this one alone of its stage."""
+        k, target = self.place(step)
+        for m in self.needed_by[k]:
+            found = self.find(m, target)
+            if found is not None:
+                yield found
+
+    def freed_by_stage(self, k: int) -> Iterator[int]:
+        """The steps that depend on all of a stage."""
+        for m in self.needed_by[k]:
+            for step, target in zip(self.of(m), self.targets[m], strict=True):
+                if self.find(k, target) is None:
+                    yield step
+
+
+def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
+    some = tuple(sorted(check_target_name(target) for target in targets))
+    for a, b in pairwise(some):
+        if a == b:
+            raise InvalidConfig(f"target {a!a} stands there twice", context={"field": "targets"})
+    known = set(some)
+    for name in some:
+        parts = name.split("/")
+        for n in range(1, len(parts)):
+            if "/".join(parts[:n]) in known:
+                raise InvalidConfig(
+                    f"target {name!a} would lie inside target {'/'.join(parts[:n])!a}", context={"field": "targets"}
+                )
+    return some
+
+
+def result_digest(outputs: Sequence[Output]) -> str:
+    """What a step made, as one digest: names, kinds and contents."""
+    return digest([[out.name, out.kind, out.sha256] for out in outputs])
+
+
+class Context:
+    """Makes the context hashes of a stage's steps (B-3): nothing random, no place, no time goes in."""
+
+    def __init__(self, stage: Stage, config: Mapping[str, Any]) -> None:
+        self._stage = stage
+        self._config = merge(config, stage.config)
+        self._fixed = {"of": "onceward.step/1", "stage": stage.name, "work": stage.work()}
+
+    def config(self, target: str) -> dict[str, Any]:
+        """Global, then stage, then target: the merged config of a step."""
+        own = self._stage.target_config.get(target)
+        return merge(self._config, own) if own else dict(self._config)
+
+    def hash(self, target: str, inputs: Sequence[tuple[str, str]], upstream: Sequence[tuple[str, str, str]]) -> str:
+        """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
+        said = {**self._fixed, "target": target, "config": self.config(target), "inputs": inputs, "upstream": upstream}
+        return digest(said)
+
+
+def body_of(name: str, config: Mapping[str, Any], steps: Steps, inputs: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+    """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares."""
+    stages = [
+        {
+            "name": stage.name,
+            "needs": list(stage.needs),
+            "targets": list(steps.targets[k]),
+            "work": stage.work(),
+            "config": dict(stage.config),
+            "target_config": {target: dict(own) for target, own in stage.target_config.items()},
+            "inputs": [list(pair) for pair in inputs[stage.name]],
+            "on_crash": stage.on_crash,
+        }
+        for k, stage in enumerate(steps.stages)
+    ]
+    return canonical({"name": name, "config": dict(config), "stages": stages}).decode()
+
+
+def changes(before: str, after: str) -> list[str]:
+    """What is different about a plan, in words."""
+    old, new = msgspec.json.decode(before), msgspec.json.decode(after)
+    said = [f"{what} changed" for what in ("name", "config") if old[what] != new[what]]
+    olds, news = ({stage["name"]: stage for stage in plan["stages"]} for plan in (old, new))
+    said += [f"stage {name} is gone" for name in olds if name not in news]
+    said += [f"stage {name} is new" for name in news if name not in olds]
+    for name in news:
+        if name in olds and olds[name] != news[name]:
+            said += _stage_changes(name, olds[name], news[name])
+    return said or (["the stages stand in another order"] if old != new else [])
+
+
+def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    words = {"work": "what it runs", "target_config": "a target's config"}
+    said = [
+        f"stage {name}: {words.get(what, what)} changed" for what in new if what != "inputs" and old[what] != new[what]
+    ]
+    files, now = dict(old["inputs"]), dict(new["inputs"])
+    for file in sorted({*files, *now}):
+        if files.get(file) != now.get(file):
+            how = "is gone" if file not in now else "is new" if file not in files else "changed"
+            said.append(f"stage {name}: input {file} {how}")
+    return said

@@ -1,0 +1,142 @@
+"""The public `Plan`: declare stages, then run or resume them, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onceward.engine.plans import Plan as _Plan
+from onceward.errors import OncewardError
+
+
+class BuildStopped(OncewardError):
+    """A build that did not succeed: `result` says how it stands."""
+
+    code = "EXECUTION_FAILED"
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(
+            f"build {result.build_id} is {result.state}: {result.outcome.get('why') or result.outcome.get('reason')}"
+            + (f"; next: {result.outcome['next']}" if result.outcome.get("next") else ""),
+            context={"build_id": result.build_id, "state": result.state},
+        )
+        self.result = result
+
+
+class Result:
+    """What came of a run: the build as it stands, and what its steps made."""
+
+    def __init__(self, folder: Path, outcome: Mapping[str, Any], store_url: str | None) -> None:
+        self.outcome = dict(outcome)
+        self.build_id: str = outcome["build_id"]
+        self.state: str = outcome["state"]
+        self.cost_usd: str = outcome["cost_usd"]
+        self.steps: dict[str, int] = outcome["steps"]
+        self._folder, self._store_url = folder, store_url
+
+    def value(self, stage: str, target: str | None = None) -> Any:
+        """What a step made: the value it returned, or what it left by name (files as bytes)."""
+        from onceward.engine.build_reading import value_of_step
+        from onceward.wiring import Workspace
+
+        with Workspace(self._folder, store_url=self._store_url).artifacts() as kept:
+            return value_of_step(kept, self.build_id, stage, target)
+
+    def __repr__(self) -> str:
+        return f"<build {self.build_id} {self.state}, {self.cost_usd} usd>"
+
+
+class Plan(_Plan):
+    __doc__ = _Plan.__doc__
+
+    def run(
+        self,
+        *,
+        workspace: Path | str | None = None,
+        store: str | None = None,
+        jobs: int | None = None,
+        budget: Mapping[str, Any] | None = None,
+        keep_going: bool = False,
+        reuse: bool = True,
+        quiet: bool = False,
+    ) -> Result:
+        """Carry the plan out in the workspace of this folder, which is made if there is none.
+
+        Raises BuildStopped if the build does not succeed; the same as `onceward run FILE`."""
+        from onceward import running
+        from onceward.engine.plans import Resolved
+        from onceward.lifecycles.plan_words import limits_of
+
+        place = _workspace(workspace, store)
+        limits = limits_of(budget or {})
+        told, signal = running.run(
+            *(place, Resolved(self), _display(quiet)),
+            jobs=jobs,
+            limits=limits,
+            keep_going=keep_going,
+            reuse=reuse,
+        )
+        return _result(place, told, signal, store, quiet)
+
+    def resume(
+        self,
+        build_id: str,
+        *,
+        token: str = "",
+        workspace: Path | str | None = None,
+        store: str | None = None,
+        jobs: int | None = None,
+        budget: Mapping[str, Any] | None = None,
+        keep_going: bool = False,
+        fork: bool = False,
+        quiet: bool = False,
+    ) -> Result:
+        """Go on with a build of this plan that crashed or was paused."""
+        from onceward import running
+        from onceward.engine.builds import Offer
+        from onceward.engine.plans import Resolved
+        from onceward.lifecycles.plan_words import limits_of
+
+        place = _workspace(workspace, store)
+        offer = Offer(token=token, limits=limits_of(budget or {}), fork=fork)
+        told, signal = running.resume(
+            *(place, build_id, _display(quiet), offer), resolved=Resolved(self), jobs=jobs, keep_going=keep_going
+        )
+        return _result(place, told, signal, store, quiet)
+
+
+class _Quiet:
+    """Tells nobody."""
+
+    def begun(self, build_id: str, name: str, total: int, how: str) -> None: ...
+
+    def told(self, said: Mapping[str, Any]) -> None: ...
+
+    def output(self, child_id: str, stream: str, data: bytes) -> None: ...
+
+
+def _display(quiet: bool) -> Any:
+    from onceward.edges.cli.build_display import BuildDisplay
+
+    return _Quiet() if quiet else BuildDisplay(as_json=False)
+
+
+def _workspace(folder: Path | str | None, store: str | None) -> Any:
+    from onceward.settings import find_workspace
+    from onceward.wiring import Workspace
+
+    place = Workspace(find_workspace(None if folder is None else str(folder)), store_url=store)
+    place.ensure()
+    return place
+
+
+def _result(place: Any, told: Mapping[str, Any], signal: int, store: str | None, quiet: bool) -> Result:
+    if not quiet:
+        _display(quiet).result(told)
+    if signal:
+        raise KeyboardInterrupt
+    result = Result(place.folder, told, store)
+    if result.state != "SUCCESS":
+        raise BuildStopped(result)
+    return result

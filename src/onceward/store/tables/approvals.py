@@ -1,0 +1,49 @@
+"""What waits for a person's word, for exactly which content (B-15)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+_FIELDS = "build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at"
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """One content that was to be approved, and what was decided."""
+
+    build_id: str
+    stage: str
+    target: str
+    digest: str
+    text: str
+    wanted_at: Micros
+    decision: str | None
+    actor: str | None
+    note: str | None
+    decided_at: Micros | None
+
+
+def want_approval(tx: Writes, build_id: str, stage: str, target: str, digest: str, text: str, now: Micros) -> None:
+    tx.write(
+        "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (build_id, stage, target, digest) DO UPDATE SET wanted_at = excluded.wanted_at",
+        (build_id, stage, target, digest, text, now),
+    )
+
+
+def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
+    """All of a build, the newest content of each step last."""
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? ORDER BY stage, target, wanted_at, digest", (build_id,)
+    )
+    return [Approval(*row) for row in found]
+
+
+def decide_approval(tx: Writes, found: Approval, decision: str, actor: str, note: str, now: Micros) -> None:
+    tx.write(
+        "UPDATE approvals SET decision = ?, actor = ?, note = ?, decided_at = ?"
+        " WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
+        (decision, actor, note, now, found.build_id, found.stage, found.target, found.digest),
+    )

@@ -1,0 +1,109 @@
+"""Checkpoints: the durable results of steps, keyed by content (B-4, B-6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+_FIELDS = (
+    "build_id, stage, target, context_hash, status, how, outputs, cost, tokens, attempt, child_id, origin, error,"
+    " updated_at"
+)
+_PAGE = 5000
+
+
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
+    """A checkpoint as stored."""
+
+    build_id: str
+    stage: str
+    target: str
+    context_hash: str
+    status: str
+    how: str
+    outputs: str
+    """Canonical JSON: `[name, kind, sha256, size]` of each output."""
+    cost: int
+    tokens: int
+    attempt: int
+    child_id: str | None
+    """The child that left the outputs, and that refers to their artifacts."""
+    origin: str | None
+    """The build they were taken over from."""
+    error: str | None
+    updated_at: Micros = 0
+
+
+def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:
+    """All of a build's, by stage and target, in pages."""
+    after = ("", "")
+    while True:
+        page = rows.read(
+            f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND (stage, target) > (?, ?)"
+            f" ORDER BY stage, target LIMIT {_PAGE}",
+            (build_id, *after),
+        )
+        yield from (Checkpoint(*row) for row in page)
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][1], page[-1][2])
+
+
+def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Checkpoint | None:
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target)
+    )
+    return Checkpoint(*found[0]) if found else None
+
+
+def put_checkpoint(tx: Writes, checkpoint: Checkpoint, now: Micros) -> None:
+    *values, _ = msgspec.structs.astuple(checkpoint)
+    tx.write(
+        f"INSERT INTO checkpoints ({_FIELDS}) VALUES ({', '.join('?' * 14)})"
+        " ON CONFLICT (build_id, stage, target) DO UPDATE SET context_hash = excluded.context_hash,"
+        " status = excluded.status, how = excluded.how, outputs = excluded.outputs, cost = excluded.cost,"
+        " tokens = excluded.tokens, attempt = excluded.attempt, child_id = excluded.child_id,"
+        " origin = excluded.origin, error = excluded.error, updated_at = excluded.updated_at",
+        (*values, now),
+    )
+
+
+def drop_checkpoint(tx: Writes, build_id: str, stage: str, target: str) -> None:
+    tx.write("DELETE FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target))
+
+
+def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND status = 'IN_DOUBT' ORDER BY stage, target",
+        (build_id,),
+    )
+    return [Checkpoint(*row) for row in found]
+
+
+def reusable(rows: Reads, hashes: Sequence[str], but: str) -> dict[str, Checkpoint]:
+    """For each context hash the newest result that another build has of it."""
+    found: dict[str, Checkpoint] = {}
+    for start in range(0, len(hashes), 500):
+        some = hashes[start : start + 500]
+        page = rows.read(
+            f"SELECT {_FIELDS} FROM checkpoints WHERE context_hash IN ({', '.join('?' * len(some))})"
+            " AND status = 'SUCCESS' AND how IN ('executed', 'accepted') AND build_id <> ? ORDER BY updated_at",
+            (*some, but),
+        )
+        found |= {row[3]: Checkpoint(*row) for row in page}
+    return found
+
+
+def recorded_costs(rows: Reads, name: str, stage: str, limit: int) -> list[tuple[int, int]]:
+    """What the newest executed steps of a stage cost, in every build of that name: micro-dollars and tokens."""
+    found = rows.read(
+        "SELECT c.cost, c.tokens FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ?"
+        " WHERE b.name = ? AND c.status = 'SUCCESS' AND c.how = 'executed'"
+        " ORDER BY b.build_id DESC, c.updated_at DESC LIMIT ?",
+        (stage, name, limit),
+    )
+    return [(cost, tokens) for cost, tokens in found]

@@ -1,0 +1,37 @@
+"""Permits as rows: consumed by one conditional update, or not at all (B-10; grants share the code, not the table)."""
+
+from __future__ import annotations
+
+from onceward.errors import PermitInvalid
+from onceward.kernel.records import Permit
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+_FIELDS = "permit_id, build_id, transition_seq, token_hash, expires_at, consumed_at, voided_at"
+
+
+def mint_confirmation(tx: Writes, permit: Permit, spent: int, now: Micros) -> None:
+    """A new confirmation token of a build; those before it are void."""
+    tx.write(
+        "UPDATE confirmation_tokens SET voided_at = ? WHERE build_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
+        (now, permit.subject),
+    )
+    tx.write(
+        "INSERT INTO confirmation_tokens"
+        " (permit_id, build_id, transition_seq, token_hash, spent, minted_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (permit.permit_id, permit.subject, permit.bound, permit.secret_hash, spent, now, permit.expires_at),
+    )
+
+
+def find_confirmation(rows: Reads, secret_hash: str) -> Permit | None:
+    found = rows.read(f"SELECT {_FIELDS} FROM confirmation_tokens WHERE token_hash = ?", (secret_hash,))
+    return Permit(*found[0]) if found else None
+
+
+def consume(tx: Writes, table: str, permit: Permit, now: Micros) -> None:
+    """Use a permit up; whoever comes second is refused by the database."""
+    tx.write(
+        f"UPDATE {table} SET consumed_at = ? WHERE permit_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
+        (now, permit.permit_id),
+        lambda: PermitInvalid("the permit was used a moment ago", context={"permit_id": permit.permit_id}),
+    )
