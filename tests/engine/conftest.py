@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
+from onceward import Plan, running
+from onceward.engine.build_reading import build_status
+from onceward.engine.builds import Offer
+from onceward.engine.plan_file import load
+from onceward.engine.plans import Resolved
+from onceward.engine.reading import stream_lines
+from onceward.kernel import faults
 from onceward.wiring import Workspace
 
 
@@ -20,3 +30,77 @@ def kernel(workspace):
     kernel.processes.grace = 0.3
     yield kernel
     kernel.close()
+
+
+class Site:
+    """A folder with a plan in it: runs and resumes builds there, and reads what its steps witnessed."""
+
+    def __init__(self, workspace, folder):
+        self.workspace, self.folder = workspace, folder
+        self.witness = folder / "witness"
+        self.told = []
+
+    def begun(self, build_id, name, total, how):
+        self.build_id = build_id
+
+    def output(self, child_id, stream, data):
+        pass
+
+    def load(self, plan):
+        if isinstance(plan, Plan):
+            return Resolved(plan)
+        file = self.folder / "plan.toml"
+        file.write_text(plan)
+        return load(file)
+
+    def run(self, plan, **words):
+        self.told = []
+        display = SimpleNamespace(begun=self.begun, told=self.told.append, output=self.output)
+        outcome, _ = running.run(self.workspace, self.load(plan), display, **words)
+        return outcome
+
+    def resume(self, plan, build_id, offer=None, **words):
+        self.told = []
+        display = SimpleNamespace(begun=self.begun, told=self.told.append, output=self.output)
+        outcome, _ = running.resume(
+            self.workspace, build_id, display, offer or Offer(), resolved=self.load(plan), **words
+        )
+        return outcome
+
+    def crash(self, plan, point="commit.before", nth=5, **words):
+        """Run until a fault, then let the next kernel find the build crashed; answers its id."""
+        with pytest.raises(faults.SimulatedCrash):
+            with faults.armed(point, nth, faults.crash):
+                self.run(plan, **words)
+        self.workspace.kernel().close()
+        return self.build_id
+
+    def lines(self):
+        """What ran, in order; the witness is emptied."""
+        found = self.witness.read_text().split() if self.witness.exists() else []
+        self.witness.unlink(missing_ok=True)
+        return found
+
+    def status(self, build_id=None):
+        store = self.workspace.store()
+        try:
+            return build_status(store, build_id or self.build_id)
+        finally:
+            store.close()
+
+    def steps(self, build_id=None):
+        return {f"{s['stage']}:{s['target']}": s["status"] for s in self.status(build_id)["steps"]}
+
+    def events(self, build_id=None):
+        store = self.workspace.store()
+        try:
+            return [json.loads(line) for line in stream_lines(store, f"session:{build_id or self.build_id}")]
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def site(workspace, tmp_path):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return Site(workspace, folder)

@@ -57,14 +57,14 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
             running.refuse(refused.context)
             raise
 
-    value: Any = None
+    kept: Any = None
     logs: dict[str, Blob] = {}
     try:
         value = work.call(ChildTask(token, running, spend))
         if inspect.isawaitable(value):
             value = children.run_async(value, running)
         if work.step is not None:
-            value = work.step.collect(token, value)
+            kept = work.step.collect(token, value)
         ended = Ended("completed")
     except BudgetExceeded as error:
         ended = Ended("budget_exceeded", error.context)
@@ -82,7 +82,7 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
     if running.asked == "budget" or ended.reason != "completed":
         ended = _by_request(running, ended)
     micros = int((time.monotonic() - began) * 1_000_000)
-    return _closing(children, token, ended, micros, logs, value)
+    return _closing(children, token, ended, micros, logs, kept)
 
 
 def _traceback(error: BaseException) -> bytes:

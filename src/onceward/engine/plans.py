@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 
 from onceward.engine.code_version import version_of
 from onceward.engine.files import Files
+from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.records import check_name
@@ -133,7 +135,8 @@ class Resolved:
                 _require_targets(stage, self.steps.targets[k])
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
-        self.body = body_of(plan.name, plan.config, self.steps, hashed)
+        secrets = {name: os.environ[name] for stage in stages for name in stage.secrets if name in os.environ}
+        self.body = Redactor(secrets).text(body_of(plan.name, plan.config, self.steps, hashed))
         self.hash = sha256_hex(self.body.encode())
 
     def inputs(self, step: int) -> list[tuple[str, str]]:

@@ -1,0 +1,735 @@
+"""Builds: plan, run, crash, resume, on both stores, with real children and real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from onceward import BudgetExceeded, NetworkError, Plan
+from onceward.engine.builds import Offer
+from onceward.errors import InvalidConfig, InvalidResumeState, StorageError
+from onceward.kernel import faults
+from onceward.store.check import check
+from onceward.store.tables.checkpoints import checkpoints_of
+
+
+def noted(task):
+    """A step that says that it ran."""
+    with (Path(task.config["witness"])).open("a") as file:
+        file.write(f"{task.stage}:{task.target}\n")
+    return f"{task.stage} {task.target} {task.config.get('depth', 0)}"
+
+
+def joined(task):
+    noted(task)
+    found = task.inputs["extract"]
+    return "+".join(sorted(found.values())) if hasattr(found, "values") else found
+
+
+def three(site, targets=("a", "b", "c"), **words):
+    """extract each, summarise each, then one report over all."""
+    plan = Plan("three", folder=site.folder, config={"witness": str(site.witness)}, **words)
+    plan.stage(name="extract", targets=list(targets))(noted)
+    plan.stage(name="summarise", needs="extract")(joined)
+    plan.stage(name="report", needs=["extract"], targets=["all"])(joined)
+    return plan
+
+
+def sound(site):
+    store = site.workspace.store()
+    try:
+        with store.read() as rows:
+            assert check(rows).faults == []
+    finally:
+        store.close()
+
+
+@pytest.mark.rule("B-1", "B-2")
+def test_a_plan_runs_in_order_and_every_move_is_recorded(site):
+    outcome = site.run(three(site), jobs=1)
+    assert outcome["state"] == "SUCCESS" and outcome["reason"] == "normal_completion"
+    assert outcome["steps"] == {"total": 7, "executed": 7, "skipped": 0, "reused": 0, "failed": 0}
+    assert site.lines() == [
+        "extract:a",
+        "extract:b",
+        "extract:c",
+        "summarise:a",
+        "summarise:b",
+        "summarise:c",
+        "report:all",
+    ]
+    states = [e["detail"]["to"] for e in site.events() if e["event"].startswith("BUILD_")]
+    assert states == ["PENDING", "ACTIVE", "SUCCESS"]
+    sound(site)
+
+
+@pytest.mark.rule("B-4")
+def test_what_flows_between_steps_is_what_was_returned(site):
+    site.run(three(site))
+    steps = {f"{s['stage']}:{s['target']}": s for s in site.status()["steps"]}
+    with site.workspace.artifacts() as kept:
+        (out,) = steps["report:all"]["artifacts"]
+        assert b"".join(kept.read(out["sha256"])) == b"extract a 0+extract b 0+extract c 0"
+        assert (out["name"], out["kind"]) == ("value.txt", "text")
+
+
+@pytest.mark.rule("B-4", "B-5", "B-7", "L-23")
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize("nth", range(5, 12))
+def test_a_crashed_build_resumes_and_no_finished_step_runs_again(site, nth):
+    plan = three(site)
+    build = site.crash(plan, nth=nth)
+    before = site.lines()
+    done = {name for name, status in site.steps(build).items() if status == "SUCCESS"}
+    outcome = site.resume(plan, build)
+    after = site.lines()
+    assert outcome["state"] == "SUCCESS"
+    assert not done & set(after)
+    assert outcome["steps"]["skipped"] == len(done) and outcome["steps"]["executed"] == 7 - len(done)
+    assert set(before) | set(after) == set(site.steps(build))
+    digest = next(e["detail"]["outputs"] for e in site.events(build) if e["event"] == "BUILD_SUCCEEDED")
+    site.run(plan, reuse=False)
+    assert next(e["detail"]["outputs"] for e in site.events() if e["event"] == "BUILD_SUCCEEDED") == digest
+    sound(site)
+
+
+@pytest.mark.rule("B-6")
+def test_another_build_takes_over_what_fits_and_says_where_from(site):
+    site.run(three(site))
+    first = site.build_id
+    site.lines()
+    outcome = site.run(three(site))
+    assert outcome["steps"]["reused"] == 7 and outcome["cost_usd"] == "0.00" and site.lines() == []
+    assert {step["origin"] for step in site.status()["steps"]} == {first}
+    assert sum(e["event"] == "STEP_REUSED" for e in site.events()) == 7
+    assert site.run(three(site), reuse=False)["steps"]["executed"] == 7
+    assert site.run(three(site, reuse=False))["steps"]["executed"] == 7
+
+
+@pytest.mark.rule("B-3")
+def test_changed_config_of_one_target_runs_that_target_and_what_flows_from_it(site):
+    def plan(depth):
+        made = Plan("three", folder=site.folder, config={"witness": str(site.witness)})
+        made.stage(name="extract", targets=["a", "b"], target={"a": {"depth": depth}})(noted)
+        made.stage(name="summarise", needs="extract")(joined)
+        made.stage(name="same", needs="extract")(lambda_free)
+        return made
+
+    site.run(plan(1), jobs=1)
+    site.lines()
+    assert site.run(plan(2), jobs=1)["steps"] == {"total": 6, "executed": 3, "skipped": 0, "reused": 3, "failed": 0}
+    assert site.lines() == ["extract:a", "summarise:a", "same:a"]
+
+
+def lambda_free(task):
+    noted(task)
+    return "always the same"
+
+
+def shell_plan(site, script="cat $ONCEWARD_INPUTS/extract/$ONCEWARD_TARGET/out > $ONCEWARD_OUT/out"):
+    for name, text in (("in.txt", "hello"), ("other.txt", "x")):
+        if not (site.folder / name).exists():
+            (site.folder / name).write_text(text)
+    return f"""
+name = "shell"
+[[stage]]
+name = "extract"
+targets = ["a", "b"]
+run = ["sh", "-c", "echo $ONCEWARD_STAGE:$ONCEWARD_TARGET >> witness; cat in.txt | tr a-z A-Z > $ONCEWARD_OUT/out"]
+inputs = ["in.txt"]
+[[stage]]
+name = "copy"
+needs = ["extract"]
+run = ["sh", "-c", "echo $ONCEWARD_STAGE:$ONCEWARD_TARGET >> witness; {script}"]
+[[stage]]
+name = "lone"
+run = ["sh", "-c", "echo $ONCEWARD_STAGE:$ONCEWARD_TARGET >> witness; cat other.txt > $ONCEWARD_OUT/o"]
+inputs = ["other.txt"]
+"""
+
+
+@pytest.mark.rule("B-3", "B-4")
+def test_changed_content_runs_exactly_its_descendants_and_touching_runs_nothing(site):
+    site.run(shell_plan(site), jobs=1)
+    assert site.lines() == ["extract:a", "extract:b", "copy:a", "copy:b", "lone:main"]
+    for file in site.folder.glob("*.txt"):
+        os.utime(file, (1, 1))
+    assert site.run(shell_plan(site))["steps"]["reused"] == 5
+    (site.folder / "in.txt").write_text("changed")
+    site.run(shell_plan(site), jobs=1)
+    assert site.lines() == ["extract:a", "extract:b", "copy:a", "copy:b"]
+    # Other bytes, the same result: what flows from it is untouched.
+    (site.folder / "in.txt").write_text("CHANGED")
+    site.run(shell_plan(site), jobs=1)
+    assert site.lines() == ["extract:a", "extract:b"]
+
+
+@pytest.mark.rule("B-4")
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize("how", ["changed", "gone", "in its row"])
+def test_a_damaged_artifact_is_found_and_its_step_runs_again(site, how):
+    plan = three(site)
+    build = site.crash(plan, nth=10)
+    site.lines()
+    done = next(s for s in site.status(build)["steps"] if s["status"] == "SUCCESS")
+    digest = done["artifacts"][0]["sha256"]
+    damage(site, digest, how)
+    assert site.resume(plan, build)["state"] == "SUCCESS"
+    assert f"{done['stage']}:{done['target']}" in site.lines()
+    invalid = [e["detail"]["step"] for e in site.events(build) if e["event"] == "CHECKPOINT_INVALID"]
+    assert invalid == [f"{done['stage']}:{done['target']}"]
+    with site.workspace.artifacts() as kept:
+        assert kept.intact(digest)
+    # Healed: another build can take it over.
+    assert site.run(plan)["steps"]["reused"] == 7
+
+
+def damage(site, digest, how):
+    kernel = site.workspace.kernel()
+    if how == "in its row":
+        kernel.store.write(lambda tx: tx.write("UPDATE artifacts SET data = ? WHERE sha256 = ?", (b"other", digest)))
+    else:
+        kernel.artifacts.spill()
+        path = kernel.artifacts.path_of(digest)
+        path.unlink() if how == "gone" else path.write_bytes(b"x" * path.stat().st_size)
+    kernel.close()
+
+
+def costing(task):
+    noted(task)
+    task.spend(usd=task.config["usd"], settled=task.config.get("settled", False))
+    return task.target
+
+
+def spender(site, targets="abcdef", usd="0.10", budget="0.30", settled=False, **words):
+    plan = Plan(
+        "spender",
+        folder=site.folder,
+        budget={"usd": budget},
+        config={"witness": str(site.witness), "usd": usd, "settled": settled},
+    )
+    plan.stage(name="pay", targets=list(targets), **words)(costing)
+    return plan
+
+
+@pytest.mark.rule("B-9", "B-10", "C-30")
+@pytest.mark.guarantee("G15")
+@pytest.mark.guarantee("G16")
+def test_a_build_pauses_at_its_budget_and_goes_on_with_a_token_and_more_money(site):
+    plan = spender(site, settled=True, budget="0.25", estimate={"usd": "0.01"})
+    outcome = site.run(plan, jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_exceeded")
+    assert outcome["cost_usd"] == "0.30" and len(site.lines()) == 3
+    token, build = outcome["confirmation_token"], site.build_id
+    # What was in the last child is not paid again, and nothing that is refused burns the token.
+    for offer, why in (
+        (Offer(), "budget must be raised"),
+        (Offer(limits={"usd_micros": 300_000}), "budget must be raised"),
+        (Offer(limits={"usd_micros": 1_000_000}), "is missing"),
+        (Offer(limits={"usd_micros": 1_000_000}, token="0" * 64), "not one of this workspace"),
+    ):
+        with pytest.raises(InvalidResumeState, match=why):
+            site.resume(plan, build, offer)
+    offer = Offer(limits={"usd_micros": 1_000_000}, token=token)
+    assert site.resume(plan, build, offer)["state"] == "SUCCESS"
+    # The step whose debit crossed the budget was ended by it (C-30), so it runs again.
+    assert site.status(build)["cost_usd"] == "0.70" and site.lines() == ["pay:c", "pay:d", "pay:e", "pay:f"]
+    with pytest.raises(InvalidResumeState, match="only a CRASHED or BUDGET_PAUSE"):
+        site.resume(plan, build, offer)
+    sound(site)
+
+
+@pytest.mark.rule("B-9")
+def test_equal_to_the_budget_is_within_it(site):
+    assert site.run(spender(site, targets="abc"), jobs=1)["state"] == "SUCCESS"
+    assert site.run(spender(site, targets="abc", settled=True), jobs=1, reuse=False)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-9")
+def test_the_precheck_blocks_before_anything_is_spent(site):
+    plan = spender(site, usd="0.10", budget="0.30", estimate={"usd": "0.34"})
+    outcome = site.run(plan, jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_precheck_block")
+    assert outcome["cost_usd"] == "0.00" and site.lines() == []
+    # A tenth above what remains is let through: 0.33 of 0.30.
+    assert site.run(spender(site, targets="a", estimate={"usd": "0.33"}), jobs=1)["state"] == "SUCCESS"
+    with pytest.raises(InvalidResumeState, match="estimated at"):
+        site.resume(plan, outcome["build_id"], Offer(token=outcome["confirmation_token"]))
+    more = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 2_000_000})
+    assert site.resume(plan, outcome["build_id"], more)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-9")
+def test_without_an_estimate_the_median_of_what_was_recorded_counts(site):
+    assert site.run(spender(site, budget="1.00"), jobs=1)["state"] == "SUCCESS"
+    outcome = site.run(spender(site, budget="0.05"), jobs=1, reuse=False)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_precheck_block")
+    assert outcome["cost_usd"] == "0.00" and "estimated at 0.10" in outcome["why"]
+
+
+@pytest.mark.rule("B-9", "C-30")
+def test_a_child_without_room_pauses_the_build_and_its_step_runs_again(site):
+    plan = spender(site, targets="abc", budget="0.25", estimate={"usd": "0.00"})
+    outcome = site.run(plan, jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_exceeded")
+    assert outcome["cost_usd"] == "0.20" and site.lines() == ["pay:a", "pay:b", "pay:c"]
+    assert site.steps() == {"pay:a": "SUCCESS", "pay:b": "SUCCESS", "pay:c": "waiting"}
+    offer = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 300_000})
+    assert site.resume(plan, outcome["build_id"], offer)["state"] == "SUCCESS"
+    assert site.lines() == ["pay:c"] and site.status()["cost_usd"] == "0.30"
+
+
+@pytest.mark.rule("B-10")
+@pytest.mark.guarantee("G16")
+def test_a_token_is_for_one_pause_of_one_build_for_an_hour(site, monkeypatch):
+    plan = spender(site, budget="0.05", estimate={"usd": "1.00"})
+    first, second = (site.run(plan, jobs=1) for _ in range(2))
+    limits = {"usd_micros": 9_000_000}
+    with pytest.raises(InvalidResumeState, match="for something else"):
+        site.resume(plan, first["build_id"], Offer(token=second["confirmation_token"], limits=limits))
+    monkeypatch.setattr("onceward.lifecycles.permit.PERMIT_SECONDS", 0)
+    third = site.run(plan, jobs=1)
+    with pytest.raises(InvalidResumeState, match="has expired"):
+        site.resume(plan, third["build_id"], Offer(token=third["confirmation_token"], limits=limits))
+    assert site.resume(plan, first["build_id"], Offer(token=first["confirmation_token"], limits=limits))
+    for folder in (site.workspace.folder, site.folder):
+        for file in folder.rglob("*"):
+            if file.is_file():
+                assert second["confirmation_token"].encode() not in file.read_bytes()
+
+
+@pytest.mark.rule("B-16")
+def test_the_workspace_has_a_budget_of_its_own(site):
+    (site.workspace.folder.parent / "onceward.toml").write_text('[budget]\nusd = "0.20"\n')
+    site.workspace = type(site.workspace)(
+        site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
+    )
+    cheap = {"usd": "0.01"}
+    assert site.run(spender(site, targets="a", budget="1.00", estimate=cheap), jobs=1)["state"] == "SUCCESS"
+    outcome = site.run(spender(site, targets="bcd", budget="1.00", estimate=cheap), jobs=1)
+    assert (outcome["state"], outcome["cost_usd"]) == ("BUDGET_PAUSE", "0.10")
+    assert "workspace" in outcome["why"]
+    with pytest.raises(InvalidResumeState, match="the workspace has spent"):
+        site.resume(
+            spender(site, targets="bcd", estimate=cheap), site.build_id, Offer(token=outcome["confirmation_token"])
+        )
+    sound(site)
+
+
+def stubborn(task):
+    noted(task)
+    if task.attempt < task.config["good"]:
+        task.spend(usd="0.01")
+        raise NetworkError("not now")
+    return task.idempotency_key
+
+
+@pytest.mark.rule("B-7")
+def test_a_retryable_failure_is_tried_again_with_the_same_key_and_what_it_cost_is_kept(site, monkeypatch):
+    monkeypatch.setattr("onceward.lifecycles.child.RETRY_FIRST_MICROS", 10_000)
+    plan = Plan("stubborn", folder=site.folder, config={"witness": str(site.witness), "good": 3})
+    plan.stage(targets=["a"], name="try")(stubborn)
+    plan.stage(targets=["x", "y"], name="other")(noted)
+    outcome = site.run(plan, jobs=1)
+    assert outcome["state"] == "SUCCESS" and outcome["cost_usd"] == "0.02"
+    # Others go on while it waits for its turn.
+    assert site.lines() == ["try:a", "other:x", "other:y", "try:a", "try:a"]
+    step = site.status()["steps"][0]
+    assert (step["attempts"], step["cost_usd"], step.get("error")) == (3, "0.02", None)
+    children = site_children(site)
+    assert [c["attempt"] for c in children if "try" in c["work"]["stage"]] == [1, 2, 3]
+    assert children[-1]["predecessor"] is not None
+
+
+def site_children(site):
+    from onceward.engine.reading import session_status
+
+    store = site.workspace.store()
+    try:
+        return session_status(store, site.build_id)["children"]
+    finally:
+        store.close()
+
+
+def failing(task):
+    noted(task)
+    raise ValueError(f"no {task.target}")
+
+
+@pytest.mark.rule("B-7")
+def test_a_failure_stops_dispatch_and_keep_going_carries_on_with_the_rest(site):
+    def plan():
+        made = Plan("mixed", folder=site.folder, config={"witness": str(site.witness)})
+        made.stage(name="first", targets=["a"])(failing)
+        made.stage(name="after", needs="first")(noted)
+        made.stage(name="apart", targets=["z"])(noted)
+        return made
+
+    outcome = site.run(plan(), jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("FAILED", "unhandled_error")
+    assert site.lines() == ["first:a"] and "no a" in outcome["why"]
+    assert site.steps() == {"first:a": "FAILED", "after:a": "BLOCKED", "apart:z": "waiting"}
+    outcome = site.run(plan(), jobs=1, keep_going=True)
+    assert outcome["state"] == "FAILED" and site.lines() == ["first:a", "apart:z"]
+    assert site.steps() == {"first:a": "FAILED", "after:a": "BLOCKED", "apart:z": "SUCCESS"}
+    with pytest.raises(InvalidResumeState, match="is FAILED"):
+        site.resume(plan(), site.build_id)
+
+
+def asking(site, fault=True):
+    plan = Plan("asks", folder=site.folder, config={"witness": str(site.witness), "die": str(site.folder / "die")})
+    plan.stage(name="once", targets=["a"], on_crash="ask")(dies)
+    plan.stage(name="after", needs="once")(noted)
+    return plan
+
+
+def dies(task):
+    noted(task)
+    if Path(task.config["die"]).exists():
+        raise StorageError("the disk is full")
+    return "made"
+
+
+@pytest.mark.rule("B-8")
+def test_a_step_in_doubt_blocks_the_resume_until_a_person_decides(site, tmp_path):
+    die = site.folder / "die"
+    for decision in ("rerun", "accept"):
+        die.touch()
+        with pytest.raises(StorageError):
+            site.run(asking(site), reuse=False)
+        die.unlink()
+        site.workspace.kernel().close()
+        build = site.build_id
+        assert site.steps(build) == {"once:a": "IN_DOUBT", "after:a": "waiting"}
+        site.lines()
+        for offer in (Offer(), Offer(rerun=["after:a", "once:a"])):
+            with pytest.raises((InvalidResumeState, InvalidConfig)):
+                site.resume(asking(site), build, offer)
+        (tmp_path / "value.txt").write_text("given")
+        offer = Offer(rerun=["once:a"]) if decision == "rerun" else Offer(accept={"once:a": tmp_path / "value.txt"})
+        assert site.resume(asking(site), build, offer)["state"] == "SUCCESS"
+        assert site.lines() == (["once:a", "after:a"] if decision == "rerun" else ["after:a"])
+        (said,) = [e for e in site.events(build) if e["event"] == "STEP_DECIDED"]
+        assert (said["detail"]["decision"], said["context"]["actor"]) == (decision, "tester")
+        sound(site)
+
+
+@pytest.mark.rule("B-11")
+def test_resume_is_strict_about_the_plan_and_a_fork_reuses_what_fits(site):
+    plan = three(site)
+    build = site.crash(plan, nth=8)
+    done = [name for name, status in site.steps(build).items() if status == "SUCCESS"]
+    site.lines()
+    changed = three(site, targets=("a", "b", "d"))
+    with pytest.raises(InvalidResumeState, match="stage extract: targets changed"):
+        site.resume(changed, build)
+    outcome = site.resume(changed, build, Offer(fork=True))
+    assert outcome["state"] == "SUCCESS" and outcome["build_id"] != build
+    assert site.status()["parent_build_id"] == build
+    assert not set(done) & set(site.lines()) - {"report:all"}
+    assert site.status(build)["state"] == "CRASHED"
+    # Nothing changed: a fork is a plain resume.
+    assert site.resume(plan, build, Offer(fork=True))["build_id"] == build
+
+
+@pytest.mark.rule("B-11")
+def test_knobs_that_change_no_result_may_change_between_pause_and_resume(site):
+    plan = spender(site, targets="ab", budget="0.05", estimate={"usd": "0.10"})
+    outcome = site.run(plan, jobs=1)
+    other = spender(site, targets="ab", budget="9.00", estimate={"usd": "0.02"}, timeout="1h", attempts=5, jobs=1)
+    offer = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 500_000})
+    assert site.resume(other, outcome["build_id"], offer)["state"] == "SUCCESS"
+
+
+def slow(task):
+    noted(task)
+    began = time.time()
+    while not task.cancelled and time.time() - began < 0.15:
+        time.sleep(0.01)
+    with (Path(task.config["witness"])).open("a") as file:
+        file.write("end\n")
+
+
+@pytest.mark.rule("B-16")
+def test_a_stage_may_limit_how_many_of_its_steps_run_at_once(site):
+    plan = Plan("jobs", folder=site.folder, config={"witness": str(site.witness)})
+    plan.stage(name="one", targets=["a", "b", "c"], jobs=1)(slow)
+    site.run(plan, jobs=8)
+    assert site.lines() == ["one:a", "end", "one:b", "end", "one:c", "end"]
+
+
+@pytest.mark.rule("B-16")
+def test_a_rate_holds_across_restarts(site):
+    def plan(targets):
+        made = Plan("rated", folder=site.folder, config={"witness": str(site.witness)})
+        made.stage(name="call", targets=list(targets), rate="2/s")(noted)
+        return made
+
+    began = time.time()
+    site.run(plan("ab"))
+    site.run(plan("cd"))
+    site.run(plan("ef"))
+    assert time.time() - began >= 2.0
+    starts = [from_(e) for c in (site,) for e in c.events() if e["event"] == "WORKER_START"]
+    assert len(starts) == 2
+
+
+def from_(event):
+    return event["ts"]
+
+
+def approval_plan(site, text="draft"):
+    plan = Plan("approved", folder=site.folder, config={"witness": str(site.witness), "text": text})
+    plan.stage(name="draft", targets=["a"])(noted)
+    plan.approval("look", "Is it good?", needs="draft")
+    plan.stage(name="ship", needs=["draft", "look"])(noted)
+    plan.stage(name="apart", targets=["z"])(noted)
+    return plan
+
+
+@pytest.mark.rule("B-15", "K-13")
+@pytest.mark.parametrize("refuse", [False, True])
+def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, refuse):
+    import threading
+
+    from onceward.engine.kernel import Asker
+    from onceward.errors import OncewardError
+    from onceward.kernel.records import Request
+
+    said = {}
+
+    def approver():
+        other = type(site.workspace)(
+            site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
+        )
+        engine = Asker(other.store(), other.kernel)
+        until(lambda: any(t["status"] == "APPROVAL" for t in site.told))
+        until(lambda: "apart:z" in site.witness.read_text())
+        digest = next(t["digest"] for t in site.told if t["status"] == "APPROVAL")
+        payload = {"build": site.build_id, "step": "look:a", "digest": "0" * 64, "refuse": refuse}
+        try:
+            engine.ask(Request("builds.approve", "r1", payload, "tester"), 10)
+        except OncewardError as error:
+            said["wrong"] = error.code
+        payload["digest"] = digest
+        said["right"] = engine.ask(Request("builds.approve", "r2", payload, "tester"), 10).value
+        engine.close()
+
+    thread = threading.Thread(target=approver)
+    thread.start()
+    outcome = site.run(approval_plan(site), jobs=1)
+    thread.join()
+    assert said["wrong"] == "PERMIT_INVALID"
+    assert said["right"]["decision"] == ("refused" if refuse else "approved")
+    assert outcome["state"] == ("FAILED" if refuse else "SUCCESS")
+    ran = site.lines()
+    assert ("ship:a" in ran) is not refuse and "apart:z" in ran
+    (told,) = [e for e in site.events() if e["event"].startswith("APPROVAL_") and e["event"] != "APPROVAL_WANTED"]
+    assert told["context"]["actor"] == "tester"
+    sound(site)
+
+
+def until(true, seconds=20):
+    began = time.time()
+    while not true():
+        assert time.time() - began < seconds
+        time.sleep(0.02)
+
+
+@pytest.mark.rule("B-7")
+def test_a_result_that_cannot_be_kept_fails_its_step_with_a_clear_word(site):
+    def plan(call):
+        made = Plan("bad", folder=site.folder)
+        made.stage(name="bad", targets=["a"], version="1")(call)
+        return made
+
+    for value, why in (
+        (object(), "not JSON serializable"),
+        (float("nan"), "Out of range float"),
+        ({1: 2}, "not a string"),
+        ({"x": Path("/nowhere")}, "no file"),
+        ({"../x": b"1"}, "safe relative path"),
+        ("\ud800", "surrogates"),
+    ):
+        outcome = site.run(plan(lambda task, value=value: value))
+        assert outcome["state"] == "FAILED" and why in outcome["why"], outcome
+        assert site.status()["steps"][0]["error"]["error"] == "MALFORMED_OUTPUT"
+    sound(site)
+
+
+@pytest.mark.rule("B-4")
+def test_values_come_back_as_they_were(site):
+    values = {"n": 1.5, "t": [1, "é", None, True], "d": {"a": {"b": 2}}}
+    (site.folder / "f.bin").write_bytes(b"\0\1")
+
+    def make(task):
+        (task.out / "deep").mkdir()
+        (task.out / "deep" / "left.txt").write_text("left")
+        return {"json": values, "text": "té", "bytes": b"\xff", "file": site.folder / "f.bin"}
+
+    def take(task):
+        got = task.inputs["make"]
+        assert got["json"] == values and got["text"] == "té" and got["bytes"] == b"\xff"
+        assert got["file"].read_bytes() == b"\0\1" and got["deep/left.txt"].read_text() == "left"
+        return got["file"]
+
+    plan = Plan("values", folder=site.folder)
+    plan.stage(targets=["a"], version="1")(make)
+    plan.stage(needs="make", version="1")(take)
+    plan.stage(name="last", needs="take", version="1")(lambda task: task.inputs["take"].read_bytes())
+    assert site.run(plan)["state"] == "SUCCESS", site.told
+
+
+@pytest.mark.rule("I-2")
+def test_async_steps_run_and_fail_like_others(site):
+    plan = Plan("async", folder=site.folder, config={"witness": str(site.witness)})
+
+    @plan.stage(targets=["a", "b"])
+    async def wait(task):
+        import asyncio
+
+        await asyncio.sleep(0.01)
+        return task.target
+
+    @plan.stage(needs=wait)
+    async def fail(task):
+        raise BudgetError if task.target == "b" else ValueError
+
+    assert site.run(plan, jobs=4, keep_going=True)["state"] == "FAILED"
+    assert site.steps() == {"wait:a": "SUCCESS", "wait:b": "SUCCESS", "fail:a": "FAILED", "fail:b": "FAILED"}
+
+
+class BudgetError(Exception):
+    pass
+
+
+@pytest.mark.rule("E-4")
+@pytest.mark.guarantee("G24")
+def test_secrets_reach_the_step_and_nothing_that_is_kept(site, monkeypatch):
+    monkeypatch.setenv("API_KEY", "s3cr3t-canary")
+    text = """
+name = "secret"
+[[stage]]
+name = "use"
+targets = ["a"]
+run = ["sh", "-c", "echo $API_KEY; echo key $API_KEY > $ONCEWARD_OUT/o; test $API_KEY = s3cr3t-canary"]
+secrets = ["API_KEY"]
+"""
+    assert site.run(text)["state"] == "SUCCESS"
+    for file in site.workspace.folder.rglob("*"):
+        if file.is_file():
+            assert b"s3cr3t-canary" not in file.read_bytes()
+    with site.workspace.artifacts() as kept:
+        (out,) = site.status()["steps"][0]["artifacts"]
+        assert b"".join(kept.read(out["sha256"])) == b"key [redacted API_KEY]\n"
+    monkeypatch.delenv("API_KEY")
+    with pytest.raises(InvalidConfig, match="API_KEY"):
+        site.run(text)
+
+
+@pytest.mark.rule("B-7", "C-8")
+def test_a_command_finds_what_the_contract_says(site):
+    text = """
+name = "env"
+[config]
+model = "small"
+[[stage]]
+name = "make"
+targets = ["a b/ü"]
+run = ["sh", "-c", "cd \\"$ONCEWARD_OUT\\"; cp \\"$ONCEWARD_CONFIG\\" config; env | grep ^ONCEWARD_ | sort > env"]
+config = { depth = 2 }
+"""
+    assert site.run(text)["state"] == "SUCCESS", site.told
+    outs = {a["name"]: a["sha256"] for a in site.status()["steps"][0]["artifacts"]}
+    with site.workspace.artifacts() as kept:
+        config = json.loads(b"".join(kept.read(outs["config"])))
+        env = dict(line.split("=", 1) for line in b"".join(kept.read(outs["env"])).decode().splitlines())
+    assert config == {"model": "small", "depth": 2}
+    assert (env["ONCEWARD_STAGE"], env["ONCEWARD_TARGET"], env["ONCEWARD_BUILD"]) == ("make", "a b/ü", site.build_id)
+    assert len(env["ONCEWARD_IDEMPOTENCY_KEY"]) == 64 and env["ONCEWARD_ATTEMPT"] == "1"
+    assert not any((site.workspace.folder / "work").iterdir())
+
+
+@pytest.mark.rule("B-12")
+def test_a_target_is_one_file_each_and_its_content_counts(site):
+    docs = site.folder / "docs"
+    docs.mkdir()
+    for name in ("ä 1.md", "b.md"):
+        (docs / name).write_text(name)
+    text = """
+name = "glob"
+[[stage]]
+name = "read"
+targets = { glob = "docs/*.md" }
+run = ["sh", "-c", "echo \\"$0\\" | tr ' ' _ >> witness; cat \\"$0\\" > \\"$ONCEWARD_OUT/o\\"", "{target}"]
+"""
+    site.run(text, jobs=1)
+    assert site.lines() == ["docs/b.md", "docs/ä_1.md"]
+    (docs / "b.md").write_text("new")
+    assert site.run(text, jobs=1)["steps"]["executed"] == 1 and site.lines() == ["docs/b.md"]
+
+
+@pytest.mark.rule("B-2")
+def test_ten_thousand_targets(site, kind):
+    if kind == "postgresql":
+        pytest.skip("the plan is the same on either store; one of them is enough for its size")
+    plan = Plan("many", folder=site.folder)
+    plan.stage(name="each", targets=[f"t{n:05d}" for n in range(10_000)], version="1")(lambda task: None)
+    plan.stage(name="all", needs="each", targets=["all"], version="1")(lambda task: len(task.inputs["each"]))
+    outcome = site.run(plan, jobs=4)
+    assert outcome["state"] == "SUCCESS" and outcome["steps"]["executed"] == 10_001
+    assert site.run(plan, jobs=4)["steps"]["reused"] == 10_001
+
+
+@pytest.mark.rule("L-24")
+def test_a_stop_leaves_the_build_crashed_and_resumable(site):
+    import threading
+
+    plan = Plan("long", folder=site.folder, config={"witness": str(site.witness)})
+    plan.stage(name="slow", targets=list("abcdef"))(slow)
+    threading.Thread(target=lambda: (until(site.witness.exists), os.kill(os.getpid(), 15))).start()
+    outcome = site.run(plan, jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("CRASHED", "crash_detected")
+    assert site.resume(plan, site.build_id)["state"] == "SUCCESS"
+    sound(site)
+
+
+def test_every_checkpoint_that_succeeded_agrees_with_its_childs_last_event(site):
+    site.run(three(site))
+    told = {e["detail"]["child_id"]: e["detail"] for e in site.events() if e["event"] == "WORKER_PASS"}
+    store = site.workspace.store()
+    with store.read() as rows:
+        for checkpoint in checkpoints_of(rows, site.build_id):
+            assert told[checkpoint.child_id]["context_hash"] == checkpoint.context_hash
+    store.close()
+
+
+@pytest.mark.rule("B-1")
+@pytest.mark.guarantee("G22")
+def test_a_full_disk_stops_the_build_and_a_resume_needs_no_repair(site):
+    plan = three(site)
+    (site.folder / "big").write_bytes(os.urandom(100_000))
+
+    def big(task):
+        noted(task)
+        return site.folder / "big"
+
+    plan.stage(name="big", needs="report", version="1")(big)
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    with faults.armed("artifact.written", 1, full), pytest.raises(StorageError):
+        site.run(plan)
+    site.workspace.kernel().close()
+    assert site.status()["state"] == "CRASHED"
+    assert site.resume(plan, site.build_id)["state"] == "SUCCESS"
+    sound(site)
+
+
+def test_budget_errors_are_part_of_the_public_names():
+    assert BudgetExceeded.code == "URM_CHILD_BUDGET_EXCEEDED"
