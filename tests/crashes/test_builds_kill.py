@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -55,7 +56,7 @@ SHAPE = """
 say() { echo "$1 $ONCEWARD_BUILD $ONCEWARD_STAGE:$ONCEWARD_TARGET $ONCEWARD_CHILD" >> FOLDER/witness; }
 say asking
 echo '{"spend":{"usd":"0.03","tokens":5}}' >&3
-read answer <&4
+read answer <&4 || exit 1
 say paid
 tr a-z A-Z < "$ONCEWARD_INPUTS/fetch/$ONCEWARD_TARGET/value.json" > "$ONCEWARD_OUT/out.txt"
 """
@@ -84,10 +85,12 @@ def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, t
     dice = random.Random(SEED)
     plain = {"folder": str(scene.folder), "store": store_url, "plan": str(tmp_path / "plan.toml")}
     plain |= {"begun": str(tmp_path / "begun"), "build": "", "fault": "", "nth": 0, "after": 0}
+    started = time.monotonic()
     assert executioner(**plain) == 0
+    lasted = time.monotonic() - started
     whole = digest_of(scene, begun(tmp_path))
     deaths = [{"fault": point, "nth": often(point, dice)} for point in POINTS]
-    deaths += [{"after": dice.uniform(0.01, 0.15 * TARGETS)} for _ in range(MOMENTS)]
+    deaths += [{"after": dice.uniform(0.02, 0.9 * lasted)} for _ in range(MOMENTS)]
     dice.shuffle(deaths)
     killed = Counter()
     for number, death in enumerate(deaths):

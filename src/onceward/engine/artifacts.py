@@ -149,14 +149,14 @@ class Artifacts:
     def _spill(self, waiting: Sequence[Row]) -> None:
         try:
             fresh = {digest: self._aside(data) for digest, data in waiting}
-            _sync_all(self.root)
+            sync_all(self.root)
             faults.point("artifact.written")
             for digest, path in fresh.items():
                 place = self.path_of(digest)
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.replace(place)
                 faults.point("artifact.placed")
-            _sync_all(self.root)
+            sync_all(self.root)
             marks = {digest: _mark(self.path_of(digest)) for digest in fresh}
         except OSError as error:
             raise StorageError(f"cannot write artifacts into {self.root}: {error.strerror}") from error
@@ -322,7 +322,7 @@ def _mark(path: Path) -> str:
     return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
 
 
-def _sync_all(folder: Path) -> None:
+def sync_all(folder: Path) -> None:
     """Make everything written below a folder durable, in one call for its whole filesystem."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

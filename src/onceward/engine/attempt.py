@@ -114,10 +114,9 @@ class Attempt:
     def collect(self, token: Token, value: Any) -> list[Kept]:
         """Make durable what it left."""
         keeper = Keeper(self.run.artifacts, self._redactor())
-        out = self.folder / "out"
-        if self.stage.run:
-            return keeper.folder(out)
-        return keeper.everything(value, out)
+        if self._task is None:
+            return keeper.folder(self.folder / "out")
+        return keeper.everything(value, self.folder / "out" if self._task.left else None)
 
     def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | None) -> Ending:
         log = None
@@ -125,7 +124,8 @@ class Attempt:
             text = "".join(f"{line}\n" for line in self._task.lines).encode("utf-8", "replace")
             redactor = self._redactor()
             log = self.run.artifacts.keep_log(redactor.clean(text) if redactor else text)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._task is None or self._task.left or self._task.inputs:
+            shutil.rmtree(self.folder, ignore_errors=True)
         return Ending(self, token, ended, list(kept or ()), log)
 
     def cancelled(self) -> None:

@@ -139,10 +139,12 @@ class BuildRun:
         with self.mutex:
             self._settle(spawned, dropped, ending.paused)
             self.ended(ending.attempt, ending.final, ending.outputs, ending.checkpoint)
-        if spawned:
-            self.children.rouse()
-        self.dispatch()
-        self._notify()
+            idle = self._in_flight < self.jobs
+            over = self._finished()
+        if idle and not over:
+            self.dispatch()
+        if over or self.board.next_time() is not None:
+            self._notify()
 
     def ended(
         self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...], checkpoint: Checkpoint | None = None

@@ -33,7 +33,7 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.kernel.canon import bounded
-from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_AT
+from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_AT, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
@@ -216,11 +216,16 @@ class Kernel:
         self.store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
 
     def _deliver_until(self, stop: threading.Event) -> None:
+        tidied = time.monotonic()
         while not stop.wait(REQUEST_POLL_SECONDS):
             try:
-                self.deliver()
-                self.streams.project()
-                self.artifacts.spill(SPILL_AT)
+                if self.sinks:
+                    self.deliver()
+                if time.monotonic() - tidied >= TIDY_SECONDS:
+                    # Files that only repeat the rows are in no hurry, and cheaper by the dozen.
+                    self.streams.project(TIDY_SECONDS / 10)
+                    self.artifacts.spill(SPILL_AT)
+                    tidied = time.monotonic()
             except Exception:
                 # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
                 stop.wait(1.0)

@@ -27,10 +27,10 @@ class Keeper:
     def __init__(self, artifacts: Artifacts, redactor: Redactor | None = None) -> None:
         self._artifacts, self._redactor = artifacts, redactor
 
-    def everything(self, value: Any, out: Path) -> list[Kept]:
+    def everything(self, value: Any, out: Path | None) -> list[Kept]:
         """What a function returned and what it left in its folder, by name."""
         kept = self.value(value)
-        if out.is_dir():
+        if out is not None:
             told = value.values() if isinstance(value, Mapping) else [value]
             returned = {item.absolute() for item in told if isinstance(item, Path)}
             kept += self.folder(out, returned)

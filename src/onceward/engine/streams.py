@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from onceward.engine.artifacts import sync_all
 from onceward.errors import AtomicityViolation, Recovery, StorageError
 from onceward.kernel import faults
-from onceward.kernel.chain import check_stream
-from onceward.kernel.limits import MAX_PAYLOAD_BYTES
+from onceward.kernel.chain import Event, check_stream
+from onceward.kernel.limits import HEAD_CACHE, MAX_PAYLOAD_BYTES
+from onceward.locks.identity import boot_id
 from onceward.store.store import Store
 from onceward.store.tables.events import events_after, events_of, last_position, streams
 from onceward.store.transaction import Transaction
 
 _WATERMARK = ".watermark"
+_PAGE = 200
+_CATCH_UP_SECONDS = 1.0
+"""How long a kernel that comes or goes brings files up to date; the next one goes on where it stopped."""
 _TAIL = 2 * MAX_PAYLOAD_BYTES + 4096
 
 
@@ -35,8 +42,10 @@ class Streams:
     def path_of(self, stream: str) -> Path:
         return self.folder / f"{check_stream(stream)}.ndjson"
 
-    def project(self) -> int:
-        """Append what the files lack; answers how many lines. Fails closed on any file that says something else."""
+    def project(self, seconds: float = math.inf) -> int:
+        """Append what the files lack, for about so long; answers how many lines. Fails closed on any file that says
+        something else."""
+        until = time.monotonic() + seconds
         if self._done is None:
             self._done = self._watermark()
         with self.store.read() as rows:
@@ -46,24 +55,27 @@ class Streams:
             if newest < self._done:
                 # These are other rows than the files were made from.
                 self._done = 0
-            fresh: dict[str, int] = {}
-            newest = self._done
-            for stream, seq, position in events_after(rows, self._done):
-                fresh.setdefault(stream, seq)
-                newest = position
-        count = sum(self._catch_up(stream) for stream in fresh)
-        self._mark(newest)
-        return count
+        count = 0
+        while True:
+            with self.store.read() as rows:
+                page = events_after(rows, self._done, _PAGE)
+            if not page or time.monotonic() > until:
+                return count
+            fresh: dict[str, list[Event]] = {}
+            for event in page:
+                fresh.setdefault(event.stream, []).append(event)
+            count += sum(self._append(stream, events) for stream, events in fresh.items())
+            self._mark(page[-1].position)
 
     def look_over(self) -> int:
         """Before work begins: unless the folder is as the last kernel left it, compare every stream's file with its
         rows and catch up; answers how many lines were missing."""
-        try:
-            if self._seal_path().read_bytes() == self._listing().encode():
-                return self.project()
-        except OSError:
-            # A hint that cannot be read is no hint.
-            pass
+        as_left = self._as_left()
+        # From here on a kernel is at work, and may die: what it has written then stands without a seal.
+        with suppress(OSError):
+            self._seal_path().unlink()
+        if as_left:
+            return self.project(_CATCH_UP_SECONDS)
         with self.store.read() as rows:
             names = [name for name, count in streams(rows) if count]
             newest = last_position(rows)
@@ -74,11 +86,23 @@ class Streams:
 
     def seal(self) -> None:
         """Remember how the folder looks, so that whoever comes next need not look into every file."""
-        self.project()
+        self.project(_CATCH_UP_SECONDS)
         if self.folder.is_dir():
+            sync_all(self.folder)
             fresh = self.folder / ".seal.new"
             fresh.write_text(self._listing(), "ascii")
             fresh.replace(self._seal_path())
+
+    def _as_left(self) -> bool:
+        """Whether the files are what the last kernel wrote: as it sealed them, or, if it died at work, not since this
+        machine started."""
+        try:
+            return self._seal_path().read_bytes() == self._listing().encode()
+        except FileNotFoundError:
+            return self._same_boot()
+        except OSError:
+            # A hint that cannot be read is no hint.
+            return False
 
     def _seal_path(self) -> Path:
         return self.folder / ".seal"
@@ -114,22 +138,42 @@ class Streams:
             return "the file goes on after the last event" if file.read(1) else None
 
     def _catch_up(self, stream: str) -> int:
+        """Append what one file lacks, whatever it has."""
+        with self._open(stream) as (descriptor, after):
+            with self.store.read() as rows:
+                return self._write(stream, descriptor, after, events_of(rows, stream, after))
+
+    def _append(self, stream: str, events: list[Event]) -> int:
+        """Append events that were read with others; what came before them and is not there comes first."""
+        with self._open(stream) as (descriptor, after):
+            lacking = [event for event in events if event.seq > after]
+            if not lacking or lacking[0].seq == after + 1:
+                return self._write(stream, descriptor, after, lacking)
+            with self.store.read() as rows:
+                return self._write(stream, descriptor, after, events_of(rows, stream, after))
+
+    @contextmanager
+    def _open(self, stream: str) -> Iterator[tuple[int, int]]:
+        """A stream's file to append to, and the seq of its last line."""
         path = self.path_of(stream)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             with _locked(path) as descriptor:
-                after = self._end_of(stream, path, descriptor)
-                count = 0
-                with self.store.read() as rows:
-                    for event in events_of(rows, stream, after):
-                        _write_all(descriptor, event.line() + b"\n")
-                        faults.point("stream.appended")
-                        count += 1
-                if count:
-                    os.fsync(descriptor)
-                self._known[stream] = (os.fstat(descriptor).st_size, after + count)
+                yield descriptor, self._end_of(stream, path, descriptor)
         except OSError as error:
             raise StorageError(f"cannot write the stream file {path}: {error.strerror}") from error
+
+    def _write(self, stream: str, descriptor: int, after: int, events: Iterable[Event]) -> int:
+        """Not synced: the rows are the truth, and files that a power cut shortened are found by their boot."""
+        count = 0
+        for event in events:
+            _write_all(descriptor, event.line() + b"\n")
+            faults.point("stream.appended")
+            count += 1
+        self._known.pop(stream, None)
+        self._known[stream] = (os.fstat(descriptor).st_size, after + count)
+        while len(self._known) > HEAD_CACHE:
+            del self._known[next(iter(self._known))]
         return count
 
     def _end_of(self, stream: str, path: Path, descriptor: int) -> int:
@@ -191,15 +235,22 @@ class Streams:
     def _watermark(self) -> int:
         """Up to where the files were complete: a hint that saves looking, never believed against a file."""
         try:
-            return int((self.folder / _WATERMARK).read_text("ascii"))
-        except (OSError, ValueError):
+            return int((self.folder / _WATERMARK).read_text("ascii").split()[0])
+        except (OSError, ValueError, IndexError):
             return 0
+
+    def _same_boot(self) -> bool:
+        """Whether the files were last written since this machine started."""
+        try:
+            return (self.folder / _WATERMARK).read_text("ascii").split()[1:] == [boot_id()]
+        except OSError:
+            return False
 
     def _mark(self, position: int) -> None:
         self._done = position
         fresh = self.folder / f"{_WATERMARK}.new"
         with suppress(OSError):
-            fresh.write_text(str(position), "ascii")
+            fresh.write_text(f"{position} {boot_id()}", "ascii")
             fresh.replace(self.folder / _WATERMARK)
 
 

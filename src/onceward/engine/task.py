@@ -38,6 +38,8 @@ class Task(ChildTask):
         self.build_id, self.stage, self.target = step
         self.idempotency_key, self.config = key, config
         self._folder = folder
+        self.left = False
+        """Whether there may be something in its folder."""
         self.lines: list[str] = []
         self._logged = 0
 
@@ -45,6 +47,7 @@ class Task(ChildTask):
     def out(self) -> Path:
         """A folder: every file left there becomes an output."""
         place = self._folder / "out"
+        self.left = True
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
 

@@ -120,3 +120,6 @@ MEDIAN_OF: Final = 101
 
 SPILL_AT: Final = 5000
 """Small artifacts that may wait in their rows for a file of their own while work goes on."""
+
+TIDY_SECONDS: Final = 0.5
+"""How often a kernel at work brings its stream files up to date."""

@@ -127,7 +127,8 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
         if free is None:
             left = [s.name for s in stages if s.name not in found]
             raise InvalidDependency(
-                f"these stages need each other in a circle: {', '.join(left[:10])}", context={"stages": left[:50]}
+                f"these stages need each other in a circle: {', '.join(left[:10])}",
+                context={"stage": left[0], "stages": left[:50]},
             )
         found[free.name] = free
     return list(found.values())
@@ -153,7 +154,11 @@ class Steps:
         self.targets: list[tuple[str, ...]] = []
         for stage in self.stages:
             own = targets.get(stage.name)
-            self.targets.append(self._from_needs(stage) if own is None else _sorted(own))
+            try:
+                self.targets.append(self._from_needs(stage) if own is None else _sorted(own))
+            except InvalidConfig as error:
+                why = f"stage {stage.name}: {error.message}"
+                raise InvalidConfig(why, context={**error.context, "stage": stage.name}) from None
         self.first = [0]
         for some in self.targets:
             self.first.append(self.first[-1] + len(some))

@@ -262,7 +262,7 @@ def _prepare(connection: apsw.Connection, kernel: bool) -> None:
         ("trusted_schema = OFF", 0),
         ("cell_size_check = ON", 1),
         ("mmap_size = 0", 0),
-        (f"wal_autocheckpoint = {1000 if kernel else 0}", 1000 if kernel else 0),
+        (f"wal_autocheckpoint = {4000 if kernel else 0}", 4000 if kernel else 0),
     ]
     for setting, wanted in settings:
         name = setting.split(" ", 1)[0]

@@ -73,15 +73,14 @@ def last_position(rows: Reads) -> int:
     return int(position)
 
 
-def events_after(rows: Reads, position: int) -> Iterator[tuple[str, int, int]]:
-    """Stream, seq and place of every event after a place, in the order they were committed."""
-    while True:
-        page = rows.read(
-            "SELECT s.stream, e.seq, e.position FROM events e JOIN streams s ON s.stream_no = e.stream_no"
-            " WHERE e.position > ? ORDER BY e.position LIMIT ?",
-            (position, _PAGE),
-        )
-        yield from ((stream, seq, at) for stream, seq, at in page)
-        if len(page) < _PAGE:
-            return
-        position = page[-1][2]
+def events_after(rows: Reads, position: int, limit: int) -> list[Event]:
+    """The events after a place, in the order they were committed."""
+    found = rows.read(
+        "SELECT s.stream, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
+        " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position > ? ORDER BY e.position LIMIT ?",
+        (position, limit),
+    )
+    return [
+        Event(stream, seq, at, source, body.encode(), prev_hash, hash_, place)
+        for stream, seq, at, source, body, prev_hash, hash_, place in found
+    ]
