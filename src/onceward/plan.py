@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Result:
         from onceward.engine.build_reading import value_of_step
         from onceward.wiring import Workspace
 
-        with Workspace(self._folder, store_url=self._store_url).artifacts() as kept:
+        with Workspace(self._folder, store_url=self._store_url or os.environ.get("ONCEWARD_STORE")).artifacts() as kept:
             return value_of_step(kept, self.build_id, stage, target)
 
     def __repr__(self) -> str:
@@ -126,7 +127,9 @@ def _workspace(folder: Path | str | None, store: str | None) -> Any:
     from onceward.settings import find_workspace
     from onceward.wiring import Workspace
 
-    place = Workspace(find_workspace(None if folder is None else str(folder)), store_url=store)
+    named = str(folder) if folder is not None else os.environ.get("ONCEWARD_WORKSPACE")
+    store = store or os.environ.get("ONCEWARD_STORE")
+    place = Workspace(find_workspace(named), store_url=store, principal=os.environ.get("ONCEWARD_AS"))
     place.ensure()
     return place
 

@@ -80,8 +80,11 @@ class Workspace:
 
     def ensure(self) -> list[str]:
         """Make the workspace if there is none; one that is there is left as it is."""
-        there = self.folder.is_dir() and (self.settings.store.url != "sqlite" or (self.folder / "onceward.db").exists())
-        return [] if there else self.create()
+        try:
+            self.store().close()
+        except NotFound:
+            return self.create()
+        return []
 
     def store(self) -> Store:
         """The store to read from; NOT_FOUND with the next command where there is none."""

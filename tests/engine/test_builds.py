@@ -257,7 +257,7 @@ def test_the_precheck_blocks_before_anything_is_spent(site):
     assert outcome["cost_usd"] == "0.00" and site.lines() == []
     # A tenth above what remains is let through: 0.33 of 0.30.
     assert site.run(spender(site, targets="a", estimate={"usd": "0.33"}), jobs=1)["state"] == "SUCCESS"
-    with pytest.raises(InvalidResumeState, match="estimated at"):
+    with pytest.raises(InvalidResumeState, match="the next step wants"):
         site.resume(plan, outcome["build_id"], Offer(token=outcome["confirmation_token"]))
     more = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 2_000_000})
     assert site.resume(plan, outcome["build_id"], more)["state"] == "SUCCESS"

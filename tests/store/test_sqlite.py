@@ -15,6 +15,7 @@ import pytest
 from helpers import count, create, everything, orphan_lock, step
 from onceward.engine.tenure import acquire
 from onceward.errors import CorruptState, InvalidConfig, StorageError
+from onceward.kernel.limits import WAL_CHECKPOINT_PAGES
 from onceward.store import migrate
 from onceward.store.check import check
 from onceward.store.filesystems import filesystem_of, is_network
@@ -50,7 +51,7 @@ def test_durability_settings_are_read_back(store):
     assert session.read("PRAGMA journal_mode") == [("wal",)]
     assert session.read("PRAGMA synchronous") == [(2,)]
     assert session.read("PRAGMA foreign_keys") == [(1,)]
-    assert session.read("PRAGMA wal_autocheckpoint") == [(1000,)]
+    assert session.read("PRAGMA wal_autocheckpoint") == [(WAL_CHECKPOINT_PAGES,)]
 
 
 def test_only_the_kernel_checkpoints(store, database):

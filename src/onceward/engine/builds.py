@@ -18,7 +18,7 @@ from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
-from onceward.lifecycles.budget import Refusal, exhausted, least_limit, precheck
+from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
 from onceward.lifecycles.plan import changes, step_name
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, keep_plan, plan_body
@@ -170,9 +170,13 @@ def _require_room(tx: Transaction, build: Build) -> None:
     own, whole = child_budget.lanes(tx, build.build_id), child_budget.workspace(tx)
     empty = exhausted(own) or exhausted(whole, "workspace")
     pause = _pause_detail(tx, build)
-    if empty is None and pause.get("reason") == "budget_precheck_block":
+    if empty is None and "estimate" in pause:
         asked = {str(pause["lane"]): int(pause["estimate"])}
         empty = precheck(own, asked) or precheck(whole, asked, "workspace")
+    elif empty is None and pause.get("asked"):
+        # Without more room than before the same debit would only be refused again.
+        asked = {str(pause["lane"]): int(pause["asked"])}
+        empty = judge(own, asked) or judge(whole, asked, "workspace")
     if empty is not None:
         raise _no_room(build, empty)
 
@@ -180,9 +184,10 @@ def _require_room(tx: Transaction, build: Build) -> None:
 def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
     money = empty.lane == "usd_micros"
     lane = "usd" if money else empty.lane
-    amounts = (empty.observed, empty.limit, max(least_limit(empty), empty.observed + 1), empty.asked)
+    least_needed = max(empty.observed + 1, empty.observed + empty.asked)
+    amounts = (empty.observed, empty.limit, least_needed, empty.asked)
     spent, limit, least, asked = (to_usd(n) if money else str(n) for n in amounts)
-    estimate = f" and the next step is estimated at {asked}" if empty.asked else ""
+    estimate = f", and the next step wants {asked}" if empty.asked else ""
     if empty.scope:
         way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
     else:

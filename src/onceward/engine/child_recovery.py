@@ -146,7 +146,7 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     if current.phase == "terminal":
         return False
     if current.started_at is not None:
-        lane = child_budget.lane_of(Tokens(tx).closing(current.child_id)[2])
+        lane = child_budget.lane_of(Tokens(tx).closing(current.child_id).lane)
         child_budget.charge_time(tx, current, lane, (current.last_seen or current.started_at) - current.started_at)
     move = terminal_move(current, actor)
     spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}

@@ -36,6 +36,7 @@ POINTS: Final = (
     "artifact.forgotten",
     "child.queued",
     "child.leased",
+    "child.launched",
     "child.ended",
     "child.debited",
     "child.recovering",

@@ -123,3 +123,7 @@ SPILL_AT: Final = 5000
 
 TIDY_SECONDS: Final = 0.5
 """How often a kernel at work brings its stream files up to date."""
+
+WAL_CHECKPOINT_PAGES: Final = 4000
+"""Pages of 4 KiB after which SQLite's log is written back: seldom enough that hot pages are written once for many
+commits, and far below the size at which `doctor` warns."""

@@ -75,11 +75,6 @@ def exhausted(lanes: Mapping[str, Lane], scope: str = "") -> Refusal | None:
     return None
 
 
-def least_limit(refusal: Refusal) -> int:
-    """The smallest limit under which what was refused would pass the precheck."""
-    return refusal.observed + -(-refusal.asked * 10 // 11)
-
-
 def median(costs: Sequence[int]) -> int:
     """The middle one, the higher of two."""
     return sorted(costs)[len(costs) // 2]

@@ -19,7 +19,7 @@ from onceward.errors import (
     StorageError,
 )
 from onceward.kernel import faults
-from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES
+from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES, WAL_CHECKPOINT_PAGES
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.filesystems import filesystem_of, is_network
@@ -262,7 +262,7 @@ def _prepare(connection: apsw.Connection, kernel: bool) -> None:
         ("trusted_schema = OFF", 0),
         ("cell_size_check = ON", 1),
         ("mmap_size = 0", 0),
-        (f"wal_autocheckpoint = {4000 if kernel else 0}", 4000 if kernel else 0),
+        (f"wal_autocheckpoint = {WAL_CHECKPOINT_PAGES if kernel else 0}", WAL_CHECKPOINT_PAGES if kernel else 0),
     ]
     for setting, wanted in settings:
         name = setting.split(" ", 1)[0]

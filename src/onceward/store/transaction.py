@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from onceward.errors import InvalidConfig, OncewardError, StaleVersion
@@ -97,11 +98,23 @@ class Transaction:
 
     def move(self, move: Move) -> Event | None:
         """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
+        return self._move(move, ())
+
+    def bear(self, moves: Sequence[Move]) -> None:
+        """A birth and what follows it at once, arrow by arrow: one row for all of them, written with the last event."""
+        for before, after in pairwise(moves):
+            if (before.subject, before.target, before.version + 1) != (after.subject, after.source, after.version):
+                raise InvalidConfig("these moves do not follow each other", context={"subject": after.subject})
+            if before.machine.follow(before.source, before.target, before.reason).event is not None:
+                raise InvalidConfig("only the last of them may have an event", context={"subject": after.subject})
+        self._move(moves[-1], moves[:-1])
+
+    def _move(self, move: Move, before: Sequence[Move]) -> Event | None:
         arrow = move.machine.follow(move.source, move.target, move.reason)
         subject = SUBJECTS[move.machine.name]
         version = move.version + 1
         if arrow.event is None:
-            self.write_together([self._state(subject, move, version, None)])
+            self.write_together([self._state(subject, move, version, None, before)])
             return None
         stream = check_stream(subject.stream(move.subject))
         check_name(move.actor, "actor")
@@ -119,7 +132,7 @@ class Transaction:
         event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
         target = move.about or f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
-        self.write_together([linked, self._state(subject, move, version, event.position), *posts])
+        self.write_together([linked, self._state(subject, move, version, event.position, before), *posts])
         return event
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
@@ -148,10 +161,16 @@ class Transaction:
         row = (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_)
         return event, Write("move.event", _INSERT_EVENT, row)
 
-    def _state(self, subject: Subject, move: Move, version: int, position: int | None) -> Write:
+    def _state(self, subject: Subject, move: Move, version: int, position: int | None, before: Sequence[Move]) -> Write:
         """The write of a state column: the only one there is. Without an event the row keeps its last one's place."""
-        columns, values = tuple(move.columns), tuple(move.columns.values())
-        if move.source == NEW:
+        if before:
+            merged: dict[str, Any] = {}
+            for step in (*before, move):
+                merged |= step.columns
+            columns, values = tuple(merged), tuple(merged.values())
+        else:
+            columns, values = tuple(move.columns), tuple(move.columns.values())
+        if (before[0] if before else move).source == NEW:
             row = (move.subject, move.target, version, position or 0, self.now, self.now, *values)
             return Write("move.state", _insert_sql(subject, columns), row)
         if position is not None:

@@ -95,6 +95,8 @@ CREATE TABLE rate_starts (
 
 -- What a file was when its content was last verified: unchanged since, it need not be read again (B-4).
 ALTER TABLE artifacts ADD COLUMN mark TEXT;
+-- Who waits for a file is looked for seldom, and kept track of at every commit: a scan is cheaper.
+DROP INDEX artifacts_unspilled;
 
 -- What the whole workspace may spend, beside what each session may (B-16).
 CREATE TABLE workspace_budget (

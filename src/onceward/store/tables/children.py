@@ -27,6 +27,22 @@ class Session(msgspec.Struct, frozen=True):
     created_at: Micros
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """How a child that ends, and its session, stand."""
+
+    cancel_request_id: str | None
+    state: str
+    """Of its build; empty if it has none."""
+    lane: Row
+    """Its session's time lane."""
+    marks: tuple[int, int]
+    """The session's marks of its last numbers, of the queue and of dispatch."""
+    last: tuple[int, int]
+    """The last numbers ever given there."""
+    waiting: bool
+    """Whether somebody is queued."""
+
+
 class Sessions:
     def __init__(self, rows: Reads) -> None:
         self._rows = rows
@@ -90,17 +106,23 @@ class Tokens:
         *columns, high, seen = found[0]
         return Token(*columns), high, max(high, seen or 0) + 1
 
-    def closing(self, child_id: str) -> tuple[str | None, str, Row]:
-        """What may have changed about a running child: whether it was asked to end, the state of its build if it has
-        one, and its session's time lane."""
-        found = self._rows.read(
-            "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried"
-            " FROM urm_dispatch_token t LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
+    def closing(self, child_id: str) -> Standing:
+        """What may have changed about a running child and its session since it began, in one look."""
+        ((asked, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = self._rows.read(
+            "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+            " s.queue_high, s.dispatch_high,"
+            " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
+            " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
+            " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id"
+            "  AND m.phase = 'queued' AND m.phase <> 'terminal')"
+            " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
+            " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
             " AND b.budget_lane = 'duration_secs' LEFT JOIN builds d ON d.build_id = t.parent_session_id"
             " WHERE t.child_id = ?",
             (child_id,),
         )
-        return found[0][0], found[0][1] or "", found[0][2:]
+        last = (max(queue_mark, queued or 0), max(dispatch_mark, dispatched or 0))
+        return Standing(asked, state or "", tuple(lane), (queue_mark, dispatch_mark), last, waiting is not None)
 
     def next_due(self, session_id: str) -> Micros | None:
         """When the next queued child is due, if any is queued."""
@@ -208,6 +230,16 @@ def set_high(tx: Writes, session_id: str, kind: str, before: int, now: int) -> N
     tx.write(
         f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ? AND {kind}_high = ?",
         (now, session_id, before),
+        lambda: LeaseConflict(f"another dispatch of {session_id} came between", context={"session_id": session_id}),
+    )
+
+
+def set_highs(tx: Writes, session_id: str, before: tuple[int, int], now: tuple[int, int]) -> None:
+    """Keep both last numbers at once."""
+    tx.write(
+        "UPDATE sessions SET queue_high = ?, dispatch_high = ?"
+        " WHERE session_id = ? AND queue_high = ? AND dispatch_high = ?",
+        (*now, session_id, *before),
         lambda: LeaseConflict(f"another dispatch of {session_id} came between", context={"session_id": session_id}),
     )
 
