@@ -33,8 +33,8 @@ $(VENV)/bench.stamp: $(VENV)/dev.stamp
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
 	@touch $@
 
-demo: $(VENV)/user.stamp ## watch it at work: a refused move, a kill -9 inside a commit, agents with a budget
-	@$(BIN)/python examples/first_life.py
+demo: $(VENV)/user.stamp ## watch it at work: a build killed with -9 and resumed, a pause by budget, agents
+	@$(BIN)/python examples/builds.py
 	@$(BIN)/python examples/agents.py
 
 test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL

@@ -245,6 +245,9 @@ class ChildCancelled(OncewardError):
 
     code = "EXECUTION_FAILED"
 
+    def __init__(self, message: str = "this child was asked to end") -> None:
+        super().__init__(message)
+
 
 class ChildStartFailed(OncewardError):
     code = "URM_CHILD_START_FAILED"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onceward.engine.plans import LOADED_AS
 from onceward.engine.plans import Plan as _Plan
-from onceward.errors import OncewardError
+from onceward.errors import InvalidConfig, OncewardError
 
 
 class BuildStopped(OncewardError):
@@ -69,6 +71,8 @@ class Plan(_Plan):
         from onceward.engine.plans import Resolved
         from onceward.lifecycles.plan_words import limits_of
 
+        if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
+            raise InvalidConfig('this file runs its plan when it is loaded; put that under if __name__ == "__main__":')
         place = _workspace(workspace, store)
         limits = limits_of(budget or {})
         told, signal = running.run(
@@ -137,8 +141,10 @@ def _workspace(folder: Path | str | None, store: str | None) -> Any:
 def _result(place: Any, told: Mapping[str, Any], signal: int, store: str | None, quiet: bool) -> Result:
     if not quiet:
         _display(quiet).result(told)
-    if signal:
+    if signal == 130:
         raise KeyboardInterrupt
+    if signal:
+        raise SystemExit(signal)
     result = Result(place.folder, told, store)
     if result.state != "SUCCESS":
         raise BuildStopped(result)

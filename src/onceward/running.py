@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from onceward.engine import builds
@@ -44,13 +47,15 @@ def run(
     limits: Mapping[str, int] | None = None,
     keep_going: bool = False,
     reuse: bool = True,
+    leaving: bool = False,
 ) -> tuple[dict[str, Any], int]:
-    """Carry a plan out as a new build; answers what came of it and the signal's exit status, if one came."""
-    _require_environment(resolved)
+    """Carry a plan out as a new build; answers what came of it and the signal's exit status, if one came. `leaving`
+    says that the program ends after this."""
+    require_environment(resolved)
     jobs = jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
     limits = {**resolved.plan.limits, **(limits or {})}
     stop = threading.Event()
-    with Signals(stop, leaving=True) as signals:
+    with _signals(stop, leaving) as signals:
         kernel = workspace.kernel()
         try:
             build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits)
@@ -72,6 +77,7 @@ def resume(
     jobs: int | None = None,
     keep_going: bool = False,
     reuse: bool = True,
+    leaving: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Go on with a build that crashed or was paused."""
     store = workspace.store()
@@ -80,9 +86,9 @@ def resume(
     finally:
         store.close()
     resolved = resolved or load(plan_file or _plan_of(workspace, build))
-    _require_environment(resolved)
+    require_environment(resolved)
     stop = threading.Event()
-    with Signals(stop, leaving=True) as signals:
+    with _signals(stop, leaving) as signals:
         kernel = workspace.kernel()
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
@@ -94,6 +100,13 @@ def resume(
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
+
+
+def _signals(stop: threading.Event, leaving: bool) -> Any:
+    """Signals are heard by the main thread only; a build on another goes without."""
+    if threading.current_thread() is threading.main_thread():
+        return Signals(stop, leaving=leaving)
+    return nullcontext(SimpleNamespace(exit_status=0))
 
 
 def _run(
@@ -133,14 +146,24 @@ def _told(workspace: Workspace, build_id: str, run: BuildRun) -> dict[str, Any]:
         said["confirmation_token"] = run.pausing[2]
         said["why"] = _why_paused(run.pausing[1])
     elif run.failures:
-        step, error = run.failures[0]
-        said["why"] = f"{step}: {error.get('message') or error.get('reason')}"
+        said["why"] = _why_failed(run.failures, run.counts["failed"])
     said["next"] = _next(found)
     return {key: value for key, value in said.items() if value is not None}
 
 
+def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:
+    step, error = failures[0]
+    exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
+    said = f"{step}: {error.get('message') or error.get('reason')}{exit_}"
+    child = error.get("child_id")
+    log = f" (its log: onceward artifacts list {child})" if child and "exit" in error else ""
+    return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
+
+
 def _why_paused(detail: Mapping[str, Any]) -> str:
-    lane = str(detail.get("lane", "usd_micros"))
+    if "lane" not in detail:
+        return "the budget has no room"
+    lane = str(detail["lane"])
     name, money = ("usd", True) if lane == "usd_micros" else (lane, False)
 
     def amount(key: str) -> str:
@@ -155,12 +178,14 @@ def _why_paused(detail: Mapping[str, Any]) -> str:
 
 def _next(found: Mapping[str, Any]) -> str | None:
     build_id = found["build_id"]
-    lane = found.get("why", {}).get("lane")
-    raised = "usd" if lane == "usd_micros" else lane
+    why = found.get("why", {})
+    raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
+    more = "" if why.get("scope") else f" --budget {raised}=MORE"
+    first = "raise [budget] in onceward.toml, then " if why.get("scope") else ""
     return {
         "CRASHED": f"onceward resume {build_id}",
-        "BUDGET_PAUSE": f"onceward resume {build_id} --token TOKEN --budget {raised}=MORE",
-        "FAILED": f"onceward run {found.get('plan_file') or 'PLAN'}",
+        "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
+        "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
         "SUCCESS": f"onceward status {build_id}",
     }.get(found["state"])
 
@@ -187,7 +212,7 @@ def _plan_of(workspace: Workspace, build: Build) -> Path:
     return file
 
 
-def _require_environment(resolved: Resolved) -> None:
+def require_environment(resolved: Resolved) -> None:
     """What stages ask of the environment must be there before anything is begun."""
     for stage in resolved.steps.stages:
         for name in (*stage.env, *stage.secrets):

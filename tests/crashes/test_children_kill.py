@@ -24,8 +24,8 @@ SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 POINTS = [
     name
     for name in faults.POINTS
-    if name.startswith(("child.", "process.", "artifact.", "stream.", "move.", "commit.", "write.", "request.worked"))
-    and name != "artifact.forgotten"
+    if name.startswith(("child.", "process.", "stream.", "move.", "commit.", "write.", "request.worked"))
+    and name not in ("child.launched", "move.outbox")
 ]
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", str(len(POINTS))))
 

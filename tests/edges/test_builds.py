@@ -229,7 +229,7 @@ def test_an_approval_given_after_a_crash_counts_for_the_resume(cli):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["run", "nope.toml"], "there is no plan nope.toml"),
+        (["run", "nope.toml"], "the plan nope.toml is not there"),
         (["run", "plan.toml", "--budget", "usd"], "LANE=N"),
         (["run", "plan.toml", "--jobs", "0"], "--jobs"),
         (["resume", "bld_none"], "there is no workspace"),

@@ -9,15 +9,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.rule("L-21", "L-23", "K-8")
-def test_the_demo_pays_for_every_call_once_through_a_kill():
+@pytest.mark.rule("B-4", "B-6", "B-9", "L-23")
+def test_the_demo_pays_for_every_step_once_through_a_kill_and_a_pause():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "first_life.py")], capture_output=True, text=True, timeout=60
+        [sys.executable, str(ROOT / "examples" / "builds.py")], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    assert "10 calls wanted, 10 paid, none twice" in done.stdout
-    assert "killed (signal 9)" in done.stdout
-    assert done.stdout.count("already paid") == 6
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "kill -9" in done.stdout and "4 skipped" in done.stdout and "13 reused" in done.stdout
+    assert "BUDGET_PAUSE (budget_precheck_block)" in done.stdout
+    assert "chains whole, states agree" in done.stdout
     assert "\x1b" not in done.stdout
 
 

@@ -36,6 +36,8 @@ class Blob(msgspec.Struct, frozen=True):
     data: bytes | None = None
     mark: str | None = None
     """What its file was when its content was known."""
+    fileless: bool = False
+    """Whether there is no file of it."""
 
 
 class Artifacts:
@@ -49,7 +51,7 @@ class Artifacts:
         self._require_fits(len(data))
         digest = hashlib.sha256(data).hexdigest()
         if len(data) <= ARTIFACT_INLINE_BYTES:
-            return Blob(digest, len(data), data)
+            return Blob(digest, len(data), data, fileless=not self.path_of(digest).exists())
         return self._write([data])
 
     def keep_log(self, data: bytes) -> Blob:
@@ -65,15 +67,15 @@ class Artifacts:
             size = path.stat().st_size
             self._require_fits(size)
             if size <= ARTIFACT_INLINE_BYTES:
-                data = path.read_bytes()
+                data = b"".join(_readable(path))
                 return self.keep(redactor.clean(data) if redactor else data)
-            return self._write(_cleaned(path, redactor) if redactor else _pieces(path))
+            return self._write(_cleaned(path, redactor) if redactor else _readable(path))
         except OSError as error:
             raise StorageError(f"cannot keep {path.name}: {error.strerror}") from error
 
     def record(self, tx: Transaction, owner: str, name: str, kind: str, blob: Blob) -> None:
         """In the commit of what made it: the artifact, and who refers to it by which name."""
-        rows_of.put(tx, blob.sha256, blob.size, blob.data, blob.mark, tx.now)
+        rows_of.put(tx, blob.sha256, blob.size, blob.data, blob.mark, tx.now, blob.fileless)
         rows_of.refer(tx, owner, name, kind, blob.sha256, tx.now)
 
     def read(self, digest: str) -> Iterator[bytes]:
@@ -310,8 +312,16 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
+def _readable(path: Path) -> Iterator[bytes]:
+    """The pieces of a file that somebody else made: that it cannot be read is its own fault, not our disk's."""
+    try:
+        yield from _pieces(path)
+    except OSError as error:
+        raise InvalidConfig(f"it cannot be read: {error.strerror}", context={"file": path.name}) from None
+
+
 def _cleaned(path: Path, redactor: Redactor) -> Iterator[bytes]:
-    for piece in _pieces(path):
+    for piece in _readable(path):
         yield redactor.piece(str(path), piece)
     yield redactor.rest(str(path))
 

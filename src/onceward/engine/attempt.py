@@ -18,6 +18,7 @@ from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import StorageError
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.records import Token
+from onceward.kernel.sources import Micros
 from onceward.lifecycles.child import Ended, Order
 from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
 from onceward.store.tables.checkpoints import Checkpoint, put_checkpoint
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 class Attempt:
     """A child of a build, about to carry out a step."""
 
-    def __init__(self, run: BuildRun, step: int, context_hash: str, early: bool = False) -> None:
-        self.run, self.number, self.context_hash = run, step, context_hash
+    def __init__(self, run: BuildRun, step: int, context_hash: str, taken_at: Micros, early: bool) -> None:
+        self.run, self.number, self.context_hash, self.taken_at = run, step, context_hash, taken_at
         self.early = early
         """Taken before the step it waits for was recorded: both are one commit, or neither is."""
         k, self.target = run.steps.place(step)
         self.k, self.stage = k, run.steps.stages[k]
         self.child_id = run.store.sources.new_id("chd")
         before = run.before.get(step)
-        self.attempt = run.attempts.get(step, 0) + 1
+        self.try_ = run.attempts.get(step, 0) + 1
+        """How often it was tried since this kernel took the build up."""
+        self.attempt = (before.attempt if before is not None and before.child_id else 0) + 1
+        """How often it was tried at all."""
         self.folder = run.kernel.work / self.child_id
         self.config = run.resolved.contexts[k].config(self.target)
         self.estimate = run.purse.estimate(k)
@@ -62,7 +66,8 @@ class Attempt:
     def _work(self) -> Work:
         terms: dict[str, Any] = {"timeout": self.stage.timeout, "step": self, "said": self.said.said()}
         if self.stage.call is not None:
-            return Function(call=self.call, name=getattr(self.stage.call, "__qualname__", self.stage.name), **terms)
+            name = getattr(self.stage.call, "__qualname__", self.stage.name)
+            return Function(call=self.call, name=name, secrets=self.stage.secrets, **terms)
         argv = [fill(word, self.target) for word in self.stage.run]
         return Command(
             argv=argv,
@@ -89,7 +94,9 @@ class Attempt:
     def call(self, child: ChildTask) -> Any:
         """A function's attempt, on its own thread."""
         step = (self.run.build_id, self.stage.name, self.target)
-        self._task = task = Task(child, step, self.key, self.config, self.folder)
+        # Its own copy: what it does to it concerns nobody else.
+        config = msgspec.json.decode(canonical(self.config))
+        self._task = task = Task(child, step, self.key, config, self.folder)
         with self.run.mutex:
             upstream = self.run.flow.upstream(self.number)
         task.inputs = Inputs(self.run.artifacts, upstream, self.folder / "inputs")
@@ -173,20 +180,18 @@ class Ending:
                 done = self._with_earlier(done, before)
         else:
             done = not_done(attempt.said, self._token, ended.reason, spent, before)
-            done = self.run.with_error(done, ended)
+            done = _with_error(done, ended, self.run.again(attempt, ended))
         put_checkpoint(tx, done, tx.now)
         self.checkpoint = done
         if state != "ACTIVE" or self.run.halted:
             return ()
-        self.paused = self.run.purse.after(tx, attempt.name, ended, self._next)
-        if self.paused is not None:
+        completed = ended.reason == "completed"
+        goes_on = completed or self.run.goes_on_after(attempt, ended)
+        chosen = [launch for launch in self._next if goes_on and (completed or not launch.early)]
+        self.paused = self.run.purse.after(tx, attempt.name, ended, chosen)
+        if self.paused is not None or not chosen:
             return ()
-        if ended.reason != "completed" and not self.run.goes_on_after(attempt, ended):
-            return ()
-        chosen = [launch for launch in self._next if not launch.early or ended.reason == "completed"]
-        self._spawned = len(chosen) == len(self._next)
-        if not self._spawned:
-            return ()
+        self._spawned = True
         return self.run.queue(tx, chosen)
 
     def recorded(self) -> None:
@@ -194,3 +199,11 @@ class Ending:
 
     def _with_earlier(self, done: Checkpoint, before: Checkpoint) -> Checkpoint:
         return msgspec.structs.replace(done, cost=done.cost + before.cost, tokens=done.tokens + before.tokens)
+
+
+def _with_error(done: Checkpoint, ended: Ended, again: bool) -> Checkpoint:
+    """What a person wants to know of a failure, beside its reason, and whether it is tried again."""
+    names = ("error", "message", "exit", "lane", "limit", "observed", "asked", "code")
+    said = {name: ended.detail[name] for name in names if ended.detail.get(name) is not None}
+    error = {"reason": ended.reason, **said, **({"again": True} if again else {})}
+    return msgspec.structs.replace(done, error=canonical(error).decode())

@@ -67,6 +67,20 @@ class Board:
             self._starts[k].pop()
         self.put(step)
 
+    def wait_again(self, step: int) -> None:
+        """It was begun before what it waits for was done, and that was not recorded."""
+        self._leave(step)
+        k = self.steps.place(step)[0]
+        if self._starts.get(k):
+            self._starts[k].pop()
+        self._set(step, At.WAITING)
+
+    def take_back(self, step: int) -> None:
+        """Take a ready step off the board."""
+        held = self._held.get(self.steps.place(step)[0], self._ready)
+        held.remove(step)
+        heapq.heapify(held)
+
     def ask(self, step: int) -> None:
         self._set(step, At.ASKED)
 
@@ -92,7 +106,10 @@ class Board:
     def next_time(self) -> Micros | None:
         """When something that is held back by time alone may run."""
         times = [self._later[0][0]] if self._later else []
-        times += [self._window(k) for k, held in self._held.items() if held and k in self._starts]
+        for k, held in self._held.items():
+            jobs = self.steps.stages[k].jobs
+            if held and k in self._starts and (jobs is None or self._running[k] < jobs):
+                times.append(self._window(k))
         return min(times, default=None)
 
     def finish(self, step: int) -> list[int]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.engine.build_verbs import decided
 from onceward.engine.outputs import read_back
 from onceward.kernel.canon import canonical
 from onceward.lifecycles.plan import Output
 from onceward.store.port import Reads
-from onceward.store.tables.approvals import want_approval
-from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, put_checkpoint, reusable
+from onceward.store.tables.approvals import find_approval, want_approval
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, drop_checkpoint, put_checkpoint, reusable
 from onceward.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class Found(msgspec.Struct):
     """What came of looking: done already, waiting for a person, refused by one, or to be executed."""
 
     done: list[tuple[int, str, tuple[Output, ...]]] = []
-    asked: list[int] = []
+    asked: dict[int, str] = {}
+    """Steps that wait for a person, and the digest of what is to be approved."""
     refused: list[tuple[int, Mapping[str, Any]]] = []
     execute: list[int] = []
 
@@ -36,8 +39,11 @@ class Past:
 
     def __init__(self, run: BuildRun, reuse: bool) -> None:
         self._run, self._reuse = run, reuse
+        self._parent: str | None = None
+        """The build this one was forked from: its results are taken over in any case (B-11)."""
         self._own: dict[int, Checkpoint] = {}
         with run.store.read() as rows:
+            self._parent = Builds(rows).get(run.build_id).parent_build_id
             for checkpoint in checkpoints_of(rows, run.build_id):
                 step = self._step_of(checkpoint)
                 if step is not None:
@@ -52,15 +58,11 @@ class Past:
         """Whether a step has to run, as far as the record can tell now."""
         if step in self._own or self._stage(step).approve:
             return False
-        if not self._reuse:
-            return True
-        context = self._run.flow.context_hash(step)
-        with self._run.store.read() as rows:
-            return not reusable(rows, [context], self._run.build_id)
+        return not self._others({step: self._run.flow.context_hash(step)})
 
     def look(self, steps: Sequence[int]) -> Found:
         """Sort out steps that wait for nothing more. What is reused, invalid or to be approved is recorded."""
-        found = Found([], [], [], [])
+        found = Found([], {}, [], [])
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
         matching = {s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]}
@@ -83,9 +85,8 @@ class Past:
             elif before is not None and before.status == "FAILED" and before.context_hash == hashes[step]:
                 found.refused.append((step, msgspec.json.decode(before.error or "{}")))
             else:
-                found.asked.append(step)
-        asked = {step: hashes[step] for step in found.asked}
-        self._record(invalid, reused, asked)
+                found.asked[step] = hashes[step]
+        self._record(invalid, reused, found.asked)
         return found
 
     def output_digest(self, rows: Reads) -> str:
@@ -104,13 +105,18 @@ class Past:
         return self._run.artifacts.broken(digests) if digests else set()
 
     def _reusable(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
-        if not self._reuse or not hashes:
-            return {}
-        with self._run.store.read() as rows:
-            by_hash = reusable(rows, sorted(set(hashes.values())), self._run.build_id)
-        found = {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
+        found = self._others(hashes)
         broken = self._broken(found.values())
         return {step: c for step, c in found.items() if not broken & _digests(c)}
+
+    def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
+        """What other builds have, by their record."""
+        if not hashes or not (self._reuse or self._parent):
+            return {}
+        with self._run.store.read() as rows:
+            only = None if self._reuse else self._parent
+            by_hash = reusable(rows, sorted(set(hashes.values())), self._run.build_id, only)
+        return {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
 
     def _record(
         self, invalid: Sequence[tuple[int, Checkpoint]], reused: Mapping[int, Checkpoint], asked: Mapping[int, str]
@@ -122,7 +128,29 @@ class Past:
             some = acts[start : start + _CHUNK]
             self._run.store.write(lambda tx, some=some: [act(tx) for act in some])  # type: ignore[misc]
         for step, context in asked.items():
-            self._run.told({"step": self._run.steps.name(step), "status": "APPROVAL", "digest": context, "spent": {}})
+            self._tell(step, context)
+
+    def ask_again(self, step: int, context: str) -> None:
+        """What flows into a step that waits for a person has changed."""
+        self._run.store.write(lambda tx: self._ask(tx, step, context))
+        self._tell(step, context)
+
+    def record_unrun(self, step: int, said: Mapping[str, Any]) -> None:
+        """A step that failed before a child could be made for it."""
+        k, target = self._run.steps.place(step)
+        error = canonical({"reason": "start_failed", **said}).decode()
+        place = (self._run.build_id, self._run.steps.stages[k].name, target)
+        failed = Checkpoint(*place, "", "FAILED", "executed", "[]", 0, 0, 0, None, None, error)
+
+        def record(tx: Transaction) -> None:
+            put_checkpoint(tx, failed, tx.now)
+            self._append(tx, "STEP_FAILED", step, said)
+
+        self._run.store.write(record)
+
+    def _tell(self, step: int, context: str) -> None:
+        name, text = self._run.steps.name(step), self._stage(step).approve
+        self._run.told({"step": name, "status": "APPROVAL", "digest": context, "text": text, "spent": {}})
 
     def _append(self, tx: Transaction, event: str, step: int, detail: Mapping[str, Any]) -> None:
         name = self._run.steps.name(step)
@@ -148,7 +176,14 @@ class Past:
     def _ask(self, tx: Transaction, step: int, context: str) -> None:
         k, target = self._run.steps.place(step)
         stage = self._run.steps.stages[k]
-        want_approval(tx, self._run.build_id, stage.name, target, context, stage.approve, tx.now)
+        place = (self._run.build_id, stage.name, target)
+        earlier = find_approval(tx, *place, context)
+        if earlier is not None and earlier.decision is not None:
+            # It was decided about exactly this before something else flowed in; that word stands.
+            put_checkpoint(tx, decided(earlier), tx.now)
+            return
+        drop_checkpoint(tx, *place)
+        want_approval(tx, *place, context, stage.approve, tx.now)
         self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})
 
 

@@ -120,13 +120,12 @@ def _status(build: Build, checkpoint: Checkpoint | None, token: Any, blocked: bo
         if checkpoint.how == "reused":
             return "REUSED"
         return "SKIPPED" if checkpoint.updated_at < build.resumed_at else "SUCCESS"
-    reason = msgspec.json.decode(checkpoint.error or "{}").get("reason", "")
     if checkpoint.status == "IN_DOUBT":
         return "IN_DOUBT"
-    if reason == "cancelled":
-        return "CANCELLED"
-    # An attempt that the budget or a stop cut short is no failure of the step: it runs again.
-    return "waiting" if reason in ("budget_exceeded", "terminated_on_restart", "lease_orphaned") else "FAILED"
+    if not _failed_for_good(checkpoint):
+        return "waiting"
+    reason = msgspec.json.decode(checkpoint.error or "{}").get("reason", "")
+    return "CANCELLED" if reason == "cancelled" else "FAILED"
 
 
 def _of(checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -148,21 +147,28 @@ def _of(checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 
 def _blocked(stages: list[dict[str, Any]], checkpoints: Mapping[tuple[str, str], Checkpoint]) -> set[tuple[str, str]]:
-    """Steps that cannot run because one they need has failed, directly or through others."""
-    failed = {place for place, c in checkpoints.items() if c.status == "FAILED"}
-    targets = {stage["name"]: stage["targets"] for stage in stages}
+    """Steps that cannot run because one they need has failed for good, directly or through others."""
+    failed = {place for place, checkpoint in checkpoints.items() if _failed_for_good(checkpoint)}
+    targets = {stage["name"]: set(stage["targets"]) for stage in stages}
+    stuck: dict[str, set[str]] = {stage["name"]: set() for stage in stages}
+    for name, target in failed:
+        if name in stuck:
+            stuck[name].add(target)
     blocked: set[tuple[str, str]] = set()
     for stage in stages:
-        broken = {
-            need for need in stage["needs"] if any((need, t) in failed or (need, t) in blocked for t in targets[need])
-        }
-        for target in stage["targets"] if broken else ():
-            for need in broken:
-                own = target in set(targets[need])
-                needed = [(need, target)] if own else [(need, t) for t in targets[need]]
-                if any(place in failed or place in blocked for place in needed):
+        for need in stage["needs"]:
+            for target in stage["targets"] if stuck[need] else ():
+                if target in stuck[need] or target not in targets[need]:
                     blocked.add((stage["name"], target))
+        stuck[stage["name"]] |= {target for name, target in blocked if name == stage["name"]}
     return blocked - failed
+
+
+def _failed_for_good(checkpoint: Checkpoint) -> bool:
+    """An attempt that the budget or a stop cut short, or that is tried again, is no failure of the step."""
+    error = msgspec.json.decode(checkpoint.error or "{}")
+    cut_short = error.get("reason") in ("budget_exceeded", "terminated_on_restart", "lease_orphaned")
+    return checkpoint.status == "FAILED" and not cut_short and not error.get("again")
 
 
 def _wanted(rows: Reads, build: Build) -> list[Approval]:

@@ -17,7 +17,9 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import read_back
 from onceward.engine.plans import Resolved
 from onceward.engine.purse import Pause, Purse
-from onceward.kernel.canon import canonical, digest
+from onceward.errors import OncewardError
+from onceward.kernel.canon import digest
+from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
 from onceward.lifecycles.plan import Output
@@ -26,6 +28,14 @@ from onceward.store.tables.rates import note_start, rate_starts
 from onceward.store.transaction import Transaction
 
 Told = Callable[[Mapping[str, Any]], None]
+
+
+class _Unlaunchable(Exception):
+    """A step whose turn it is cannot be begun."""
+
+    def __init__(self, step: int, error: OncewardError) -> None:
+        super().__init__(error.message)
+        self.step, self.error = step, error
 
 
 class BuildRun:
@@ -56,7 +66,8 @@ class BuildRun:
         """What earlier attempts left of steps that are not done."""
         self.attempts: dict[int, int] = {}
         """How often a step was tried by us."""
-        self._asked: set[int] = set()
+        self._asked: dict[int, str] = {}
+        """Steps that wait for a person, and for which content."""
         self._in_flight = 0
         self.halted = ""
         self.pausing: Pause | None = None
@@ -64,7 +75,10 @@ class BuildRun:
         self.failures: list[tuple[str, Mapping[str, Any]]] = []
         with self.store.read() as rows:
             scopes = {k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None}
-            self.board = Board(self.steps, {k: rate_starts(rows, self._scope(k), r.count) for k, r in scopes.items()})
+            now = self.store.sources.now()
+            # A clock that was set back must not keep a stage waiting for times that have not come.
+            starts = {k: rate_starts(rows, self._scope(k), r.count) for k, r in scopes.items()}
+            self.board = Board(self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()})
         self.flow = Flow(resolved)
         self.purse = Purse(self.store, build_id, resolved, kernel.principal)
         self.past = Past(self, reuse)
@@ -78,7 +92,7 @@ class BuildRun:
             with self._changed:
                 if self.children.failed is not None:
                     raise self.children.failed
-                if self._finished():
+                if self._finished() or self.children.quiet or self.children.overdue:
                     break
                 self._changed.wait(self._patience())
         self.children.heeded = None
@@ -97,15 +111,8 @@ class BuildRun:
             self._halt("abandoned")
             return
         with self.mutex:
-            asked = sorted(self._asked)
-            freed: list[int] = []
-            for step in asked:
-                k, target = self.steps.place(step)
-                with self.store.read() as rows:
-                    found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
-                if found is not None and found.context_hash == self.flow.context_hash(step):
-                    freed += self._decided(step, found)
-            self._sort_out(freed)
+            asked = bool(self._asked)
+            self._look_at_asked()
         if asked:
             self.dispatch()
             self._notify()
@@ -113,7 +120,12 @@ class BuildRun:
     def dispatch(self) -> None:
         """Queue steps for the slots that are free."""
         with self.mutex:
-            chosen = self._take(self.jobs - self._in_flight)
+            try:
+                chosen = self._take(self.jobs - self._in_flight)
+            except _Unlaunchable as error:
+                self._fail_unrun(error)
+                self._notify()
+                return
         if not chosen:
             return
         paused, spawned = self.store.write(lambda tx: self._queue_first(tx, chosen))
@@ -128,10 +140,14 @@ class BuildRun:
     def choose(self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...]) -> list[Attempt]:
         """Whom the slot of an attempt that ends is for: the next that is ready, or one that only waited for this."""
         with self.mutex:
-            chosen = self._take(1)
-            if not chosen and ended.reason == "completed" and not self.halted:
-                self.flow.keep(attempt.number, outputs)
-                chosen = self._take_early(attempt.number)
+            try:
+                chosen = self._take(1)
+                if not chosen and ended.reason == "completed" and not self.halted:
+                    self.flow.keep(attempt.number, outputs)
+                    chosen = self._take_early(attempt.number)
+            except (OncewardError, _Unlaunchable):
+                # Whatever is wrong with the next step must not touch the end of this one: it comes up again by itself.
+                return []
             return chosen
 
     def settle_ending(self, ending: Ending, spawned: Sequence[Attempt], dropped: Sequence[Attempt]) -> None:
@@ -141,6 +157,8 @@ class BuildRun:
             self.ended(ending.attempt, ending.final, ending.outputs, ending.checkpoint)
             idle = self._in_flight < self.jobs
             over = self._finished()
+        if spawned and idle:
+            self.children.rouse()
         if idle and not over:
             self.dispatch()
         if over or self.board.next_time() is not None:
@@ -152,7 +170,7 @@ class BuildRun:
         step = attempt.number
         with self.mutex:
             self._in_flight -= 1
-            self.attempts[step] = attempt.attempt
+            self.attempts[step] = attempt.try_
             spent = ended.detail.get("spent", {})
             if ended.reason == "completed":
                 self.attempts.pop(step, None)
@@ -165,8 +183,8 @@ class BuildRun:
                 return
             if checkpoint is not None:
                 self.before[step] = checkpoint
-            if self._again(attempt, ended):
-                due = self.store.sources.now() + backoff(attempt.attempt, self.store.sources.fraction())
+            if self.again(attempt, ended):
+                due = self.store.sources.now() + backoff(attempt.try_, self.store.sources.fraction())
                 self.board.put_later(step, due)
                 self._say(attempt.name, "RETRY", attempt.child_id, spent, ended)
             elif ended.reason == "budget_exceeded" or ended.detail.get("stopped"):
@@ -177,31 +195,33 @@ class BuildRun:
 
     def goes_on_after(self, attempt: Attempt, ended: Ended) -> bool:
         """Whether others are still dispatched after an attempt that did not succeed."""
-        return self.keep_going or self._again(attempt, ended)
+        return self.keep_going or self.again(attempt, ended)
 
     def queue(self, tx: Transaction, chosen: Sequence[Attempt]) -> list[Order]:
         """In a transaction: note the starts of stages that have a rate; answers what to queue."""
         for attempt in chosen:
             rate = attempt.stage.rate
             if rate is not None:
-                note_start(tx, self._scope(attempt.k), attempt.child_id, tx.now, tx.now - rate.seconds * 1_000_000)
+                at = attempt.taken_at
+                note_start(tx, self._scope(attempt.k), attempt.child_id, at, at - rate.seconds * 1_000_000)
         return [attempt.order for attempt in chosen]
-
-    def with_error(self, done: Checkpoint, ended: Ended) -> Checkpoint:
-        """What a person wants to know of a failure, beside its reason."""
-        names = ("error", "message", "exit", "lane", "limit", "observed", "asked", "code")
-        said = {name: ended.detail[name] for name in names if ended.detail.get(name) is not None}
-        return msgspec.structs.replace(done, error=canonical({"reason": ended.reason, **said}).decode())
 
     # The board.
 
     def _take(self, free: int) -> list[Attempt]:
         chosen: list[Attempt] = []
         while len(chosen) < free and not self.halted:
-            step = self.board.take(self.store.sources.now())
+            now = self.store.sources.now()
+            step = self.board.take(now)
             if step is None:
                 break
-            chosen.append(self._launch(step, early=False))
+            try:
+                chosen.append(self._launch(step, now, early=False))
+            except OncewardError as error:
+                self.board.put_back(step)
+                if chosen:
+                    break
+                raise _Unlaunchable(step, error) from error
         return chosen
 
     def _take_early(self, finishing: int) -> list[Attempt]:
@@ -209,11 +229,13 @@ class BuildRun:
         now = self.store.sources.now()
         for step in self.board.would_free(finishing):
             if self.board.free(step, now) and self.past.must_execute(step):
-                return [self._launch(step, early=True)]
+                launched = self._launch(step, now, early=True)
+                self.board.start(step, now)
+                return [launched]
         return []
 
-    def _launch(self, step: int, early: bool) -> Attempt:
-        attempt = Attempt(self, step, self.flow.context_hash(step), early)
+    def _launch(self, step: int, now: Micros, early: bool) -> Attempt:
+        attempt = Attempt(self, step, self.flow.context_hash(step), now, early)
         self._in_flight += 1
         self.children.expect({attempt.child_id: attempt.work})
         return attempt
@@ -229,15 +251,14 @@ class BuildRun:
         return None, True
 
     def _settle(self, spawned: Sequence[Attempt], dropped: Sequence[Attempt], paused: Pause | None) -> None:
-        now = self.store.sources.now()
         for attempt in spawned:
-            if attempt.early:
-                self.board.start(attempt.number, now)
             self._say(attempt.name, "running", attempt.child_id)
         self.children.forget([attempt.child_id for attempt in dropped])
         for attempt in dropped:
             self._in_flight -= 1
-            if not attempt.early:
+            if attempt.early:
+                self.board.wait_again(attempt.number)
+            else:
                 self.board.put_back(attempt.number)
         if paused is not None and self.pausing is None:
             self.pausing = paused
@@ -256,17 +277,39 @@ class BuildRun:
                 self.flow.keep(step, outputs)
                 self._say(self.steps.name(step), status)
                 waiting += self.board.finish(step)
-            for step in found.asked:
+            for step, wanted in found.asked.items():
                 self.board.ask(step)
-                self._asked.add(step)
+                self._asked[step] = wanted
             for step, error in found.refused:
                 self._failed(step, Ended(error.get("reason", "refused"), error))
             for step in found.execute:
                 self.board.put(step)
+            if found.asked:
+                # Somebody may have answered before we were ready to hear it.
+                waiting += self._answers()
+
+    def _look_at_asked(self) -> None:
+        self._sort_out(self._answers())
+
+    def _answers(self) -> list[int]:
+        """What people have said about steps that wait for them; answers those that may go on because of it. Where
+        something else flows in by now, they are asked again."""
+        freed: list[int] = []
+        for step, wanted in sorted(self._asked.items()):
+            now = self.flow.context_hash(step)
+            if now != wanted:
+                self.past.ask_again(step, now)
+                self._asked[step] = now
+            k, target = self.steps.place(step)
+            with self.store.read() as rows:
+                found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
+            if found is not None and found.context_hash == now:
+                freed += self._decided(step, found)
+        return freed
 
     def _decided(self, step: int, found: Checkpoint) -> list[int]:
         """A person approved or refused a step; answers those that it lets go on."""
-        self._asked.discard(step)
+        self._asked.pop(step, None)
         if found.status != "SUCCESS":
             self._failed(step, Ended("refused", msgspec.json.decode(found.error or "{}")))
             return []
@@ -286,8 +329,17 @@ class BuildRun:
         if not self.keep_going:
             self._halt("failed")
 
-    def _again(self, attempt: Attempt, ended: Ended) -> bool:
-        return ended.retryable and ended.reason == "execution_failed" and attempt.attempt < attempt.stage.attempts
+    def _fail_unrun(self, unlaunchable: _Unlaunchable) -> None:
+        """A step that cannot even be begun has failed, and its record says why."""
+        step, error = unlaunchable.step, unlaunchable.error
+        said = {"error": error.code, "message": error.message[:1000]}
+        self.board.take_back(step)
+        self.past.record_unrun(step, said)
+        self._failed(step, Ended("start_failed", said))
+
+    def again(self, attempt: Attempt, ended: Ended) -> bool:
+        """Whether an attempt that failed is tried once more."""
+        return ended.retryable and ended.reason == "execution_failed" and attempt.try_ < attempt.stage.attempts
 
     def _halt(self, why: str) -> None:
         with self.mutex:
@@ -306,7 +358,7 @@ class BuildRun:
 
     def _patience(self) -> float:
         """How long the main thread may sleep: until something that waits for time alone is due."""
-        due = self.board.next_time()
+        due = self.board.next_time() if self._in_flight < self.jobs else None
         left = 0.5 if due is None else max(0.001, (due - self.store.sources.now()) / 1_000_000)
         return min(0.5, left)
 

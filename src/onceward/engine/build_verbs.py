@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from onceward.engine import child_budget, child_dispatch
 from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
 from onceward.kernel.canon import canonical
@@ -11,7 +13,7 @@ from onceward.kernel.sources import iso
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.plan import step_name
-from onceward.store.tables.approvals import approvals_of, decide_approval
+from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, put_checkpoint
 from onceward.store.tables.children import Tokens
@@ -76,11 +78,18 @@ def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refu
             return answer
         raise PermitInvalid(f"step {step} was {newest.decision} by {newest.actor} already", context={"step": step})
     decide_approval(tx, newest, decision, actor, note, tx.now)
-    error = canonical({"reason": "refused", "message": f"refused by {actor}{f': {note}' if note else ''}"}).decode()
-    status, said_why = ("FAILED", error) if refuse else ("SUCCESS", None)
-    place = (build.build_id, newest.stage, newest.target)
-    done = Checkpoint(*place, digest, status, "approved", "[]", 0, 0, 1, None, None, said_why)
-    put_checkpoint(tx, done, tx.now)
+    done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
+    put_checkpoint(tx, decided(done), tx.now)
     said = {**answer, "digest": digest, **({"note": note} if note else {})}
     tx.append(f"session:{build.build_id}", "APPROVAL_REFUSED" if refuse else "APPROVAL_GIVEN", actor, said)
     return answer
+
+
+def decided(approval: Approval) -> Checkpoint:
+    """The checkpoint of a step that a person approved or refused."""
+    place = (approval.build_id, approval.stage, approval.target)
+    if approval.decision == "approved":
+        return Checkpoint(*place, approval.digest, "SUCCESS", "approved", "[]", 0, 0, 1, None, None, None)
+    why = f"refused by {approval.actor}{f': {approval.note}' if approval.note else ''}"
+    error = canonical({"reason": "refused", "message": why}).decode()
+    return Checkpoint(*place, approval.digest, "FAILED", "approved", "[]", 0, 0, 1, None, None, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import VALUES, Keeper, Kept, encoded, written
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
+from onceward.kernel.canon import canonical
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
@@ -22,7 +24,7 @@ from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
 from onceward.lifecycles.plan import changes, step_name
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, keep_plan, plan_body
-from onceward.store.tables.checkpoints import Checkpoint, drop_checkpoint, in_doubt, put_checkpoint
+from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
 from onceward.store.tables.events import event_at
 from onceward.store.tables.permits import consume, find_confirmation
 from onceward.store.transaction import Transaction
@@ -40,9 +42,27 @@ class Offer(msgspec.Struct, frozen=True):
     """Steps in doubt that are done: what they made is in these files."""
 
 
+def require_no_doubt(rows: Reads, name: str) -> None:
+    """A plan is not begun anew while a step of it may have had its effect: that would run it twice by accident."""
+    for build in (*Builds(rows).in_state("CRASHED"), *Builds(rows).in_state("BUDGET_PAUSE")):
+        doubts = [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)] if build.name == name else []
+        if doubts:
+            raise InvalidResumeState(
+                f"build {build.build_id} of this plan crashed, and nobody can say whether {', '.join(doubts[:5])} had"
+                " an effect; running the plan anew might repeat it",
+                context={"build_id": build.build_id, "in_doubt": doubts},
+                recovery=[
+                    Recovery("decide there", f"onceward resume {build.build_id}"),
+                    Recovery("or give that build up, then run", f"onceward abandon {build.build_id}", "medium"),
+                ],
+            )
+
+
 def begin(kernel: Kernel, resolved: Resolved, plan_file: str, jobs: int, limits: Mapping[str, int]) -> str:
     """Store a new build, open its session and start it; answers its id."""
     kernel.require("operator")
+    with kernel.store.read() as rows:
+        require_no_doubt(rows, resolved.plan.name)
     build_id = kernel.store.sources.new_id("bld")
     kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal))
     return build_id
@@ -94,7 +114,11 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
         _decide(tx, build, offer, accepted, kernel)
         if changed:
             _require_token(tx, build, offer)
-            limits = {**resolved.plan.limits, **offer.limits}
+            # What the parent was allowed goes on unless somebody says otherwise.
+            allowed = {
+                lane.lane: lane.limit for lane in child_budget.lanes(tx, build_id).values() if lane.limit is not None
+            }
+            limits = {**resolved.plan.limits, **allowed, **offer.limits}
             _begin(tx, child, resolved, plan_file, jobs, limits, kernel.principal, build_id)
             tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child})
             return child
@@ -127,8 +151,8 @@ def _decide(tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, 
             f" {', '.join(open_)}",
             context={"build_id": build.build_id, "in_doubt": open_},
             recovery=[
-                Recovery("run it again", f"{again} --rerun {open_[0]}", "medium"),
-                Recovery("take its result from a file", f"{again} --accept {open_[0]}=FILE", "low"),
+                Recovery("run again", " ".join((again, *(f"--rerun {shlex.quote(name)}" for name in open_))), "medium"),
+                Recovery("or take a result from a file", f"{again} --accept {shlex.quote(open_[0] + '=FILE')}", "low"),
             ],
         )
     for name, checkpoint in doubts.items():
@@ -138,7 +162,8 @@ def _decide(tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, 
             said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
             _accept(tx, checkpoint, accepted[name], kernel.artifacts)
         else:
-            drop_checkpoint(tx, build.build_id, checkpoint.stage, checkpoint.target)
+            error = canonical({"reason": "terminated_on_restart"}).decode()
+            put_checkpoint(tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now)
         tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
 
 
@@ -170,6 +195,9 @@ def _require_room(tx: Transaction, build: Build) -> None:
     own, whole = child_budget.lanes(tx, build.build_id), child_budget.workspace(tx)
     empty = exhausted(own) or exhausted(whole, "workspace")
     pause = _pause_detail(tx, build)
+    if empty is not None and empty.lane == pause.get("lane"):
+        wanted = int(pause.get("estimate") or pause.get("asked") or 0)
+        empty = msgspec.structs.replace(empty, asked=wanted)
     if empty is None and "estimate" in pause:
         asked = {str(pause["lane"]): int(pause["estimate"])}
         empty = precheck(own, asked) or precheck(whole, asked, "workspace")
@@ -194,7 +222,7 @@ def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
         way = Recovery("raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}")
     return InvalidResumeState(
         f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
-        " the budget must be raised first (the token is kept)",
+        " the budget must be raised first, here and not in the plan (the token is kept)",
         context={"build_id": build.build_id, **empty.detail()},
         recovery=[way],
     )

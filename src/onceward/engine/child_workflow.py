@@ -48,6 +48,7 @@ def run(children: Children, token: Token) -> Closing:
 
 def _run_function(children: Children, token: Token, work: Function, running: Running) -> Closing:
     began = time.monotonic()
+    redactor = Redactor({name: os.environ[name] for name in work.secrets if name in os.environ})
     running.deadline, running.late = _deadline(children, token, work.timeout, began)
 
     def spend(lanes: Mapping[str, Any], settled: bool) -> None:
@@ -60,25 +61,31 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
     kept: Any = None
     logs: dict[str, Blob] = {}
     try:
-        value = work.call(ChildTask(token, running, spend))
+        with running.interruptible():
+            value = work.call(ChildTask(token, running, spend))
         if inspect.isawaitable(value):
             value = children.run_async(value, running)
         if work.step is not None:
             kept = work.step.collect(token, value)
         ended = Ended("completed")
     except BudgetExceeded as error:
-        ended = Ended("budget_exceeded", error.context)
+        # Only the ledger's own word counts; one that a step made up is an error like others.
+        said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
+        ended = Ended("budget_exceeded", running.refused) if running.refused else Ended("execution_failed", said)
     except (LockLost, StorageError):
         raise
     except (ConnectionError, TimeoutError) as error:
-        logs["traceback"] = children.artifacts.keep_log(_traceback(error))
-        ended = Ended("execution_failed", {"error": "NETWORK_ERROR", "message": described(error)}, retryable=True)
+        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
+        said = {"error": "NETWORK_ERROR", "message": redactor.text(described(error))}
+        ended = Ended("execution_failed", said, retryable=True)
     except OncewardError as error:
-        ended = Ended("execution_failed", {"error": error.code, "message": error.message[:1000]}, error.retryable)
+        said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
+        ended = Ended("execution_failed", said, error.retryable)
     except BaseException as error:
-        logs["traceback"] = children.artifacts.keep_log(_traceback(error))
-        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": described(error)})
+        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
+        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": redactor.text(described(error))})
     running.over = True
+    running.note = redactor.text(running.note)
     if running.asked == "budget" or ended.reason != "completed":
         ended = _by_request(running, ended)
     micros = int((time.monotonic() - began) * 1_000_000)

@@ -70,6 +70,8 @@ class Children:
         """How many slots are between two children: what they will run is not known yet."""
         self._asked_early: set[str] = set()
         self.closed = False
+        self.stuck = False
+        """Whether a function could not be ended: only the end of this process will."""
         self.heeded: Callable[[], None] | None = None
         """Told when somebody asked for something that may concern this session."""
         self._watch = threading.Event()
@@ -174,19 +176,34 @@ class Children:
         for child in running:
             child.stop()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether it was told to stop and nothing of it runs or is about to; what is queued will not begin."""
+        with self.changed:
+            return self._stopping and not self._turning and not self.running
+
+    @property
+    def overdue(self) -> bool:
+        """Whether something still runs long after everything was asked to stop."""
+        with self.changed:
+            asked = [child.pressed_at for child in self.running.values() if child.pressed_at is not None]
+            return self._stopping and any(at + 2 * self.processes.grace < time.monotonic() for at in asked)
+
     def close(self) -> None:
         """Wait until every slot is empty."""
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
+        patience = time.monotonic() + 3 * self.processes.grace
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, patience - time.monotonic()))
+        self.stuck = any(thread.is_alive() for thread in self._threads)
         self._watch.set()
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
         self.closed = True
-        while self.failed is None and self.store.write(self._give_up_queued):
+        while self.failed is None and not self.stuck and self.store.write(self._give_up_queued):
             pass
 
     def run_async(self, coroutine: Any, running: Running) -> Any:
@@ -213,7 +230,7 @@ class Children:
         return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
 
     def _start_slot(self, slot: int) -> None:
-        thread = threading.Thread(target=self._slot, args=(slot,), name=f"child-slot-{slot}")
+        thread = threading.Thread(target=self._slot, args=(slot,), name=f"child-slot-{slot}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -292,11 +309,12 @@ class Children:
         while not self._watch.wait(_LOOK_SECONDS):
             with self.changed:
                 now = time.monotonic()
-                late = [
-                    r for r in self.running.values() if r.deadline is not None and r.deadline <= now and not r.asked
-                ]
-            for running in late:
-                running.ask(running.late)
+                running = list(self.running.values())
+            for child in running:
+                if child.deadline is not None and child.deadline <= now and not child.asked:
+                    child.ask(child.late)
+                elif child.pressed_at is not None and child.pressed_at + self.processes.grace <= now:
+                    child.interrupt()
 
     def _note_end(self, token: Token, turn: Turn) -> None:
         assert turn.ended is not None

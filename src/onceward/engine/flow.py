@@ -18,8 +18,11 @@ class Flow:
 
     def keep(self, step: int, outputs: tuple[Output, ...]) -> None:
         """What a step made, if another stage needs it."""
-        if self._steps.needed_by[self._steps.place(step)[0]]:
-            self._results[step] = (result_digest(outputs), outputs)
+        k = self._steps.place(step)[0]
+        if self._steps.needed_by[k]:
+            # An approval leaves nothing, but what was approved is what flows on.
+            made = self.context_hash(step) if self._steps.stages[k].approve else result_digest(outputs)
+            self._results[step] = (made, outputs)
 
     def context_hash(self, step: int) -> str:
         """Of everything that decides what a step makes, as it is now."""

@@ -180,7 +180,7 @@ class Kernel:
             # Last in, first out, and each whatever became of the one before.
             leaving.callback(self.store.close)
             leaving.callback(self._heartbeat.stop)
-            leaving.callback(_quietly(tenure.release), self.store, self.principal)
+            leaving.callback(self._release)
             leaving.callback(_quietly(self.streams.seal))
             leaving.callback(_quietly(self.artifacts.spill), SPILL_AT)
             leaving.callback(self.processes.close)
@@ -188,6 +188,12 @@ class Kernel:
                 leaving.callback(_quietly(children.close))
             for children in self._sessions:
                 leaving.callback(children.stop)
+
+    def _release(self) -> None:
+        """Give the writer lock back; with a function that cannot be ended it is kept until this process is gone, for
+        that is the proof the next kernel needs."""
+        if not any(children.stuck for children in self._sessions):
+            _quietly(tenure.release)(self.store, self.principal)
 
     def _lose(self, why: str) -> None:
         """Told by the heartbeat: the fence already keeps us from writing; now we also stop."""

@@ -49,6 +49,8 @@ class Keeper:
 
     def folder(self, folder: Path, but: Set[Path] = frozenset()) -> list[Kept]:
         """Every file left in a folder, by its path in it."""
+        if folder.is_symlink() or not folder.is_dir():
+            raise MalformedOutput("the step removed or replaced the folder for its outputs (ONCEWARD_OUT)")
         found = []
         for path in _files(folder):
             if path not in but:
@@ -65,13 +67,21 @@ class Keeper:
 
     def _bytes(self, name: str, kind: str, data: bytes) -> Kept:
         blob = _fitting(name, lambda: self._artifacts.keep(self._redactor.clean(data) if self._redactor else data))
-        return Output(name, kind, blob.sha256, blob.size), blob
+        return Output(self._shown(name), kind, blob.sha256, blob.size), blob
+
+    def _shown(self, name: str) -> str:
+        """A name, without the secrets in it."""
+        return self._redactor.text(name) if self._redactor else name
 
     def _file(self, name: str, kind: str, path: Path) -> Kept:
         if path.is_symlink() or not path.is_file():
             raise MalformedOutput(f"the output {name} is no file: {path}", context={"output": name})
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise MalformedOutput(f"the output {name} cannot be read: {error.strerror}") from None
         blob = _fitting(name, lambda: self._artifacts.keep_file(path, self._redactor))
-        return Output(name, kind, blob.sha256, blob.size), blob
+        return Output(self._shown(name), kind, blob.sha256, blob.size), blob
 
 
 def encoded(value: Any) -> tuple[str, bytes]:
@@ -150,6 +160,15 @@ def _by_name(kept: Sequence[Kept]) -> list[Kept]:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise MalformedOutput(f"the step left two outputs called {twice}", context={"output": twice})
+    known = set(names)
+    for name in names:
+        above = name.rpartition("/")[0]
+        while above:
+            if above in known:
+                raise MalformedOutput(
+                    f"the output {name} would lie inside the output {above}", context={"output": name}
+                )
+            above = above.rpartition("/")[0]
     return found
 
 
@@ -161,6 +180,8 @@ def fetch(artifacts: Artifacts, output: Output, place: Path) -> Path:
             for piece in artifacts.read(output.sha256):
                 file.write(piece)
         place.chmod(0o400)
+    except (FileExistsError, NotADirectoryError):
+        raise MalformedOutput(f"the input {place.name} cannot be laid out beside the others") from None
     except OSError as error:
         raise StorageError(f"cannot lay out the input {place.name}: {error.strerror}") from error
     return place

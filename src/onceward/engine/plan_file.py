@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onceward.engine.plans import Plan, Resolved
+from onceward.engine.plans import LOADED_AS, Plan, Resolved
 from onceward.errors import InvalidConfig, InvalidDependency, OncewardError
 from onceward.lifecycles.plan_words import PLAN_WORDS, check_words, refuse
 
 T = TypeVar("T")
-_MODULE = "__onceward_plan__"
+_MODULE = LOADED_AS
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
@@ -27,7 +27,8 @@ def load(path: Path) -> Resolved:
     """The plan in a file, resolved; INVALID_CONFIG or INVALID_DEPENDENCY with file and line where it is not one."""
     file = path.absolute()
     if not file.is_file():
-        raise InvalidConfig(f"there is no plan {path}", context={"file": str(path)})
+        what = "is no file" if file.exists() else "is not there"
+        raise InvalidConfig(f"the plan {path} {what}", context={"file": str(path)})
     if file.suffix == ".py":
         return _named(file, lambda: Resolved(_from_python(file)))
     return _load_toml(file, path)
@@ -35,8 +36,10 @@ def load(path: Path) -> Resolved:
 
 def _load_toml(file: Path, shown: Path) -> Resolved:
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")
         words = tomllib.loads(text)
+    except RecursionError:
+        raise InvalidConfig(f"{shown}: it is nested too deep to be a plan", context={"file": str(shown)}) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read {shown}: {error}", context={"file": str(shown)}) from None
     except tomllib.TOMLDecodeError as error:
@@ -108,14 +111,11 @@ def _from_python(file: Path) -> Plan:
     sys.modules[_MODULE] = module
     try:
         spec.loader.exec_module(module)
-    except OncewardError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = _line_in(error, file)
         where = f"{file.name}, line {line}" if line else file.name
-        raise InvalidConfig(
-            f"{where}: {type(error).__name__}: {error}", context={"file": str(file), "line": line}
-        ) from None
+        what = error.message if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
+        raise InvalidConfig(f"{where}: {what}", context={"file": str(file), "line": line}) from None
     plans = {id(value): value for value in vars(module).values() if isinstance(value, Plan)}
     if len(plans) != 1:
         raise InvalidConfig(

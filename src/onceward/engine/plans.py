@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import glob
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -21,6 +20,8 @@ from onceward.kernel.records import check_name
 from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill
 from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole
 
+LOADED_AS = "__onceward_plan__"
+"""The name of a plan's module while it is loaded from its file."""
 Call = TypeVar("Call", bound=Callable[..., Any])
 Needs = str | Callable[..., Any] | Iterable["str | Callable[..., Any]"]
 
@@ -67,15 +68,26 @@ class Plan:
         self.stages: list[Stage] = []
         self._functions: dict[Callable[..., Any], str] = {}
 
-    def stage(self, *, name: str | None = None, needs: Needs = (), **words: Any) -> Callable[[Call], Call]:
+    @overload
+    def stage(self, call: Call, /) -> Call: ...
+
+    @overload
+    def stage(self, *, name: str | None = None, needs: Needs = (), **words: Any) -> Callable[[Call], Call]: ...
+
+    def stage(self, *bare: Any, name: str | None = None, needs: Needs = (), **words: Any) -> Any:
         """Make a function a stage: it is called with a `Task` for every target. Takes the words of a `[[stage]]`:
         targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version."""
 
         def add(call: Call) -> Call:
-            self.add({"name": name or call.__name__, "needs": self._names(needs), **words}, call)
+            called = name or getattr(call, "__name__", None)
+            if not callable(call):
+                raise refuse("name", f"a stage is made of a function, not of {call!r}")
+            if called is None:
+                raise refuse("name", f"a {type(call).__name__} has no name of its own; say name=")
+            self.add({"name": called, "needs": self._names(needs), **words}, call)
             return call
 
-        return add
+        return add(*bare) if bare else add
 
     def command(self, name: str, run: Sequence[str], *, needs: Needs = (), **words: Any) -> str:
         """A stage that runs a program, no shell; answers its name, for others to need."""
@@ -122,7 +134,7 @@ class Resolved:
                     targets[stage.name] = self.files.match(stage.glob, "targets")
                 elif stage.targets is not None:
                     targets[stage.name] = list(stage.targets)
-                stages.append(_with_version(stage))
+                stages.append(_with_version(stage, plan.folder))
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
         self.steps = Steps(stages, targets)
@@ -136,7 +148,7 @@ class Resolved:
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
         secrets = {name: os.environ[name] for stage in stages for name in stage.secrets if name in os.environ}
-        self.body = Redactor(secrets).text(body_of(plan.name, plan.config, self.steps, hashed))
+        self.body = body_of(plan.name, plan.config, self.steps, hashed, Redactor(secrets).text)
         self.hash = sha256_hex(self.body.encode())
 
     def inputs(self, step: int) -> list[tuple[str, str]]:
@@ -163,10 +175,10 @@ class Resolved:
         return sorted({*found, target}) if stage.glob else found
 
 
-def _with_version(stage: Stage) -> Stage:
+def _with_version(stage: Stage, folder: Path) -> Stage:
     if stage.call is None or stage.version:
         return stage
-    return msgspec.structs.replace(stage, version=version_of(inspect.unwrap(stage.call)))
+    return msgspec.structs.replace(stage, version=version_of(stage.call, folder))
 
 
 def _require_targets(stage: Stage, targets: Sequence[str]) -> None:

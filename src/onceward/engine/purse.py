@@ -37,7 +37,8 @@ class Purse:
             self._costs: dict[int, list[tuple[int, int]]] = {}
             for k, stage in enumerate(self._stages):
                 if self.limited and not stage.estimate:
-                    self._costs[k] = recorded_costs(rows, resolved.plan.name, stage.name, MEDIAN_OF)
+                    newest_first = recorded_costs(rows, resolved.plan.name, stage.name, MEDIAN_OF)
+                    self._costs[k] = newest_first[::-1]
 
     def estimate(self, k: int) -> Mapping[str, int]:
         """What a step of a stage will cost: as declared, else the median of what was recorded, else nothing."""

@@ -43,7 +43,12 @@ class Redactor:
         return out + data[at:] if at else data
 
     def text(self, text: str) -> str:
-        return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        if not self._marks:
+            return text
+        try:
+            return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return self.clean(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
     def piece(self, stream: str, data: bytes) -> bytes:
         """The next piece of a stream; an end that may be the beginning of a secret waits for the piece after it."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -105,6 +108,8 @@ class Function(Terms, frozen=True, kw_only=True):
 
     call: Callable[[ChildTask], Any]
     name: str = ""
+    secrets: Sequence[str] = ()
+    """Names of our environment whose values are redacted in whatever it leaves."""
 
     @property
     def kind(self) -> str:
@@ -182,6 +187,10 @@ class Running:
         self.out_of_time: Mapping[str, Any] = {}
         """What to say if it is its session's time that ends it."""
         self.over = False
+        self.thread: int | None = None
+        """The thread of a function, for as long as its own code runs."""
+        self.pressed_at: float | None = None
+        """When it was asked to end."""
         self.abort: Callable[[], object] | None = None
         """Cancels the coroutine of an `async def` child; it is waited for all the same."""
         self._mutex = threading.Lock()
@@ -205,6 +214,7 @@ class Running:
             if not self.asked and why == "budget" and not self.refused:
                 self.refused = self.out_of_time
             self.asked = self.asked or why
+            self.pressed_at = self.pressed_at or time.monotonic()
             process, abort = self.process, self.abort
         if process is not None:
             process.terminate()
@@ -228,6 +238,24 @@ class Running:
             timer = threading.Timer(REFUSED_SECONDS, process.terminate)
             timer.daemon = True
             timer.start()
+
+    def interrupt(self) -> None:
+        """A function that was asked to end and has not: raise in its thread, as Ctrl-C does in a program's."""
+        with self._mutex:
+            if self.thread is not None:
+                raised = ctypes.py_object(ChildCancelled)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), raised)
+                self.thread = None
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While a function's own code runs, and only then, it may be interrupted."""
+        self.thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self.thread = None
 
     def tell(self, thousandths: int | None, note: str) -> None:
         if thousandths is not None:

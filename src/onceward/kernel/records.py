@@ -153,7 +153,10 @@ class Request(msgspec.Struct, frozen=True):
                 f"a request id has 1 to {MAX_REQUEST_ID_CHARS} printable characters",
                 context={"field": "client_request_id"},
             )
-        return bounded(self.payload, "the request payload")
+        payload = bounded(self.payload, "the request payload")
+        if b"\\u0000" in payload:
+            raise InvalidConfig("the request payload holds a NUL, which is no text", context={"field": "payload"})
+        return payload
 
     def payload_hash(self) -> str:
         return sha256_hex(self.check())

@@ -58,7 +58,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     def work(self) -> dict[str, Any]:
         """What is done, as far as it decides what comes out."""
         if self.run:
-            return {"run": list(self.run)}
+            return {"run": list(self.run), **({"version": self.version} if self.version else {})}
         return {"approve": self.approve} if self.approve else {"function": self.version}
 
 
@@ -140,7 +140,7 @@ def lock_target(plan: str, stage: str, target: str) -> str:
     name = ".".join(parts)
     if all(_PLAIN.fullmatch(part) for part in parts) and len(name) <= 128:
         return name
-    slug = ".".join(_NOT_PLAIN.sub("-", part).strip("-")[:30] or "x" for part in parts)
+    slug = ".".join(_NOT_PLAIN.sub("-", part).strip("-_")[:30] or "x" for part in parts)
     return f"{slug}-{digest(list(parts))[:16]}"
 
 
@@ -273,22 +273,37 @@ class Context:
         return digest(said)
 
 
-def body_of(name: str, config: Mapping[str, Any], steps: Steps, inputs: Mapping[str, Sequence[tuple[str, str]]]) -> str:
-    """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares."""
+def body_of(
+    name: str,
+    config: Mapping[str, Any],
+    steps: Steps,
+    inputs: Mapping[str, Sequence[tuple[str, str]]],
+    clean: Callable[[str], str] = str,
+) -> str:
+    """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares.
+    `clean` takes secrets out of what people wrote; names and digests stay."""
     stages = [
         {
             "name": stage.name,
             "needs": list(stage.needs),
             "targets": list(steps.targets[k]),
-            "work": stage.work(),
-            "config": dict(stage.config),
-            "target_config": {target: dict(own) for target, own in stage.target_config.items()},
+            "work": _cleaned(stage.work(), clean),
+            "config": _cleaned(stage.config, clean),
+            "target_config": {target: _cleaned(own, clean) for target, own in stage.target_config.items()},
             "inputs": [list(pair) for pair in inputs[stage.name]],
             "on_crash": stage.on_crash,
         }
         for k, stage in enumerate(steps.stages)
     ]
-    return canonical({"name": name, "config": dict(config), "stages": stages}).decode()
+    return canonical({"name": name, "config": _cleaned(config, clean), "stages": stages}).decode()
+
+
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {key: _cleaned(inner, clean) for key, inner in value.items()}
+    return [_cleaned(inner, clean) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def changes(before: str, after: str) -> list[str]:

@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import check
+from onceward.kernel.canon import canonical
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.plan import Rate, Stage, check_stage_name, check_target_name
 
@@ -58,6 +60,11 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
             f"stage {words.get('name', '')!a} must have exactly one of run, python and approve"
             + (f", not {' and '.join(kinds)}" if kinds else ', as in run = ["sh", "work.sh", "{target}"]'),
         )
+    if "name" not in words:
+        raise refuse("name", 'a stage has a name, as in name = "extract"')
+    for word in ("env",):
+        if words.get(word) and not words.get("run"):
+            raise refuse(word, f"{word} is for stages that run a command")
     targets, glob = _targets(words.get("targets"))
     on_crash = words.get("on_crash", "rerun")
     if on_crash not in ("rerun", "ask"):
@@ -94,11 +101,13 @@ def config_of(field: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse(field, f"{field} is a table, as in {{ depth = 2 }}")
     try:
-        check(dict(value))
+        canonical(dict(value))
     except InvalidConfig as error:
         path = str(error.context.get("path", "$")).removeprefix("$")
         raise refuse(f"{field}{path}", f"{field}{path}: {error.message.partition(': ')[2]}") from None
-    return dict(value)
+    # A copy of its own, down to the last table: whoever made the plan may go on with theirs.
+    copy: dict[str, Any] = msgspec.json.decode(canonical(dict(value)))
+    return copy
 
 
 def whole(field: str, value: object, least: int, most: int) -> int:
@@ -138,7 +147,7 @@ def _targets(value: object) -> tuple[tuple[str, ...] | None, str]:
     if value is None:
         return None, ""
     if isinstance(value, Mapping):
-        if set(value) != {"glob"} or not isinstance(value["glob"], str):
+        if set(value) != {"glob"} or not isinstance(value["glob"], str) or not value["glob"]:
             raise refuse("targets", 'targets is a list of names, or { glob = "docs/*.md" }')
         return None, value["glob"]
     names = _words("targets", value)

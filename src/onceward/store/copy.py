@@ -26,7 +26,7 @@ TABLES: Final = (
     ("budget_debits", ("parent_session_id", "budget_lane", "debit_seq")),
     ("workspace_budget", ("budget_lane",)),
     ("artifacts", ("sha256",)),
-    ("artifact_refs", ("owner", "name")),
+    ("artifact_refs", ("owner", "name", "kind")),
     ("recoveries", ("fence",)),
     ("requests", ("request_no",)),
     ("event_outbox", ("sink", "position")),

@@ -317,7 +317,7 @@ def _translate(refusal: Refusal, expected: list[Otherwise]) -> Exception:
         return Transient(refusal.message)
     if refusal.sqlstate == "OW003" or refusal.sqlstate.startswith("23"):
         return refused(refusal.constraint or refusal.message)
-    if refusal.sqlstate in ("42501", "3D000", "42P01", "3F000"):
+    if refusal.sqlstate.startswith("22") or refusal.sqlstate in ("42501", "3D000", "42P01", "3F000"):
         return InvalidConfig(f"PostgreSQL refused: {refusal.message}", context={"sqlstate": refusal.sqlstate})
     return StorageError(
         f"PostgreSQL refused: {refusal.message}",

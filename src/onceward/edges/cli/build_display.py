@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ class BuildDisplay:
 
     def __init__(self, as_json: bool) -> None:
         self._json = as_json
+        self._out = sys.stdout
+        """Ours: what steps print goes elsewhere while we speak JSON."""
         self._mutex = threading.Lock()
         self._build = ""
         self._total = self._done = 0
@@ -52,8 +55,14 @@ class BuildDisplay:
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
         if self._json:
-            line = {"type": "step", "step": said["step"], "status": status, "child_id": said.get("child_id") or None}
-            line |= {"digest": said.get("digest"), "spent": dict(said["spent"]) or None}
+            known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
+            line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
+            line |= {
+                "again": status == "RETRY" or None,
+                "text": said.get("text"),
+                "digest": said.get("digest"),
+                "spent": dict(said["spent"]) or None,
+            }
             if ended is not None:
                 line |= {"reason": ended.reason, "message": ended.detail.get("message")}
             self._line({key: value for key, value in line.items() if value is not None})
@@ -71,8 +80,9 @@ class BuildDisplay:
         why = explain(ended.reason, ended.detail) if ended is not None else ""
         word = click.style(_QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET)
         if status == "APPROVAL":
-            click.echo(f"{name} waits for a person:", err=True)
-            click.echo(f"  onceward approve {self._build} {name} --digest {said['digest']}", err=True)
+            click.echo(f"{name} waits for a person: {render.plain(said['text'])}", err=True)
+            step = shlex.quote(said["step"])
+            click.echo(f"  onceward approve {self._build} {step} --digest {said['digest']}", err=True)
             return
         more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
         click.echo(f"[{self._done}/{self._total}] {name} {word}{why}{f'  {spent}' if spent else ''}{more}", err=True)
@@ -101,7 +111,7 @@ class BuildDisplay:
 
     def _line(self, value: dict[str, Any]) -> None:
         try:
-            click.echo(json.dumps(value, sort_keys=True))
-            sys.stdout.flush()
+            click.echo(json.dumps(value, sort_keys=True), file=self._out)
+            self._out.flush()
         except BrokenPipeError:
             pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending
 from onceward.edges.cli.build_display import BuildDisplay
-from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals
+from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals, wait_option
 from onceward.edges.cli.spawn import limits_of
 from onceward.errors import InvalidConfig
 
@@ -54,13 +56,20 @@ def run(given: Globals, plan: str, jobs: int | None, budgets: Sequence[str], kee
     limits = limits_of(budgets)
     workspace = given.workspace()
     resolved = load(Path(plan).expanduser())
+    running.require_environment(resolved)
     made = workspace.ensure()
     if made and not given.json:
         click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
     display = BuildDisplay(given.json)
-    outcome, signal = running.run(
-        *(workspace, resolved, display), jobs=jobs, limits=limits, keep_going=keep_going, reuse=not no_reuse
-    )
+    with _prints_aside(given.json):
+        outcome, signal = running.run(
+            *(workspace, resolved, display),
+            jobs=jobs,
+            limits=limits,
+            keep_going=keep_going,
+            reuse=not no_reuse,
+            leaving=True,
+        )
     return _leave(display, outcome, signal)
 
 
@@ -85,15 +94,26 @@ def resume(given: Globals, /, build: str, jobs: int | None, keep_going: bool, no
         limits=limits_of(asked["budgets"]),
         fork=asked["fork"],
         rerun=asked["rerun"],
-        accept=dict(_pair(text) for text in asked["accept"]),
+        accept=_accepted(asked["accept"]),
     )
     workspace = given.workspace()
     display = BuildDisplay(given.json)
     file = Path(asked["plan"]).expanduser() if asked["plan"] else None
-    outcome, signal = running.resume(
-        *(workspace, build, display, offer), plan_file=file, jobs=jobs, keep_going=keep_going, reuse=not no_reuse
-    )
+    with _prints_aside(given.json):
+        outcome, signal = running.resume(
+            *(workspace, build, display, offer),
+            plan_file=file,
+            jobs=jobs,
+            keep_going=keep_going,
+            reuse=not no_reuse,
+            leaving=True,
+        )
     return _leave(display, outcome, signal)
+
+
+def _prints_aside(as_json: bool) -> Any:
+    """What Python steps print must not stand between our lines of JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
@@ -101,11 +121,19 @@ def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
     return signal if signal and outcome["state"] == "CRASHED" else _EXITS[outcome["state"]]
 
 
-def _pair(text: str) -> tuple[str, Path]:
-    step, equals, file = text.partition("=")
-    if not equals or not file:
-        raise InvalidConfig(f"--accept takes STEP=FILE, not {text[:60]!a}", context={"field": "--accept"})
-    return step, Path(file).expanduser()
+def _accepted(texts: Sequence[str]) -> dict[str, Path]:
+    """`STEP=FILE` words. Either may hold a `=`: the file that is there decides."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        places = [at for at, letter in enumerate(text) if letter == "="]
+        pairs = [(text[:at], Path(text[at + 1 :]).expanduser()) for at in places if text[at + 1 :]]
+        if not pairs:
+            raise InvalidConfig(f"--accept takes STEP=FILE, not {text[:60]!a}", context={"field": "--accept"})
+        step, file = next((pair for pair in pairs if pair[1].is_file()), pairs[0])
+        if step in found:
+            raise InvalidConfig(f"--accept names {step[:60]!a} twice", context={"field": "--accept"})
+        found[step] = file
+    return found
 
 
 @click.command("list", cls=Command)
@@ -130,7 +158,7 @@ def list_(given: Globals) -> None:
 
 @click.command(cls=Command)
 @click.argument("build")
-@asking_options
+@wait_option
 @pass_globals
 def confirm(given: Globals, build: str) -> int:
     """Make a new confirmation token for BUILD, which is paused. Older ones are void. It is shown once."""
@@ -139,14 +167,16 @@ def confirm(given: Globals, build: str) -> int:
     secret = secrets.token_hex(32)
     # Only its hash is asked for: the token itself is in no request, no answer and no log.
     asked = ask(given, "builds.confirm", {"build": build, "token_hash": hash_of(secret)})
-    if asked.pending:
-        return pending(given, asked)
     if given.json:
-        render.document({**asked.value, "confirmation_token": secret})
+        waiting = {"request_id": asked.request_id, "status": "asked"} if asked.pending else {}
+        render.document({**asked.value, **waiting, "confirmation_token": secret})
+    elif asked.pending:
+        click.echo("The kernel has not answered yet; when it does, this token is good:", err=True)
+        render.say(secret)
     else:
         click.echo(f"good until {asked.value['expires_at'][:19]}; resume with --token", err=True)
         render.say(secret)
-    return 0
+    return 3 if asked.pending else 0
 
 
 @click.command(cls=Command)

@@ -155,8 +155,8 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command that has something done takes."""
+def wait_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How long to wait for the kernel that lives."""
     wait = click.option(
         "--wait",
         type=Seconds(),
@@ -167,6 +167,11 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_keep("wait"),
         help="How long to wait for a live kernel.",
     )
+    return wait(command)
+
+
+def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that has something done takes."""
     request_id = click.option(
         "--request-id",
         metavar="ID",
@@ -174,7 +179,7 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_keep("request_id"),
         help="Ask again under this id and get the same answer.",
     )
-    return wait(request_id(command))
+    return wait_option(request_id(command))
 
 
 class LazyGroup(click.Group):

@@ -95,6 +95,20 @@ CREATE TABLE rate_starts (
 
 -- What a file was when its content was last verified: unchanged since, it need not be read again (B-4).
 ALTER TABLE artifacts ADD COLUMN mark TEXT;
+-- A step may call an output what a log is called: both are kept.
+CREATE TABLE artifact_refs_by_kind (
+  owner TEXT NOT NULL,
+  name TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  sha256 TEXT NOT NULL REFERENCES artifacts (sha256),
+  created_at INTEGER NOT NULL,
+  PRIMARY KEY (owner, name, kind)
+) STRICT, WITHOUT ROWID;
+INSERT INTO artifact_refs_by_kind SELECT owner, name, kind, sha256, created_at FROM artifact_refs;
+DROP TABLE artifact_refs;
+ALTER TABLE artifact_refs_by_kind RENAME TO artifact_refs;
+CREATE INDEX artifact_refs_sha256 ON artifact_refs (sha256);
+
 -- Who waits for a file is looked for seldom, and kept track of at every commit: a scan is cheaper.
 DROP INDEX artifacts_unspilled;
 

@@ -41,6 +41,14 @@ def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
     return [Approval(*row) for row in found]
 
 
+def find_approval(rows: Reads, build_id: str, stage: str, target: str, digest: str) -> Approval | None:
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
+        (build_id, stage, target, digest),
+    )
+    return Approval(*found[0]) if found else None
+
+
 def decide_approval(tx: Writes, found: Approval, decision: str, actor: str, note: str, now: Micros) -> None:
     tx.write(
         "UPDATE approvals SET decision = ?, actor = ?, note = ?, decided_at = ?"

@@ -29,11 +29,11 @@ _REF = (
 
 
 def refs_of(rows: Reads, owner: str) -> list[Ref]:
-    return [Ref(*row) for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name", (owner,))]
+    return [Ref(*row) for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name, r.kind", (owner,))]
 
 
 def newest_refs(rows: Reads, limit: int) -> list[Ref]:
-    found = rows.read(f"{_REF} ORDER BY r.created_at DESC, r.owner, r.name LIMIT ?", (limit,))
+    found = rows.read(f"{_REF} ORDER BY r.created_at DESC, r.owner, r.name, r.kind LIMIT ?", (limit,))
     return [Ref(*row) for row in found]
 
 
@@ -53,11 +53,13 @@ BAD = "bad"
 """The mark of an artifact that was found changed or gone: the next one who makes it again heals it."""
 
 
-def put(tx: Writes, sha256: str, size: int, data: bytes | None, mark: str | None, now: Micros) -> None:
+def put(tx: Writes, sha256: str, size: int, data: bytes | None, mark: str | None, now: Micros, fileless: bool) -> None:
+    """A new artifact, or one that is known; `fileless` says that it has no file, so its bytes must be in the row."""
     tx.write(
         "INSERT INTO artifacts (sha256, size, created_at, data, mark) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (sha256) DO UPDATE SET"
-        " data = CASE WHEN artifacts.mark = 'bad' THEN excluded.data ELSE artifacts.data END,"
+        f" data = CASE WHEN artifacts.mark = 'bad' THEN excluded.data"
+        f" ELSE coalesce(artifacts.data{', excluded.data' if fileless else ''}, artifacts.data) END,"
         " mark = CASE WHEN artifacts.mark = 'bad' THEN excluded.mark ELSE coalesce(excluded.mark, artifacts.mark) END",
         (sha256, size, now, data, mark),
     )
@@ -84,7 +86,7 @@ def unspilled_count(rows: Reads) -> int:
 def refer(tx: Writes, owner: str, name: str, kind: str, sha256: str, now: Micros) -> None:
     tx.write(
         "INSERT INTO artifact_refs (owner, name, kind, sha256, created_at) VALUES (?, ?, ?, ?, ?)"
-        " ON CONFLICT (owner, name) DO UPDATE SET kind = excluded.kind, sha256 = excluded.sha256",
+        " ON CONFLICT (owner, name, kind) DO UPDATE SET sha256 = excluded.sha256",
         (owner, name, kind, sha256, now),
     )
 

@@ -84,15 +84,17 @@ def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
     return [Checkpoint(*row) for row in found]
 
 
-def reusable(rows: Reads, hashes: Sequence[str], but: str) -> dict[str, Checkpoint]:
-    """For each context hash the newest result that another build has of it."""
+def reusable(rows: Reads, hashes: Sequence[str], but: str, only: str | None = None) -> dict[str, Checkpoint]:
+    """For each context hash the newest result that another build has of it, or that one build has."""
     found: dict[str, Checkpoint] = {}
+    how, builds = (" AND build_id <> ?", but) if only is None else (" AND build_id = ?", only)
+    kinds = "('executed', 'accepted')" if only is None else "('executed', 'accepted', 'reused')"
     for start in range(0, len(hashes), 500):
         some = hashes[start : start + 500]
         page = rows.read(
             f"SELECT {_FIELDS} FROM checkpoints WHERE context_hash IN ({', '.join('?' * len(some))})"
-            " AND status = 'SUCCESS' AND how IN ('executed', 'accepted') AND build_id <> ? ORDER BY updated_at",
-            (*some, but),
+            f" AND status = 'SUCCESS' AND how IN {kinds}{how} ORDER BY updated_at",
+            (*some, builds),
         )
         found |= {row[3]: Checkpoint(*row) for row in page}
     return found
