@@ -31,6 +31,8 @@ $(VENV)/dev.stamp: $(VENV)/user.stamp
 $(VENV)/bench.stamp: $(VENV)/dev.stamp
 	@echo "Installing the peers to measure against ..."
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	@$(PYTHON) -m venv $(VENV)/peers
+	@$(BIN)/uv pip install --quiet --python $(VENV)/peers/bin/python --group peers
 	@touch $@
 
 demo: $(VENV)/user.stamp ## watch it at work: a build killed with -9 and resumed, a pause by budget, agents
@@ -61,9 +63,11 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/locks.py
 	@$(BIN)/python benchmarks/processes.py
 	@$(BIN)/python benchmarks/children.py
+	@$(BIN)/python benchmarks/builds.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
+	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 \
 	  $(BIN)/python -m pytest -q tests/crashes tests/engine/test_children.py -n $(N)
 
 contend: $(VENV)/dev.stamp ## the long contention campaign of the target lock

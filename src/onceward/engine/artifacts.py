@@ -15,7 +15,7 @@ import msgspec
 from onceward.engine.redaction import Redactor
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, OncewardError, StorageError
 from onceward.kernel import faults
-from onceward.kernel.limits import ARTIFACT_BYTES, ARTIFACT_INLINE_BYTES, GC_GRACE_SECONDS
+from onceward.kernel.limits import ARTIFACT_BYTES, ARTIFACT_INLINE_BYTES, GC_GRACE_SECONDS, SPILL_BYTES
 from onceward.store.port import Row
 from onceward.store.store import Store
 from onceward.store.tables import artifacts as rows_of
@@ -45,13 +45,16 @@ class Artifacts:
 
     def __init__(self, root: Path, store: Store, limit: int = ARTIFACT_BYTES) -> None:
         self.root, self.store, self.limit = root, store, limit
+        self._root = str(root)
+        self.added = 0
+        """Bytes that went into rows since somebody last looked."""
 
     def keep(self, data: bytes) -> Blob:
         """Make bytes durable, or ready to become so with the next commit."""
         self._require_fits(len(data))
         digest = hashlib.sha256(data).hexdigest()
         if len(data) <= ARTIFACT_INLINE_BYTES:
-            return Blob(digest, len(data), data, fileless=not self.path_of(digest).exists())
+            return Blob(digest, len(data), data, fileless=not os.path.exists(self._place(digest)))  # noqa: PTH110
         return self._write([data])
 
     def keep_log(self, data: bytes) -> Blob:
@@ -75,6 +78,7 @@ class Artifacts:
 
     def record(self, tx: Transaction, owner: str, name: str, kind: str, blob: Blob) -> None:
         """In the commit of what made it: the artifact, and who refers to it by which name."""
+        self.added += len(blob.data) if blob.data is not None else 0
         rows_of.put(tx, blob.sha256, blob.size, blob.data, blob.mark, tx.now, blob.fileless)
         rows_of.refer(tx, owner, name, kind, blob.sha256, tx.now)
 
@@ -119,7 +123,7 @@ class Artifacts:
         if data is not None:
             return hashlib.sha256(data).hexdigest() == digest
         try:
-            now = _mark(self.path_of(digest))
+            now = _mark(self._place(digest))
         except OSError:
             return False
         if now == mark:
@@ -129,19 +133,28 @@ class Artifacts:
         marks[digest] = now
         return True
 
+    def _place(self, digest: str) -> str:
+        """Where a digest that we made, or that a row holds, has its file."""
+        return f"{self._root}/{digest[:2]}/{digest}"
+
     def path_of(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
             raise InvalidConfig(f"{digest[:80]!a} is not a digest", context={"field": "artifact"})
         return self.root / digest[:2] / digest
 
-    def spill(self, most: int = 0) -> int:
-        """Move small artifacts from their rows into files, if more than `most` wait; the row copy goes only after its
-        file is safe. One sync serves them all."""
+    def make_room(self, most: int = SPILL_BYTES) -> int:
+        """Move small artifacts into files if their rows hold more bytes than they should."""
+        self.added = 0
+        with self.store.read() as rows:
+            held = rows_of.bytes_in_rows(rows)
+        return self.spill() if held > most else 0
+
+    def spill(self) -> int:
+        """Move every small artifact from its row into a file; the row copy goes only after its file is safe. One sync
+        serves many."""
         moved = 0
         while True:
             with self.store.read() as rows:
-                if most and rows_of.unspilled_count(rows) <= most:
-                    return moved
                 waiting = rows_of.unspilled(rows, _SPILL)
             if not waiting:
                 return moved
@@ -326,9 +339,9 @@ def _cleaned(path: Path, redactor: Redactor) -> Iterator[bytes]:
     yield redactor.rest(str(path))
 
 
-def _mark(path: Path) -> str:
+def _mark(path: Path | str) -> str:
     """What tells a file that was touched from one that was not."""
-    found = path.lstat()
+    found = os.lstat(path)
     return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
 
 

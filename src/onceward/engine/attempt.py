@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,7 +45,6 @@ class Attempt:
         """How often it was tried since this kernel took the build up."""
         self.attempt = (before.attempt if before is not None and before.child_id else 0) + 1
         """How often it was tried at all."""
-        self.folder = run.kernel.work / self.child_id
         self.config = run.resolved.contexts[k].config(self.target)
         self.estimate = run.purse.estimate(k)
         self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
@@ -52,6 +53,11 @@ class Attempt:
             self.work, self.child_id, self.attempt, before.child_id if before is not None else None
         )
         self._task: Task | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where this attempt finds what flows in and leaves what it makes."""
+        return self.run.kernel.work / self.child_id
 
     @property
     def name(self) -> str:
@@ -96,10 +102,10 @@ class Attempt:
         step = (self.run.build_id, self.stage.name, self.target)
         # Its own copy: what it does to it concerns nobody else.
         config = msgspec.json.decode(canonical(self.config))
-        self._task = task = Task(child, step, self.key, config, self.folder)
+        self._task = task = Task(child, step, self.key, config, lambda: self.folder)
         with self.run.mutex:
             upstream = self.run.flow.upstream(self.number)
-        task.inputs = Inputs(self.run.artifacts, upstream, self.folder / "inputs")
+        task.inputs = Inputs(self.run.artifacts, upstream, lambda: self.folder / "inputs")
         assert self.stage.call is not None
         return self.stage.call(task)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,16 +66,17 @@ class Past:
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
         matching = {s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]}
-        broken = self._broken(matching.values())
-        invalid = [(step, c) for step, c in matching.items() if broken & _digests(c)]
-        skipped = {step: c for step, c in matching.items() if not broken & _digests(c)}
-        found.done += [(step, "SKIPPED", read_back(c.outputs)) for step, c in skipped.items()]
+        skipped = self._whole(matching)
+        invalid = [(step, c) for step, c in matching.items() if step not in skipped]
+        found.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
         for step, c in own.items():
             if step not in skipped:
                 self._run.before[step] = c
         rest = [step for step in steps if step not in skipped]
-        reused = self._reusable({step: hashes[step] for step in rest if not self._stage(step).approve})
-        found.done += [(step, "REUSED", read_back(c.outputs)) for step, c in reused.items()]
+        others = self._others({step: hashes[step] for step in rest if not self._stage(step).approve})
+        taken = self._whole(others)
+        reused = {step: others[step] for step in taken}
+        found.done += [(step, "REUSED", outputs) for step, outputs in taken.items()]
         for step in rest:
             before = own.get(step)
             if step in reused:
@@ -93,21 +94,21 @@ class Past:
         """What the whole build made, as one digest: every step's outputs by name and content (B-5)."""
         made = hashlib.sha256()
         for checkpoint in checkpoints_of(rows, self._run.build_id):
-            outputs = [[o.name, o.kind, o.sha256] for o in read_back(checkpoint.outputs)]
-            made.update(canonical([checkpoint.stage, checkpoint.target, outputs]) + b"\n")
+            place = canonical([checkpoint.stage, checkpoint.target])
+            made.update(place + checkpoint.outputs.encode() + b"\n")
         return made.hexdigest()
 
     def _stage(self, step: int) -> Any:
         return self._run.steps.stages[self._run.steps.place(step)[0]]
 
-    def _broken(self, checkpoints: Iterable[Checkpoint]) -> set[str]:
-        digests = sorted({digest for c in checkpoints for digest in _digests(c)})
-        return self._run.artifacts.broken(digests) if digests else set()
-
-    def _reusable(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
-        found = self._others(hashes)
-        broken = self._broken(found.values())
-        return {step: c for step, c in found.items() if not broken & _digests(c)}
+    def _whole(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, tuple[Output, ...]]:
+        """The outputs of those whose artifacts are all there and what they say."""
+        outputs = {step: read_back(checkpoint.outputs) for step, checkpoint in checkpoints.items()}
+        digests = sorted({output.sha256 for some in outputs.values() for output in some})
+        broken = self._run.artifacts.broken(digests) if digests else set()
+        if not broken:
+            return outputs
+        return {step: some for step, some in outputs.items() if not any(output.sha256 in broken for output in some)}
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""
@@ -185,7 +186,3 @@ class Past:
         drop_checkpoint(tx, *place)
         want_approval(tx, *place, context, stage.approve, tx.now)
         self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})
-
-
-def _digests(checkpoint: Checkpoint) -> set[str]:
-    return {output.sha256 for output in read_back(checkpoint.outputs)}

@@ -33,7 +33,7 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.kernel.canon import bounded
-from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_AT, TIDY_SECONDS
+from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
@@ -182,7 +182,7 @@ class Kernel:
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
             leaving.callback(_quietly(self.streams.seal))
-            leaving.callback(_quietly(self.artifacts.spill), SPILL_AT)
+            leaving.callback(_quietly(self.artifacts.make_room))
             leaving.callback(self.processes.close)
             for children in self._sessions:
                 leaving.callback(_quietly(children.close))
@@ -230,7 +230,8 @@ class Kernel:
                 if time.monotonic() - tidied >= TIDY_SECONDS:
                     # Files that only repeat the rows are in no hurry, and cheaper by the dozen.
                     self.streams.project(TIDY_SECONDS / 10)
-                    self.artifacts.spill(SPILL_AT)
+                    if self.artifacts.added > SPILL_BYTES:
+                        self.artifacts.make_room()
                     tidied = time.monotonic()
             except Exception:
                 # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.

@@ -32,7 +32,12 @@ class Task(ChildTask):
     inputs: Mapping[str, Any]
 
     def __init__(
-        self, child: ChildTask, step: tuple[str, str, str], key: str, config: dict[str, Any], folder: Path
+        self,
+        child: ChildTask,
+        step: tuple[str, str, str],
+        key: str,
+        config: dict[str, Any],
+        folder: Callable[[], Path],
     ) -> None:
         super().__init__(child.token, child.running, child.debit)
         self.build_id, self.stage, self.target = step
@@ -46,7 +51,7 @@ class Task(ChildTask):
     @property
     def out(self) -> Path:
         """A folder: every file left there becomes an output."""
-        place = self._folder / "out"
+        place = self._folder() / "out"
         self.left = True
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
@@ -61,7 +66,7 @@ class Task(ChildTask):
 class Inputs(Mapping[str, Any]):
     """What flows into a step, read when it is asked for."""
 
-    def __init__(self, artifacts: Artifacts, upstream: Upstream, folder: Path) -> None:
+    def __init__(self, artifacts: Artifacts, upstream: Upstream, folder: Callable[[], Path]) -> None:
         self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
 
     def __getitem__(self, stage: str) -> Any:
@@ -79,7 +84,7 @@ class Inputs(Mapping[str, Any]):
         return len(self._upstream)
 
     def _value(self, stage: str, target: str) -> Any:
-        return value_of(self._artifacts, self._upstream[stage][target], self._folder / stage / target)
+        return value_of(self._artifacts, self._upstream[stage][target], self._folder() / stage / target)
 
 
 class _Values(Mapping[str, Any]):

@@ -118,8 +118,8 @@ MAX_TARGET_CHARS: Final = 200
 MEDIAN_OF: Final = 101
 """How many recorded costs of a stage its estimate is drawn from."""
 
-SPILL_AT: Final = 5000
-"""Small artifacts that may wait in their rows for a file of their own while work goes on."""
+SPILL_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes of small artifacts may stay in their rows: beyond that they are moved into files of their own."""
 
 TIDY_SECONDS: Final = 0.5
 """How often a kernel at work brings its stream files up to date."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.errors import InvalidConfig, InvalidDependency
-from onceward.kernel.canon import canonical, digest
+from onceward.kernel.canon import canonical, canonical_of_checked, digest, sha256_hex
 from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
 
 MAIN: Final = "main"
@@ -251,7 +251,7 @@ def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
 
 def result_digest(outputs: Sequence[Output]) -> str:
     """What a step made, as one digest: names, kinds and contents."""
-    return digest([[out.name, out.kind, out.sha256] for out in outputs])
+    return sha256_hex(canonical_of_checked([[out.name, out.kind, out.sha256] for out in outputs]))
 
 
 class Context:
@@ -269,8 +269,10 @@ class Context:
 
     def hash(self, target: str, inputs: Sequence[tuple[str, str]], upstream: Sequence[tuple[str, str, str]]) -> str:
         """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
-        said = {**self._fixed, "target": target, "config": self.config(target), "inputs": inputs, "upstream": upstream}
-        return digest(said)
+        config = self.config(target)
+        said = {**self._fixed, "target": target, "config": config, "inputs": inputs, "upstream": upstream}
+        # Names and config were checked when the plan was read; the rest are digests.
+        return sha256_hex(canonical_of_checked(said))
 
 
 def body_of(

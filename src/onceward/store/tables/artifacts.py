@@ -78,9 +78,9 @@ def set_marks(tx: Writes, marks: Mapping[str, str]) -> None:
         tx.write("UPDATE artifacts SET mark = ? WHERE sha256 = ?", (mark, digest))
 
 
-def unspilled_count(rows: Reads) -> int:
-    ((count,),) = rows.read("SELECT count(*) FROM artifacts WHERE data IS NOT NULL")
-    return int(count)
+def bytes_in_rows(rows: Reads) -> int:
+    ((held,),) = rows.read("SELECT CAST(coalesce(sum(size), 0) AS BIGINT) FROM artifacts WHERE data IS NOT NULL")
+    return int(held)
 
 
 def refer(tx: Writes, owner: str, name: str, kind: str, sha256: str, now: Micros) -> None:
