@@ -156,9 +156,8 @@ def _ratio(found: Rates, job: str, ours: str, theirs: str) -> float:
 
 def _tell(name: str, what: str, value: float, must: float, most: bool = False) -> None:
     met = value <= must if most else value >= must
-    print(
-        f"  {name:5s} {what:44s} {value:12,.2f}   must {'<=' if most else '>='} {must:,.2f}   {'met' if met else 'MISSED'}"
-    )
+    bound = f"must {'<=' if most else '>='} {must:,.2f}"
+    print(f"  {name:5s} {what:44s} {value:12,.2f}   {bound:20s} {'met' if met else 'MISSED'}")
 
 
 if __name__ == "__main__":

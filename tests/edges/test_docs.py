@@ -22,7 +22,8 @@ def blocks(page: Path, language: str) -> list[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
 def test_python_in_the_documents_runs(page, tmp_path):
     for text in blocks(page, "python"):
-        subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, timeout=60)
+        (tmp_path / "typed.py").write_text(text)
+        subprocess.run([sys.executable, "typed.py"], cwd=tmp_path, check=True, timeout=60)
 
 
 def shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,3 +90,13 @@ def test_the_first_costly_thing_of_the_readme_ends_as_told(tmp_path):
     assert "exit 1" in done.stdout
     assert "never reached" not in done.stdout
     assert "budget_exceeded: tokens is at 700 of 1000" in done.stderr
+
+
+@pytest.mark.rule("B-4", "B-9", "I-1")
+def test_the_build_guide_can_be_typed_in(tmp_path):
+    script = "\n".join(blocks(ROOT / "docs" / "guides" / "build-something.md", "sh"))
+    done = shell(f"set -x\n{script}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 steps: 4 reused" in done.stderr
+    assert "exit 137" in done.stdout and "exit 3" in done.stdout
+    assert done.stderr.count("SUCCESS") >= 4
