@@ -493,3 +493,62 @@ def test_a_clock_that_was_set_back_does_not_hold_a_rate_for_ever(site):
     plan = Plan("p", folder=site.folder)
     plan.stage(name="x", version="1", rate="1/s")(lambda task: 1)
     assert site.run(plan)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-12")
+def test_a_large_output_flows_on_in_flat_memory(tmp_path):
+    import subprocess
+
+    (tmp_path / "onceward.toml").write_text("[artifacts]\nmax_bytes = 1000000000\n")
+    (tmp_path / "big.py").write_text(
+        "from onceward import Plan\nplan = Plan('big')\n"
+        "@plan.stage\ndef make(task):\n"
+        "    with (task.out / 'big.bin').open('wb') as file:\n"
+        "        for n in range(128): file.write(bytes([n]) * 1048576)\n"
+        "line = 'wc -c < $ONCEWARD_INPUTS/make/main/big.bin > $ONCEWARD_OUT/n'\n"
+        "plan.command('use', ['sh', '-c', line], needs=make)\n"
+        "result = plan.run(quiet=True)\n"
+        "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1]\n"
+        "print(result.value('use')['n'].decode().strip(), most)\n"
+    )
+    done = subprocess.run([sys.executable, "big.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    size, most = map(int, done.stdout.split())
+    assert size == 128 * 1048576 and most < 80 * 1024
+
+
+@pytest.mark.rule("C-30", "B-9")
+def test_money_that_is_gone_is_called_gone(site):
+    def settle(task):
+        task.spend(usd="0.03", settled=True)
+
+    plan = Plan("p", folder=site.folder, budget={"usd": "0.02"})
+    plan.stage(name="x", version="1")(settle)
+    outcome = site.run(plan)
+    assert outcome["state"] == "BUDGET_PAUSE" and outcome["why"] == "usd is at 0.03 of 0.02"
+
+
+@pytest.mark.rule("C-8")
+def test_a_report_that_is_refused_is_told(site):
+    text = 'echo \'{"spend":{"usd":0.01}}\' >&3; echo \'{"progress":5000}\' >&3'
+    plan = Plan("p", folder=site.folder)
+    plan.command("x", ["sh", "-c", text])
+    site.run(plan)
+    assert next(t["mistakes"] for t in site.told if t["status"] == "SUCCESS") == 2
+
+
+@pytest.mark.rule("L-23", "I-1")
+def test_a_build_whose_kernel_is_gone_says_so_before_anybody_takes_over(site):
+    plan = Plan("p", folder=site.folder)
+    plan.stage(name="x", version="1")(lambda task: 1)
+    pid = os.fork()
+    if pid == 0:
+        faults.arm("commit.before", 6)
+        site.run(plan)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    from onceward.engine.build_reading import build_list
+
+    store = site.workspace.store()
+    (build,) = build_list(store)
+    store.close()
+    assert build["state"] == "ACTIVE" and build["orphaned"] and build["next"].startswith("onceward resume bld_")

@@ -17,7 +17,7 @@ from onceward.engine.purse import Pause
 from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task
 from onceward.engine.work import ChildTask, Command, Function, Work
-from onceward.errors import StorageError
+from onceward.errors import OncewardError, StorageError
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.records import Token
 from onceward.kernel.sources import Micros
@@ -147,6 +147,14 @@ class Attempt:
     def _redactor(self) -> Redactor | None:
         secrets = {name: os.environ[name] for name in self.stage.secrets if name in os.environ}
         return Redactor(secrets) if secrets else None
+
+
+class Unlaunchable(Exception):
+    """A step whose turn it is cannot be begun."""
+
+    def __init__(self, step: int, error: OncewardError) -> None:
+        super().__init__(error.message)
+        self.step, self.error = step, error
 
 
 class Ending:

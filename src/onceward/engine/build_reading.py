@@ -11,6 +11,7 @@ from onceward.engine import child_budget
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.outputs import read_back, value_of
+from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
@@ -27,8 +28,16 @@ from onceward.store.tables.events import event_at
 
 def build_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
     """The newest builds and what they cost."""
+    nobody = vacant(store)
     with store.read() as rows:
-        return [_summary(rows, build) for build in Builds(rows).newest(limit)]
+        return [_with_hint(_summary(rows, build), nobody) for build in Builds(rows).newest(limit)]
+
+
+def _with_hint(said: dict[str, Any], nobody: bool) -> dict[str, Any]:
+    """A build that is ACTIVE on paper, but whose kernel is gone, says how to go on with it."""
+    if said["state"] == "ACTIVE" and nobody:
+        said |= {"orphaned": True, "next": f"onceward resume {said['build_id']}"}
+    return said
 
 
 def build_named(store: Store, prefix: str) -> Build:
@@ -53,9 +62,10 @@ def build_summary(store: Store, build_id: str) -> dict[str, Any]:
 
 def build_status(store: Store, prefix: str) -> dict[str, Any]:
     """A build with every step: how it stands, what it cost, what it left."""
+    nobody = vacant(store)
     with store.read() as rows:
         build = Builds(rows).named(prefix)
-        said = _summary(rows, build)
+        said = _with_hint(_summary(rows, build), nobody)
         said["steps"] = _steps(rows, build)
         wanted = _wanted(rows, build)
         if wanted:

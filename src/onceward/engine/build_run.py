@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from onceward.engine import child_dispatch
-from onceward.engine.attempt import Attempt, Ending
+from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
 from onceward.engine.build_past import Past
 from onceward.engine.flow import Flow
@@ -28,14 +28,6 @@ from onceward.store.tables.rates import note_start, rate_starts
 from onceward.store.transaction import Transaction
 
 Told = Callable[[Mapping[str, Any]], None]
-
-
-class _Unlaunchable(Exception):
-    """A step whose turn it is cannot be begun."""
-
-    def __init__(self, step: int, error: OncewardError) -> None:
-        super().__init__(error.message)
-        self.step, self.error = step, error
 
 
 class BuildRun:
@@ -122,7 +114,7 @@ class BuildRun:
         with self.mutex:
             try:
                 chosen = self._take(self.jobs - self._in_flight)
-            except _Unlaunchable as error:
+            except Unlaunchable as error:
                 self._fail_unrun(error)
                 self._notify()
                 return
@@ -145,7 +137,7 @@ class BuildRun:
                 if not chosen and ended.reason == "completed" and not self.halted:
                     self.flow.keep(attempt.number, outputs)
                     chosen = self._take_early(attempt.number)
-            except (OncewardError, _Unlaunchable):
+            except (OncewardError, Unlaunchable):
                 # Whatever is wrong with the next step must not touch the end of this one: it comes up again by itself.
                 return []
             return chosen
@@ -177,7 +169,9 @@ class BuildRun:
                 self.before.pop(step, None)
                 self.counts["executed"] += 1
                 self.purse.note(attempt.k, spent)
-                self._say(attempt.name, "SUCCESS", attempt.child_id, spent)
+                self._say(
+                    attempt.name, "SUCCESS", attempt.child_id, spent, None, ended.detail.get("report_mistakes", 0)
+                )
                 self.flow.keep(step, outputs)
                 self._sort_out(self.board.finish(step))
                 return
@@ -221,7 +215,7 @@ class BuildRun:
                 self.board.put_back(step)
                 if chosen:
                     break
-                raise _Unlaunchable(step, error) from error
+                raise Unlaunchable(step, error) from error
         return chosen
 
     def _take_early(self, finishing: int) -> list[Attempt]:
@@ -329,7 +323,7 @@ class BuildRun:
         if not self.keep_going:
             self._halt("failed")
 
-    def _fail_unrun(self, unlaunchable: _Unlaunchable) -> None:
+    def _fail_unrun(self, unlaunchable: Unlaunchable) -> None:
         """A step that cannot even be begun has failed, and its record says why."""
         step, error = unlaunchable.step, unlaunchable.error
         said = {"error": error.code, "message": error.message[:1000]}
@@ -394,5 +388,7 @@ class BuildRun:
         child_id: str = "",
         spent: Mapping[str, int] | None = None,
         ended: Ended | None = None,
+        mistakes: int = 0,
     ) -> None:
-        self.told({"step": step, "status": status, "child_id": child_id, "spent": spent or {}, "ended": ended})
+        said = {"step": step, "status": status, "child_id": child_id, "spent": spent or {}, "ended": ended}
+        self.told({**said, "mistakes": mistakes})

@@ -49,7 +49,8 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
         add_debit(tx, session, lane, token.child_id, amount, carried, settled, tx.now)
         if lane in whole:
             add_to_workspace(tx, lane, amount)
-    return refusal
+    # What is gone is not asked any more: the refusal says where the lane stands with it.
+    return refusal and Refusal(refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope)
 
 
 def lane_of(row: Row) -> Lane | None:
@@ -75,7 +76,9 @@ def exceeded(refusal: Refusal) -> BudgetExceeded:
     money = refusal.lane == "usd_micros"
     at, limit, asked = (to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked))
     whose = f"{refusal.scope}'s " if refusal.scope else ""
+    lane = "usd" if money else refusal.lane
+    more = f", {asked} more asked" if refusal.asked else ""
     return BudgetExceeded(
-        f"the {whose}budget has no room: {'usd' if money else refusal.lane} is at {at} of {limit}, {asked} more asked",
+        f"the {whose}budget has no room: {lane} is at {at} of {limit}{more}",
         context=refusal.detail(),
     )

@@ -285,13 +285,15 @@ class _Commanded:
                 detail[name] = getattr(ending, name)
         if reports.mistakes:
             detail["report_mistakes"] = reports.mistakes
+            detail["report_mistake"] = self.redactor.text(reports.last_mistake)[:200]
         if ending.unrunnable:
             ended = Ended("start_failed", {**detail, "message": self.redactor.text(ending.unrunnable)})
         elif ending.exit == 0 and self.running.asked != "reports":
             ended = Ended("completed", detail)
         else:
             code = RETRYABLE.get(ending.exit, "EXECUTION_FAILED")
-            ended = Ended("execution_failed", {**detail, "error": code}, ending.exit in RETRYABLE)
+            said = {"message": f"it was ended: {detail['report_mistake']}"} if self.running.asked == "reports" else {}
+            ended = Ended("execution_failed", {**detail, "error": code, **said}, ending.exit in RETRYABLE)
         self._release()
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):

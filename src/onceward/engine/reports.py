@@ -48,6 +48,7 @@ class Reports:
         self._buffer = b""
         self._id = ""
         self.mistakes = 0
+        self.last_mistake = ""
         self._given_up = False
 
     def handed_over(self) -> None:
@@ -89,6 +90,8 @@ class Reports:
             return self._mistake(f"this is no report: {error}")
         self._id = said.id
         try:
+            if said.progress is not None and not 0 <= said.progress <= 1000:
+                raise InvalidConfig(f"progress is told in thousandths, 0 to 1000, not {said.progress}")
             if said.progress is not None or said.note:
                 self._progress(said.progress, said.note)
             if said.spend is not None:
@@ -104,6 +107,7 @@ class Reports:
     def _mistake(self, why: str, last: bool = False) -> None:
         """A line that is no report: answered, counted, and beyond a bound the end of listening."""
         self.mistakes += 1
+        self.last_mistake = why
         self._answer({"ok": False, "error": {"code": "INVALID_CONFIG", "message": why}})
         if last or self.mistakes > REPORT_MISTAKES:
             self._given_up = True

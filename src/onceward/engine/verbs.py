@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.engine import build_verbs as builds
 from onceward.engine import child_dispatch, principals
-from onceward.errors import InvalidConfig
+from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
 from onceward.kernel.records import check_name
 from onceward.locks.claims import check_target
@@ -68,10 +68,17 @@ def _cancel(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, Cancel)
     request = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
     check_name(request, "cancel_request_id")
-    if asked.subject.startswith("bld_") and tx.builds.named(asked.subject).state == "ACTIVE":
-        # A build that may run none of its steps is given up.
-        given_up = builds.abandon(tx, actor, asked.subject, False, request)
-        return {"cancel_request_id": request, **given_up}
+    if asked.subject.startswith("bld_"):
+        build = tx.builds.named(asked.subject)
+        if build.state == "ACTIVE":
+            # A build that may run none of its steps is given up.
+            return {"cancel_request_id": request, **builds.abandon(tx, actor, build.build_id, False, request)}
+        if build.state in ("CRASHED", "BUDGET_PAUSE"):
+            raise InvalidConfig(
+                f"build {build.build_id} is {build.state}; nothing of it is running",
+                context={"subject": asked.subject},
+                recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
+            )
     children = resolve(tx, asked.subject)
     receipts = [{"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children]
     return {"cancel_request_id": request, "receipts": receipts}

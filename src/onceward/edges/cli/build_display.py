@@ -78,6 +78,8 @@ class BuildDisplay:
         name = render.plain(said["step"])
         spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in said["spent"].items())
         why = explain(ended.reason, ended.detail) if ended is not None else ""
+        if said.get("mistakes"):
+            why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
         word = click.style(_QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET)
         if status == "APPROVAL":
             click.echo(f"{name} waits for a person: {render.plain(said['text'])}", err=True)

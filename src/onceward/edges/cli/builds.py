@@ -136,6 +136,11 @@ def _accepted(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def state_of(build: dict[str, Any]) -> str:
+    """A build's state, and whether that is only what its dead kernel left."""
+    return f"{build['state']} (nobody runs it)" if build.get("orphaned") else str(build["state"])
+
+
 @click.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
@@ -152,7 +157,7 @@ def list_(given: Globals) -> None:
     elif not found:
         render.say("No builds yet.  Next: onceward run PLAN")
     else:
-        rows = [(b["build_id"], b["name"], b["state"], b["cost_usd"], b["created_at"][:19]) for b in found]
+        rows = [(b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in found]
         render.table(("build", "plan", "state", "usd", "begun"), rows)
 
 

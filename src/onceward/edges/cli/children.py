@@ -49,7 +49,11 @@ def _build(found: dict[str, Any], as_json: bool) -> None:
         render.document(found)
         return
     reason = f" ({found['reason']})" if found.get("reason") else ""
-    render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {found['state']}{reason}")
+    from onceward.edges.cli.builds import state_of
+
+    render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {state_of(found)}{reason}")
+    if found.get("next"):
+        render.say(f"next: {found['next']}")
     for lane in found["lanes"]:
         name, total, limit = shown(lane)
         render.say(f"  {name:13s} {total} {f'of {limit}' if limit else '(no limit)'}")
