@@ -46,6 +46,9 @@ POINTS: Final = (
     "process.ready",
     "process.committed",
     "process.going",
+    "output.staged",
+    "output.moved",
+    "output.pointed",
     "restore.table",
     "backup.copied",
 )

@@ -127,3 +127,9 @@ TIDY_SECONDS: Final = 0.5
 WAL_CHECKPOINT_PAGES: Final = 4000
 """Pages of 4 KiB after which SQLite's log is written back: seldom enough that hot pages are written once for many
 commits, and far below the size at which `doctor` warns."""
+
+MAX_OUTPUT_FILES: Final = 100_000
+"""Most files of an output: more than that nobody hands on as a folder."""
+
+MAX_OUTPUT_PATH: Final = 1024
+"""Longest path in an output, in bytes: what every filesystem and archive can hold below a folder."""

@@ -1,0 +1,85 @@
+"""The page that goes with an output: what was built, what it cost, and how to check it; for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from onceward.kernel.money import to_micros, to_usd
+
+_WIDTH, _ROW = 640, 22
+
+
+def as_markdown(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
+    lines = [f"# {status['name']}", "", *(f"- {line}" for line in _facts(status, entries)), "", "## Steps", ""]
+    lines += ["| step | how | usd | tries |", "|---|---|---|---|"]
+    for step in status["steps"]:
+        name = f"{step['stage']}:{step['target']}".replace("|", "\\|")
+        lines.append(f"| {name} | {step['status']} | {step.get('cost_usd', '-')} | {step.get('attempts', '-')} |")
+    lines += ["", "## Check it", "", "```sh", "sha256sum --check SHA256SUMS", "```", ""]
+    lines += [f"`manifest.json` lists every file; without its last line end its SHA-256 is `{manifest}`.", ""]
+    return "\n".join(lines)
+
+
+def as_html(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(step['stage'])}:{escape(step['target'])}</td><td>{step['status']}</td>"
+        f"<td>{step.get('cost_usd', '-')}</td><td>{step.get('attempts', '-')}</td></tr>"
+        for step in status["steps"]
+    )
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(status, entries))
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{escape(status['name'])}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(status['name'])}</h1><ul>{facts}</ul>{_picture(status)}"
+        f"<table><thead><tr><th>step</th><th>how</th><th>usd</th><th>tries</th></tr></thead><tbody>{rows}</tbody></table>"
+        f"<h2>Check it</h2><pre>sha256sum --check SHA256SUMS</pre>"
+        "<p><code>manifest.json</code> lists every file; without its last line end its SHA-256 is"
+        f" <code>{manifest}</code>.</p>"
+        "</html>\n"
+    )
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "table{border-collapse:collapse;width:100%}"
+    "td,th{text-align:left;padding:.2rem .6rem .2rem 0;border-bottom:1px solid #8884}"
+    "code,pre{font-family:ui-monospace,monospace;overflow-wrap:anywhere}"
+)
+
+
+def _facts(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    how: dict[str, int] = {}
+    for step in status["steps"]:
+        how[step["status"]] = how.get(step["status"], 0) + 1
+    steps = ", ".join(f"{count} {word}" for word, count in sorted(how.items()))
+    size = sum(entry["bytes"] for entry in entries)
+    return [
+        f"build {status['build_id']}: {status['state']}, begun {status['created_at'][:19]} UTC",
+        f"{len(status['steps'])} steps: {steps}",
+        f"cost {status['cost_usd']} usd, {status['tokens']} tokens",
+        f"{len(entries)} files, {size} bytes",
+    ]
+
+
+def _picture(status: Mapping[str, Any]) -> str:
+    """What each stage cost, as bars."""
+    costs: dict[str, int] = {}
+    for step in status["steps"]:
+        costs[step["stage"]] = costs.get(step["stage"], 0) + to_micros(step.get("cost_usd", "0.00"))
+    most = max(costs.values(), default=0)
+    if not most:
+        return ""
+    bars = []
+    for number, (stage, cost) in enumerate(costs.items()):
+        y, width = number * _ROW, max(1, cost * (_WIDTH - 260) // most)
+        bars.append(
+            f'<text x="0" y="{y + 15}" font-size="13" fill="currentColor">{escape(stage[:20])}</text>'
+            f'<rect x="160" y="{y + 4}" width="{width}" height="{_ROW - 8}" fill="#4a7dbd"/>'
+            f'<text x="{168 + width}" y="{y + 15}" font-size="13" fill="currentColor">{to_usd(cost)} usd</text>'
+        )
+    height = len(costs) * _ROW
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" role="img" aria-label="cost by stage">{"".join(bars)}</svg>'
+    )
