@@ -155,8 +155,7 @@ def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -
     step, error = failures[0]
     exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
     said = f"{step}: {error.get('message') or error.get('reason')}{exit_}"
-    child = error.get("child_id")
-    log = f" (its log: onceward artifacts list {child})" if child and "exit" in error else ""
+    log = f" (onceward logs {shlex.quote(step)})" if error.get("child_id") else ""
     return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
 
 

@@ -268,3 +268,31 @@ def test_a_python_plan_runs_by_itself_and_by_the_command(cli):
     )
     assert done.stdout == "42 0.03\n"
     assert "6 steps" in cli("run", "cat.py", check=0).stderr
+
+
+@pytest.mark.rule("I-1", "C-8")
+def test_logs_of_a_step_while_it_runs_and_after(cli):
+    text = SLOW.replace(
+        "sleep SECONDS", "echo said $ONCEWARD_TARGET; echo oops >&2; while [ ! -e go ]; do sleep 0.05; done"
+    )
+    (cli.folder / "slow.toml").write_text(text)
+    process = start(cli, "run", "slow.toml")
+    until(lambda: "said a" in cli("logs", "wait:a").stdout)
+    follower = start(cli, "logs", "wait:a", "--follow")
+    (cli.folder / "go").touch()
+    assert process.wait(30) == 0
+    process.communicate()
+    out, err = follower.communicate(timeout=30)
+    assert (out, err) == ("said a\n", "oops\n")
+    assert cli("logs", "wait:b", check=0).stdout == "said b\n"
+    assert "no attempt at 'nope'" in cli("logs", "nope", check=2).stderr
+
+
+@pytest.mark.rule("K-7", "I-1")
+def test_a_failed_step_says_where_its_log_is(cli):
+    (cli.folder / "bad.toml").write_text(
+        'name = "bad"\n[[stage]]\nname = "x"\nrun = ["sh", "-c", "echo the cause >&2; exit 3"]\n'
+    )
+    done = cli("run", "bad.toml", check=1)
+    assert "onceward logs x:main" in done.stderr and "exit 3" in done.stderr
+    assert cli("logs", "x:main", check=0).stderr == "the cause\n"

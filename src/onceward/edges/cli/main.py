@@ -31,6 +31,7 @@ COMMANDS = {
     "confirm": ("builds", "make a new confirmation token for a paused build"),
     "approve": ("builds", "approve or refuse a step that waits for a person"),
     "abandon": ("builds", "give a build up"),
+    "logs": ("logs", "print what a step or child said"),
     "output": ("output", "write what a build made into a folder"),
     "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
     "status": ("children", "how builds, sessions and their children stand"),

@@ -1,0 +1,60 @@
+"""What a step or child said: kept with it when it has ended, set aside while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.cut_off import step_of
+from onceward.engine.spool import Spool
+from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.kernel.limits import FOLLOW_SECONDS
+from onceward.lifecycles.plan import step_name
+from onceward.store.port import Reads
+from onceward.store.tables.artifacts import refs_of
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.children import Tokens, resolve
+
+
+def child_named(rows: Reads, build: str | None, subject: str) -> str:
+    """The child that is meant: by its id, or the newest attempt at a step of a build, or of the newest build."""
+    if subject.startswith("chd_") and build is None:
+        return resolve(rows, subject)[0]
+    newest = Builds(rows).newest(1)
+    if build is None and not newest:
+        raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
+    found = Builds(rows).named(build) if build is not None else newest[0]
+    attempts = []
+    steps = set()
+    for token in Tokens(rows).of_session(found.build_id):
+        step = step_of(token)
+        if step is not None:
+            steps.add(step_name(step.stage, step.target))
+            if subject in (step_name(step.stage, step.target), step.stage):
+                attempts.append(token.child_id)
+    if not attempts:
+        some = ", ".join(sorted(steps)[:5])
+        raise InvalidConfig(
+            f"no attempt at {subject[:80]!a} in build {found.build_id}" + (f"; there are {some}" if some else ""),
+            context={"step": subject[:200], "build_id": found.build_id},
+        )
+    return attempts[-1]
+
+
+def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) -> Iterator[tuple[str, bytes]]:
+    """Log after log, each as its name and pieces; when following, what a running child says until it has ended."""
+    told: dict[str, int] = {}
+    while True:
+        with artifacts.store.read() as rows:
+            over = Tokens(rows).is_terminal(child_id)
+            kept = [ref for ref in refs_of(rows, child_id) if ref.kind == "log"]
+        said = {ref.name: b"".join(artifacts.read(ref.sha256)) for ref in kept} if over else spool.left(child_id)
+        for name, data in said.items():
+            fresh = data[told.get(name, 0) :]
+            if fresh:
+                told[name] = len(data)
+                yield name, fresh
+        if over or not follow:
+            return
+        time.sleep(FOLLOW_SECONDS)
