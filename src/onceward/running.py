@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from onceward.engine import builds
-from onceward.engine.build_reading import build_named, build_summary
+from onceward.engine.build_reading import build_named, build_summary, next_command
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import cap_of, run_build
@@ -55,12 +55,13 @@ def run(
     jobs = jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
     limits = {**resolved.plan.limits, **(limits or {})}
     stop = threading.Event()
-    with _signals(stop, leaving) as signals:
+    hurry = threading.Event()
+    with _signals(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
-            build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits)
+            build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits, reuse)
             display.begun(build_id, resolved.plan.name, len(resolved.steps), "")
-            outcome = _run(kernel, build_id, resolved, display, stop, jobs, limits, keep_going, reuse)
+            outcome = _run(kernel, build_id, resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
@@ -88,7 +89,8 @@ def resume(
     resolved = resolved or load(plan_file or _plan_of(workspace, build))
     require_environment(resolved)
     stop = threading.Event()
-    with _signals(stop, leaving) as signals:
+    hurry = threading.Event()
+    with _signals(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
@@ -96,16 +98,27 @@ def resume(
             build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
             how = " resumed" if build_id == build.build_id else f" forked from {build.build_id}"
             display.begun(build_id, resolved.plan.name, len(resolved.steps), f",{how}")
-            outcome = _run(kernel, build_id, resolved, display, stop, jobs, offer.limits, keep_going, reuse)
+            outcome = _run(
+                kernel,
+                build_id,
+                resolved,
+                display,
+                (stop, hurry),
+                jobs,
+                offer.limits,
+                keep_going,
+                reuse and bool(build.reuse),
+                offer.rerun,
+            )
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
 
 
-def _signals(stop: threading.Event, leaving: bool) -> Any:
+def _signals(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
     """Signals are heard by the main thread only; a build on another goes without."""
     if threading.current_thread() is threading.main_thread():
-        return Signals(stop, leaving=leaving)
+        return Signals(stop, leaving=leaving, hurry=hurry)
     return nullcontext(SimpleNamespace(exit_status=0))
 
 
@@ -114,11 +127,12 @@ def _run(
     build_id: str,
     resolved: Resolved,
     display: Display,
-    stop: threading.Event,
+    asked: tuple[threading.Event, threading.Event],
     jobs: int,
     limits: Mapping[str, int],
     keep_going: bool,
     reuse: bool,
+    rerun: Sequence[str] = (),
 ) -> BuildRun:
     run = BuildRun(
         *(kernel, build_id, resolved),
@@ -126,9 +140,11 @@ def _run(
         limits=limits,
         keep_going=keep_going,
         reuse=reuse and resolved.plan.reuse,
+        rerun=rerun,
         told=display.told,
         on_output=display.output,
     )
+    stop, run.children.hurry = asked
     run_build(kernel, run, stop)
     return run
 
@@ -147,14 +163,14 @@ def _told(workspace: Workspace, build_id: str, run: BuildRun) -> dict[str, Any]:
         said["why"] = _why_paused(run.pausing[1])
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
-    said["next"] = _next(found)
+    said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
 
 
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:
     step, error = failures[0]
     exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
-    said = f"{step}: {error.get('message') or error.get('reason')}{exit_}"
+    said = f"{step}: {error.get('message') or error.get('last_line') or error.get('reason')}{exit_}"
     log = f" (onceward logs {shlex.quote(step)})" if error.get("child_id") else ""
     return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
 
@@ -173,20 +189,6 @@ def _why_paused(detail: Mapping[str, Any]) -> str:
     if "estimate" in detail:
         return f"{said}, and {detail.get('step')} is estimated at {amount('estimate')}"
     return f"{said}, and {amount('asked')} more was asked by {detail.get('step')}" if detail.get("asked") else said
-
-
-def _next(found: Mapping[str, Any]) -> str | None:
-    build_id = found["build_id"]
-    why = found.get("why", {})
-    raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
-    more = "" if why.get("scope") else f" --budget {raised}=MORE"
-    first = "raise [budget] in onceward.toml, then " if why.get("scope") else ""
-    return {
-        "CRASHED": f"onceward resume {build_id}",
-        "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
-        "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
-        "SUCCESS": f"onceward status {build_id}",
-    }.get(found["state"])
 
 
 def _place(workspace: Workspace, resolved: Resolved) -> str:

@@ -71,7 +71,7 @@ class Site:
         """Run until a fault, then let the next kernel find the build crashed; answers its id."""
         with pytest.raises(faults.SimulatedCrash):
             with faults.armed(point, nth, faults.crash):
-                self.run(plan, **words)
+                self.run(plan, **{"jobs": 1, **words})
         self.workspace.kernel().close()
         return self.build_id
 

@@ -552,3 +552,59 @@ def test_a_build_whose_kernel_is_gone_says_so_before_anybody_takes_over(site):
     (build,) = build_list(store)
     store.close()
     assert build["state"] == "ACTIVE" and build["orphaned"] and build["next"].startswith("onceward resume bld_")
+
+
+@pytest.mark.rule("B-8")
+def test_an_accepted_file_is_the_value_that_a_function_would_have_returned(site, tmp_path):
+    die = site.folder / "die"
+
+    def pay(task):
+        if die.exists():
+            raise StorageError("disk full")
+        return {"receipt": 1}
+
+    def plan():
+        made = Plan("p", folder=site.folder)
+        made.stage(name="pay", targets=["x", "y"], on_crash="ask", version="1")(pay)
+        made.stage(name="sum", needs="pay", version="1")(lambda task: task.inputs["pay"]["receipt"])
+        return made
+
+    assert site.run(plan(), jobs=2)["state"] == "SUCCESS"
+    die.touch()
+    with pytest.raises(StorageError):
+        site.run(plan(), jobs=2, reuse=False)
+    die.unlink()
+    site.workspace.kernel().close()
+    build = site.build_id
+    doubts = [name for name, status in site.steps(build).items() if status == "IN_DOUBT"]
+    (tmp_path / "rec.json").write_text('{"receipt": 7}')
+    (tmp_path / "bad.json").write_text('{"receipt": ')
+    with pytest.raises(InvalidConfig, match="no JSON"):
+        site.resume(plan(), build, Offer(accept={doubts[0]: tmp_path / "bad.json"}))
+    offer = Offer(accept={doubts[0]: tmp_path / "rec.json"}, rerun=doubts[1:])
+    # What was said to be run again is run, though another build has its result; and the build still reuses nothing.
+    outcome = site.resume(plan(), build, offer)
+    assert outcome["state"] == "SUCCESS" and outcome["steps"]["reused"] == 0
+
+
+@pytest.mark.rule("L-24")
+def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
+    import subprocess
+
+    (tmp_path / "hang.py").write_text(
+        "import time, pathlib\nfrom onceward import Plan\nplan = Plan('hang')\n"
+        "@plan.stage\ndef stuck(task):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
+    )
+    bin_ = Path(sys.executable).parent
+    process = subprocess.Popen([bin_ / "onceward", "run", "hang.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until((tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    began = time.time()
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and time.time() - began < 4
+    assert "stopping: waiting for 1 step" in told and "next: onceward resume bld_" in told
+    (tmp_path / "hang.py").write_text((tmp_path / "hang.py").read_text().replace("sleep(60)", "sleep(0)"))
+    done = subprocess.run([bin_ / "onceward", "resume", "--fork"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

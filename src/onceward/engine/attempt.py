@@ -217,7 +217,7 @@ class Ending:
 
 def _with_error(done: Checkpoint, ended: Ended, again: bool) -> Checkpoint:
     """What a person wants to know of a failure, beside its reason, and whether it is tried again."""
-    names = ("error", "message", "exit", "lane", "limit", "observed", "asked", "code")
+    names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
     said = {name: ended.detail[name] for name in names if ended.detail.get(name) is not None}
     error = {"reason": ended.reason, **said, **({"again": True} if again else {})}
     return msgspec.structs.replace(done, error=canonical(error).decode())

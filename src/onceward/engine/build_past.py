@@ -37,8 +37,10 @@ class Found(msgspec.Struct):
 class Past:
     """Checkpoints as they were when the build was begun or resumed."""
 
-    def __init__(self, run: BuildRun, reuse: bool) -> None:
+    def __init__(self, run: BuildRun, reuse: bool, rerun: Sequence[str]) -> None:
         self._run, self._reuse = run, reuse
+        self._rerun = {run.steps.named(name) for name in rerun}
+        """Steps that somebody said are to run: nobody else's result will do."""
         self._parent: str | None = None
         """The build this one was forked from: its results are taken over in any case (B-11)."""
         self._own: dict[int, Checkpoint] = {}
@@ -112,6 +114,7 @@ class Past:
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""
+        hashes = {step: context for step, context in hashes.items() if step not in self._rerun}
         if not hashes or not (self._reuse or self._parent):
             return {}
         with self._run.store.read() as rows:

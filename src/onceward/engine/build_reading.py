@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,9 @@ def build_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
 def _with_hint(said: dict[str, Any], nobody: bool) -> dict[str, Any]:
     """A build that is ACTIVE on paper, but whose kernel is gone, says how to go on with it."""
     if said["state"] == "ACTIVE" and nobody:
-        said |= {"orphaned": True, "next": f"onceward resume {said['build_id']}"}
+        said["orphaned"] = True
+    if said["state"] not in ("ACTIVE", "SUCCESS", "ABANDONED") or said.get("orphaned"):
+        said["next"] = next_command(said)
     return said
 
 
@@ -187,3 +190,19 @@ def _wanted(rows: Reads, build: Build) -> list[Approval]:
         return []
     newest = {(a.stage, a.target): a for a in approvals_of(rows, build.build_id)}
     return [a for a in newest.values() if a.decision is None]
+
+
+def next_command(found: Mapping[str, Any]) -> str | None:
+    """What a person would type next."""
+    build_id = found["build_id"]
+    why = found.get("why", {})
+    raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
+    more = "" if why.get("scope") else f" --budget {raised}=MORE"
+    first = "raise [budget] in onceward.toml, then " if why.get("scope") else ""
+    return {
+        "CRASHED": f"onceward resume {build_id}",
+        "ACTIVE": f"onceward resume {build_id}",
+        "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
+        "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
+        "SUCCESS": f"onceward status {build_id}",
+    }.get(found["state"])

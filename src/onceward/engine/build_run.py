@@ -43,6 +43,7 @@ class BuildRun:
         limits: Mapping[str, int],
         keep_going: bool,
         reuse: bool,
+        rerun: Sequence[str] = (),
         told: Told,
         on_output: Callable[[str, str, bytes], None] | None = None,
     ) -> None:
@@ -73,7 +74,7 @@ class BuildRun:
             self.board = Board(self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()})
         self.flow = Flow(resolved)
         self.purse = Purse(self.store, build_id, resolved, kernel.principal)
-        self.past = Past(self, reuse)
+        self.past = Past(self, reuse, rerun)
 
     def run(self) -> None:
         """Until all is done, or something stops it."""
@@ -94,6 +95,9 @@ class BuildRun:
     def stop(self) -> None:
         """Somebody asked the whole kernel to stop: begin nothing more."""
         self._halt("stopped")
+        waiting = len(self.children.names_running())
+        if waiting:
+            self.told({"step": "", "status": "STOPPING", "spent": {}, "waiting": waiting})
 
     def heed(self) -> None:
         """Something was asked of this kernel: maybe this build was abandoned, or a step of it approved."""

@@ -67,12 +67,14 @@ def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refu
     newest = max(wanted, key=lambda a: a.wanted_at)
     if digest != newest.digest:
         raise PermitInvalid(
-            f"the digest is not that of what flows into {step} now",
+            f"the digest is not that of what flows into {step} now"
+            + ("; it must be given whole" if newest.digest.startswith(digest) else ""),
             context={"step": step, "digest": newest.digest},
             recovery=[Recovery("look at it again", f"onceward status {build.build_id}")],
         )
     decision = "refused" if refuse else "approved"
     answer = {"build_id": build.build_id, "step": step_name(newest.stage, newest.target), "decision": decision}
+    answer |= {"state": build.state}
     if newest.decision is not None:
         if (newest.decision, newest.actor) == (decision, actor):
             return answer
@@ -80,7 +82,11 @@ def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refu
     decide_approval(tx, newest, decision, actor, note, tx.now)
     done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
     put_checkpoint(tx, decided(done), tx.now)
-    said = {**answer, "digest": digest, **({"note": note} if note else {})}
+    said = {
+        **{key: value for key, value in answer.items() if key != "state"},
+        "digest": digest,
+        **({"note": note} if note else {}),
+    }
     tx.append(f"session:{build.build_id}", "APPROVAL_REFUSED" if refuse else "APPROVAL_GIVEN", actor, said)
     return answer
 

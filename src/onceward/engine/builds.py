@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from onceward.engine import child_budget, child_dispatch
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Kernel
-from onceward.engine.outputs import VALUES, Keeper, Kept, encoded, written
+from onceward.engine.outputs import Keeper, Kept, written
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.canon import canonical
@@ -58,13 +59,15 @@ def require_no_doubt(rows: Reads, name: str) -> None:
             )
 
 
-def begin(kernel: Kernel, resolved: Resolved, plan_file: str, jobs: int, limits: Mapping[str, int]) -> str:
+def begin(
+    kernel: Kernel, resolved: Resolved, plan_file: str, jobs: int, limits: Mapping[str, int], reuse: bool = True
+) -> str:
     """Store a new build, open its session and start it; answers its id."""
     kernel.require("operator")
     with kernel.store.read() as rows:
         require_no_doubt(rows, resolved.plan.name)
     build_id = kernel.store.sources.new_id("bld")
-    kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal))
+    kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse))
     return build_id
 
 
@@ -76,10 +79,11 @@ def _begin(
     jobs: int,
     limits: Mapping[str, int],
     actor: str,
+    reuse: bool = True,
     parent: str | None = None,
 ) -> None:
     keep_plan(tx, resolved.hash, resolved.body)
-    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent))
+    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse))
     child_dispatch.open_(tx, build_id, jobs, limits, actor)
     tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor))
 
@@ -105,7 +109,11 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
                 ),
             ],
         )
-    accepted = {name: _accepted(kernel.artifacts, name, path) for name, path in offer.accept.items()}
+    functions = {stage.name for stage in resolved.steps.stages if stage.call is not None}
+    accepted = {
+        name: _accepted(kernel.artifacts, name, path, name.partition(":")[0] in functions)
+        for name, path in offer.accept.items()
+    }
     child = kernel.store.sources.new_id("bld") if changed else build_id
 
     def go_on(tx: Transaction) -> str:
@@ -119,7 +127,7 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
                 lane.lane: lane.limit for lane in child_budget.lanes(tx, build_id).values() if lane.limit is not None
             }
             limits = {**resolved.plan.limits, **allowed, **offer.limits}
-            _begin(tx, child, resolved, plan_file, jobs, limits, kernel.principal, build_id)
+            _begin(tx, child, resolved, plan_file, jobs, limits, kernel.principal, bool(build.reuse), build_id)
             tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child})
             return child
         child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
@@ -145,7 +153,9 @@ def _decide(tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, 
             raise InvalidConfig(f"step {name} cannot be both rerun and accepted", context={"step": name})
     open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
     if open_:
-        again = f"onceward resume {build.build_id}"
+        given = [f"--rerun {shlex.quote(name)}" for name in offer.rerun]
+        given += [f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()]
+        again = " ".join((f"onceward resume {build.build_id}", *given))
         raise InvalidResumeState(
             f"nobody can say whether {'these steps' if len(open_) > 1 else 'this step'} had an effect before the crash:"
             f" {', '.join(open_)}",
@@ -175,19 +185,25 @@ def _accept(tx: Transaction, checkpoint: Checkpoint, kept: list[Kept], artifacts
     put_checkpoint(tx, done, tx.now)
 
 
-def _accepted(artifacts: Artifacts, name: str, path: Path) -> list[Kept]:
-    """A file as the result of a step; one that is called like a returned value is that value."""
+def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[Kept]:
+    """A file as the result of a step: as the value a function would have returned, or as the file a command left."""
     if not path.is_file():
         raise InvalidConfig(f"there is no file {path} to accept for {name}", context={"file": str(path)})
-    kinds = {file: kind for kind, file in VALUES.items()}
-    output, blob = Keeper(artifacts).value({path.name: path})[0]
-    kind = kinds.get(path.name, "file")
-    if kind == "json":
-        try:
-            encoded(msgspec.json.decode(path.read_bytes()))
-        except msgspec.DecodeError as error:
+    if not value:
+        return Keeper(artifacts).value({path.name: path})
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}", context={"file": str(path)}) from None
+    try:
+        return Keeper(artifacts).value(json.loads(data))
+    except ValueError as error:
+        if path.suffix == ".json":
             raise InvalidConfig(f"{path} is no JSON: {error}", context={"file": str(path)}) from None
-    return [(msgspec.structs.replace(output, kind=kind), blob)]
+    try:
+        return Keeper(artifacts).value(data.decode())
+    except UnicodeDecodeError:
+        return Keeper(artifacts).value(data)
 
 
 def _require_room(tx: Transaction, build: Build) -> None:
@@ -222,9 +238,9 @@ def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
         way = Recovery("raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}")
     return InvalidResumeState(
         f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
-        " the budget must be raised first, here and not in the plan (the token is kept)",
+        " the budget must be raised first, here and not in the plan (no token is used up)",
         context={"build_id": build.build_id, **empty.detail()},
-        recovery=[way],
+        recovery=[way, Recovery("if the token is lost", f"onceward confirm {build.build_id}")],
     )
 
 

@@ -83,13 +83,25 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
         ended = Ended("execution_failed", said, error.retryable)
     except BaseException as error:
         logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
-        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": redactor.text(described(error))})
+        message = redactor.text(f"{described(error)}{_where(error)}")
+        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
     running.over = True
     running.note = redactor.text(running.note)
     if running.asked == "budget" or ended.reason != "completed":
         ended = _by_request(running, ended)
     micros = int((time.monotonic() - began) * 1_000_000)
     return _closing(children, token, ended, micros, logs, kept)
+
+
+def _where(error: BaseException) -> str:
+    """The last place an error came through, as a person looks for it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    code = trace.tb_frame.f_code
+    return f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"  # noqa: PTH119
 
 
 def _traceback(error: BaseException) -> bytes:
@@ -105,7 +117,7 @@ def _by_request(running: Running, ended: Ended) -> Ended:
     if running.asked == "budget":
         return Ended("budget_exceeded", {**ended.detail, **running.refused})
     if running.asked == "timeout":
-        return Ended("timeout", ended.detail)
+        return Ended("timeout", {**ended.detail, "message": f"timed out after {running.limit:g} s"})
     if running.asked == "stop":
         return Ended("terminated_on_restart", {**ended.detail, "stopped": True})
     return ended
@@ -124,6 +136,7 @@ def _deadline(children: Children, token: Token, timeout: float | None, now: floa
                 "asked": (lane.room() or 0) + 1,
             }
             return now + left, "budget"
+    children.running[token.child_id].limit = timeout or 0.0
     return (None if timeout is None else now + timeout), "timeout"
 
 
@@ -158,6 +171,12 @@ def _closing(
     if step is None:
         return Closing(token, ended, micros, facts, work.attempts, dict(running.spent))
     return Closing(token, ended, micros, facts, work.attempts, dict(running.spent), step.about, step, step.record)
+
+
+def _last_line(data: bytes) -> str:
+    """The last thing a program complained about, usually the cause."""
+    lines = [line for line in data[-4000:].decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else ""
 
 
 class _Commanded:
@@ -293,6 +312,8 @@ class _Commanded:
         else:
             code = RETRYABLE.get(ending.exit, "EXECUTION_FAILED")
             said = {"message": f"it was ended: {detail['report_mistake']}"} if self.running.asked == "reports" else {}
+            last = _last_line(ending.err.kept(self.redactor))
+            said |= {"last_line": last} if last else {}
             ended = Ended("execution_failed", {**detail, "error": code, **said}, ending.exit in RETRYABLE)
         self._release()
         blobs = {}

@@ -70,6 +70,8 @@ class Children:
         """How many slots are between two children: what they will run is not known yet."""
         self._asked_early: set[str] = set()
         self.closed = False
+        self.hurry = threading.Event()
+        """Set when somebody who asked to stop asks again."""
         self.stuck = False
         """Whether a function could not be ended: only the end of this process will."""
         self.heeded: Callable[[], None] | None = None
@@ -162,6 +164,11 @@ class Children:
         if self.heeded is not None:
             self.heeded()
 
+    def names_running(self) -> list[str]:
+        """What still runs, by child."""
+        with self.changed:
+            return list(self.running)
+
     def stop(self) -> None:
         """Dispatch nothing more and ask what runs to end."""
         with self.changed:
@@ -186,15 +193,22 @@ class Children:
     def overdue(self) -> bool:
         """Whether something still runs long after everything was asked to stop."""
         with self.changed:
-            asked = [child.pressed_at for child in self.running.values() if child.pressed_at is not None]
-            return self._stopping and any(at + 2 * self.processes.grace < time.monotonic() for at in asked)
+            asked = [child for child in self.running.values() if child.pressed_at is not None]
+        patience = self._patience()
+        late = [child for child in asked if (child.pressed_at or 0) + patience < time.monotonic()]
+        # A process always ends; only a function can stay.
+        return self._stopping and any(child.process is None for child in late)
+
+    def _patience(self) -> float:
+        """How long something that was asked to stop is waited for; less if somebody asked again."""
+        return 1.0 if self.hurry.is_set() else 2 * self.processes.grace
 
     def close(self) -> None:
         """Wait until every slot is empty."""
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
-        patience = time.monotonic() + 3 * self.processes.grace
+        patience = time.monotonic() + (0.2 if self.overdue else 3 * self.processes.grace)
         for thread in self._threads:
             thread.join(max(0.0, patience - time.monotonic()))
         self.stuck = any(thread.is_alive() for thread in self._threads)

@@ -10,12 +10,14 @@ from typing import Any
 
 
 class Signals:
-    """While open, the first signal sets `stop` and is remembered; further ones change nothing.
+    """While open, the first signal sets `stop` and is remembered; further ones only set `hurry`.
 
     A handler runs between any two steps of the main thread, which may hold the event's own lock: so it only writes a
     byte, and a thread of its own does the rest."""
 
-    def __init__(self, stop: threading.Event, *, leaving: bool = False) -> None:
+    def __init__(self, stop: threading.Event, *, leaving: bool = False, hurry: threading.Event | None = None) -> None:
+        self._hurry = hurry
+        """Set when somebody asks again."""
         self._leaving = leaving
         """The program ends after this: a signal that comes late, when all is done, must not change how it ended."""
         self.heard = 0
@@ -52,5 +54,7 @@ class Signals:
             pass
 
     def _listen(self) -> None:
-        while os.read(self._reader, 64):
+        while data := os.read(self._reader, 64):
+            if self._hurry is not None and (self._stop.is_set() or len(data) > 1):
+                self._hurry.set()
             self._stop.set()

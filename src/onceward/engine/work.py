@@ -182,6 +182,8 @@ class Running:
         """The debit that had no room, if one had none."""
         self.deadline: float | None = None
         """When a function is asked to end, by the watch of its coordinator."""
+        self.limit = 0.0
+        """Its own time limit."""
         self.late: Asked = "timeout"
         """What its deadline is: its own time limit, or the end of its session's time."""
         self.out_of_time: Mapping[str, Any] = {}

@@ -57,6 +57,8 @@ class Build(msgspec.Struct, frozen=True):
     parent_build_id: str | None = None
     """The build it was forked from."""
     resumed_at: Micros = 0
+    reuse: int = 1
+    """Whether it may take over results of other builds."""
 
 
 class Permit(msgspec.Struct, frozen=True):

@@ -38,10 +38,17 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def create(
-    build_id: str, name: str, actor: str, plan_hash: str = "", plan_file: str = "", parent: str | None = None
+    build_id: str,
+    name: str,
+    actor: str,
+    plan_hash: str = "",
+    plan_file: str = "",
+    parent: str | None = None,
+    reuse: bool = True,
 ) -> Move:
     """A build is stored as PENDING before anything else happens to it."""
-    columns = {"name": check_name(name, "name"), "plan_hash": plan_hash, "plan_file": plan_file}
+    columns: dict[str, Any] = {"name": check_name(name, "name"), "plan_hash": plan_hash, "plan_file": plan_file}
+    columns["reuse"] = int(reuse)
     detail: dict[str, Any] = {"plan_hash": plan_hash} if plan_hash else {}
     if parent is not None:
         columns["parent_build_id"], detail["parent_build_id"] = parent, parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Final
 
@@ -117,8 +118,10 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
     for stage in stages:
         for need in stage.needs:
             if need not in names:
+                near = get_close_matches(need, names, 1)
+                meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
                 raise InvalidDependency(
-                    f"stage {stage.name} needs {need}, and there is no such stage; there are {', '.join(names)}",
+                    f"stage {stage.name} needs {need}, and there is no such stage; {meant}",
                     context={"stage": stage.name, "needs": need},
                 )
     found: dict[str, Stage] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -65,6 +66,8 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
     for word in ("env",):
         if words.get(word) and not words.get("run"):
             raise refuse(word, f"{word} is for stages that run a command")
+    if call is not None:
+        _require_one_argument(call)
     targets, glob = _targets(words.get("targets"))
     on_crash = words.get("on_crash", "rerun")
     if on_crash not in ("rerun", "ask"):
@@ -90,6 +93,17 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
         jobs=None if words.get("jobs") is None else whole("jobs", words["jobs"], 1, 1000),
         rate=None if words.get("rate") is None else _rate(words["rate"]),
     )
+
+
+def _require_one_argument(call: Callable[[Any], Any]) -> None:
+    """A step's function is called with its task."""
+    try:
+        inspect.signature(call).bind(None)
+    except TypeError:
+        raise refuse("name", f"{getattr(call, '__name__', 'the function')} must take one argument, the task") from None
+    except ValueError:
+        # What has no signature is found out when it is called.
+        return
 
 
 def limits_of(budget: object) -> dict[str, int]:
@@ -138,6 +152,9 @@ def _argv(value: object) -> tuple[str, ...]:
         raise refuse("run", f'run is a list of words, no shell line; write run = ["sh", "-c", {value[:60]!r}]')
     if not isinstance(value, list | tuple) or not all(isinstance(w, str) and "\0" not in w for w in value):
         raise refuse("run", 'run is a list of words, as in run = ["python3", "extract.py", "{target}"]')
+    for name in re.findall(r"\{([A-Za-z_]+)\}", " ".join(value)):
+        if name != "target" and difflib.get_close_matches(name, ["target"], 1, 0.7):
+            raise refuse("run", f"there is no {{{name}}}; did you mean {{target}}?")
     if value and not value[0]:
         raise refuse("run", "the first word of run is the program; it is empty")
     return tuple(value)
@@ -158,7 +175,9 @@ def _targets(value: object) -> tuple[tuple[str, ...] | None, str]:
 
 def _target_config(value: object) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping):
-        raise refuse("target", "the config of a target is a table, as in [stage.target.a]")
+        raise refuse(
+            "target", "target is config for single targets, a table as in [stage.target.a]; did you mean targets?"
+        )
     return {str(name): config_of(f"target.{name}", own) for name, own in value.items()}
 
 

@@ -54,6 +54,11 @@ class BuildDisplay:
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
+        if status == "STOPPING":
+            if not self._json:
+                what = render.counted(said["waiting"], "step")
+                click.echo(f"stopping: waiting for {what} to end; ask again to wait no longer", err=True)
+            return
         if self._json:
             known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
             line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
@@ -99,10 +104,8 @@ class BuildDisplay:
         state = click.style(outcome["state"], fg=colour, bold=True)
         reason = f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
         tokens = f", {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
-        click.echo(
-            f"{state}{reason}: {steps['total']} steps: {words or 'none run'}; {outcome['cost_usd']} usd{tokens}",
-            err=True,
-        )
+        total, cost = render.counted(steps["total"], "step"), f"{outcome['cost_usd']} usd{tokens}"
+        click.echo(f"{state}{reason}: {total}: {words or 'none run'}; {cost}", err=True)
         if outcome.get("why"):
             click.echo(f"  {render.plain(outcome['why'])}", err=True)
         if "confirmation_token" in outcome:

@@ -18,7 +18,7 @@ from onceward.edges.cli.main import Command, Globals, asking_options, pass_globa
 from onceward.edges.cli.spawn import limits_of
 from onceward.errors import InvalidConfig
 
-_EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ABANDONED": 1}
+_EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ACTIVE": 1, "ABANDONED": 1}
 
 
 def _work_options(command: Any) -> Any:
@@ -74,7 +74,7 @@ def run(given: Globals, plan: str, jobs: int | None, budgets: Sequence[str], kee
 
 
 @click.command(cls=Command)
-@click.argument("build")
+@click.argument("build", required=False)
 @click.option("--token", metavar="TOKEN", default="", help="The confirmation token of a paused build.")
 @click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
 @click.option("--fork", is_flag=True, help="If the plan changed: make a new build that reuses what still fits.")
@@ -84,8 +84,13 @@ def run(given: Globals, plan: str, jobs: int | None, budgets: Sequence[str], kee
 )
 @_work_options
 @pass_globals
-def resume(given: Globals, /, build: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any) -> int:
-    """Go on with BUILD, which crashed or was paused. Steps with a checkpoint are skipped."""
+def resume(
+    given: Globals, /, build: str | None, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any
+) -> int:
+    """Go on with BUILD, which crashed or was paused. Steps with a checkpoint are skipped.
+
+    Without BUILD: the one build that can be resumed, if there is only one.
+    """
     from onceward import running
     from onceward.engine.builds import Offer
 
@@ -97,6 +102,7 @@ def resume(given: Globals, /, build: str, jobs: int | None, keep_going: bool, no
         accept=_accepted(asked["accept"]),
     )
     workspace = given.workspace()
+    build = build or _the_one(workspace)
     display = BuildDisplay(given.json)
     file = Path(asked["plan"]).expanduser() if asked["plan"] else None
     with _prints_aside(given.json):
@@ -111,6 +117,20 @@ def resume(given: Globals, /, build: str, jobs: int | None, keep_going: bool, no
     return _leave(display, outcome, signal)
 
 
+def _the_one(workspace: Any) -> str:
+    from onceward.engine.build_reading import build_list
+
+    store = workspace.store()
+    try:
+        found = [b for b in build_list(store) if b["state"] in ("CRASHED", "BUDGET_PAUSE") or b.get("orphaned")]
+    finally:
+        store.close()
+    if len(found) != 1:
+        ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5]) or "no build can be resumed"
+        raise InvalidConfig(f"name the build: {ways}", context={"field": "build"})
+    return str(found[0]["build_id"])
+
+
 def _prints_aside(as_json: bool) -> Any:
     """What Python steps print must not stand between our lines of JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
@@ -118,7 +138,7 @@ def _prints_aside(as_json: bool) -> Any:
 
 def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
     display.result(outcome)
-    return signal if signal and outcome["state"] == "CRASHED" else _EXITS[outcome["state"]]
+    return signal if signal and outcome["state"] in ("CRASHED", "ACTIVE") else _EXITS[outcome["state"]]
 
 
 def _accepted(texts: Sequence[str]) -> dict[str, Path]:
@@ -202,6 +222,8 @@ def approve(given: Globals, build: str, step: str, digest: str, refuse: bool, no
         render.document(asked.value)
     else:
         render.say(f"{render.plain(asked.value['step'])} {asked.value['decision']}")
+        if asked.value.get("state") not in (None, "ACTIVE"):
+            click.echo(f"next: onceward resume {asked.value['build_id']}", err=True)
     return 0
 
 

@@ -60,7 +60,8 @@ def _build(found: dict[str, Any], as_json: bool) -> None:
     rows = []
     for step in found["steps"]:
         error = step.get("error") or {}
-        why = error.get("message") or error.get("reason") or ""
+        exit_ = f"exit {error['exit']}: " if error.get("exit") else ""
+        why = f"{exit_}{error.get('message') or error.get('last_line') or error.get('reason') or ''}"
         left = ", ".join(f"{a['name']} {a['sha256'][:12]}" for a in step.get("artifacts", [])[:3])
         name = f"{step['stage']}:{step['target']}"
         rows.append((name, step["status"], step.get("cost_usd", "-"), step.get("attempts", "-"), left or why[:80]))

@@ -168,13 +168,12 @@ def explain(reason: str, detail: Mapping[str, Any]) -> str:
         name, total, limit = shown({"lane": detail["lane"], "total": detail["observed"], "limit": detail["limit"]})
         _, asked, _ = shown({"lane": detail["lane"], "total": detail.get("asked", 0), "limit": None})
         return f": {name} is at {total} of {limit}" + (f", {asked} more asked" if detail.get("asked") else "")
-    if reason == "timeout":
-        return ": it ran longer than it may"
     if detail.get("message"):
         return f": {render.plain(' '.join(str(detail['message']).split()))}"
     if reason not in ("completed", "cancelled") and detail.get("exit") is not None:
         code = detail["exit"]
-        return f": exit {code}" if code >= 0 else f": ended by signal {-code}"
+        last = f": {render.plain(detail['last_line'])}" if detail.get("last_line") else ""
+        return f": exit {code}{last}" if code >= 0 else f": ended by signal {-code}{last}"
     return ""
 
 

@@ -11,6 +11,8 @@ ALTER TABLE builds ADD COLUMN plan_file TEXT NOT NULL DEFAULT '';
 ALTER TABLE builds ADD COLUMN parent_build_id TEXT;
 -- When somebody last resumed it: what was finished before was skipped.
 ALTER TABLE builds ADD COLUMN resumed_at INTEGER NOT NULL DEFAULT 0;
+-- Whether it may take over results of other builds.
+ALTER TABLE builds ADD COLUMN reuse INTEGER NOT NULL DEFAULT 1;
 CREATE INDEX builds_name ON builds (name);
 
 CREATE TABLE checkpoints (
