@@ -89,7 +89,9 @@ def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, t
     assert executioner(**plain) == 0
     lasted = time.monotonic() - started
     whole = digest_of(scene, begun(tmp_path))
-    deaths = [{"fault": point, "nth": often(point, dice)} for point in POINTS]
+    # By default every other point on PostgreSQL, which costs three times as much; the long campaign has all on both.
+    points = POINTS if store_url == "sqlite" or TARGETS > 3 else POINTS[SEED % 2 :: 2]
+    deaths = [{"fault": point, "nth": often(point, dice)} for point in points]
     deaths += [{"after": dice.uniform(0.02, 0.9 * lasted)} for _ in range(MOMENTS)]
     dice.shuffle(deaths)
     killed = Counter()

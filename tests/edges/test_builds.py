@@ -235,12 +235,14 @@ def test_an_approval_given_after_a_crash_counts_for_the_resume(cli):
         (["resume", "bld_none"], "there is no workspace"),
     ],
 )
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_bad_words_exit_2_and_write_nothing(cli, argv, says):
     done = cli(*argv, check=2)
     assert says in done.stderr and "Traceback" not in done.stderr
     assert not (cli.folder / ".onceward").exists()
 
 
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_a_bad_plan_exits_2_before_a_workspace_is_made(cli):
     (cli.folder / "plan.toml").write_text(PLAN.replace("targets = [", "target = ["))
     done = cli("run", "plan.toml", check=2)

@@ -347,6 +347,7 @@ def test_names_nobody_could_read_are_refused(onceward, name):
         "postgresql://",
     ],
 )
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_a_bad_store_url_is_refused_without_its_password(onceward, url):
     for words in (["init", "--json"], ["doctor", "--json"]):
         refused = onceward(*words, "--store", url)

@@ -206,6 +206,7 @@ def test_events_can_be_followed(cli):
         ("events", "--follow"),
     ],
 )
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_bad_input_is_refused_and_nothing_is_written(cli, argv):
     done = cli(*argv)
     assert done.returncode == 2, done.stderr

@@ -93,6 +93,7 @@ def test_whatever_a_function_raises_is_its_own_end(kernel, error):
         '{"spend":{"usd":"%s"}}' % ("x" * 6000),
     ],
 )
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_no_line_of_a_report_can_wedge_the_workspace(workspace, line):
     kernel = workspace.kernel()
     children = kernel.open_session("ses_a", 2)
