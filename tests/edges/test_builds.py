@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from helpers import processes_with
+from typing_in import Typed, start, until
 
-BIN = Path(sys.executable).parent
 PLAN = """
 name = "catalogue"
 [budget]
@@ -42,39 +40,9 @@ run = ["sh", "-c", "echo $ONCEWARD_TARGET >> witness; sleep SECONDS"]
 @pytest.fixture
 def cli(store_url, tmp_path):
     """Runs one command line in a folder of its own, where nothing was made yet."""
-
-    def run(*argv, check=None, **words):
-        done = subprocess.run(
-            [BIN / "onceward", *argv], cwd=tmp_path, env=run.env, capture_output=True, text=True, timeout=60, **words
-        )
-        if check is not None:
-            assert done.returncode == check, done.stderr
-        return done
-
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-    run.env = {**clean, "PATH": f"{BIN}:{os.environ['PATH']}", "ONCEWARD_STORE": store_url, "ONCEWARD_AS": "tester"}
-    run.folder = tmp_path
+    typed = Typed(tmp_path, store_url)
     (tmp_path / "plan.toml").write_text(PLAN)
-    return run
-
-
-def start(cli, *argv):
-    return subprocess.Popen(
-        [BIN / "onceward", *argv],
-        cwd=cli.folder,
-        env=cli.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def until(true, seconds=20):
-    began = time.time()
-    while not (found := true()):
-        assert time.time() - began < seconds
-        time.sleep(0.03)
-    return found
+    return typed
 
 
 def slow(cli, seconds):

@@ -8,51 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from helpers import processes_with
-
-BIN = Path(sys.executable).parent
+from typing_in import Typed, start, until
 
 
 @pytest.fixture
 def cli(store_url, tmp_path):
     """Runs one command line in a workspace of its own."""
-
-    def run(*argv, check=None, **words):
-        done = subprocess.run(
-            [BIN / "onceward", *argv], cwd=tmp_path, env=run.env, capture_output=True, text=True, timeout=60, **words
-        )
-        if check is not None:
-            assert done.returncode == check, done.stderr
-        return done
-
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-    run.env = {**clean, "PATH": f"{BIN}:{os.environ['PATH']}", "ONCEWARD_STORE": store_url, "ONCEWARD_AS": "tester"}
-    run.folder = tmp_path
-    run("init", check=0)
-    return run
-
-
-def start(cli, *argv):
-    return subprocess.Popen(
-        [BIN / "onceward", *argv],
-        cwd=cli.folder,
-        env=cli.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def until(true):
-    deadline = time.monotonic() + 20
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
+    typed = Typed(tmp_path, store_url)
+    typed("init", check=0)
+    return typed
 
 
 @pytest.mark.rule("C-9")

@@ -54,9 +54,7 @@ def _build(found: dict[str, Any], as_json: bool) -> None:
     render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {state_of(found)}{reason}")
     if found.get("next"):
         render.say(f"next: {found['next']}")
-    for lane in found["lanes"]:
-        name, total, limit = shown(lane)
-        render.say(f"  {name:13s} {total} {f'of {limit}' if limit else '(no limit)'}")
+    _lanes(found)
     rows = []
     for step in found["steps"]:
         error = step.get("error") or {}
@@ -73,11 +71,15 @@ def _build(found: dict[str, Any], as_json: bool) -> None:
         render.say(f"  onceward approve {found['build_id']} {step} --digest {wanted['digest']}")
 
 
-def _session(found: dict[str, Any]) -> None:
-    render.say(f"session {found['session_id']}, {found['max_active_children']} at once, opened {found['created_at']}")
+def _lanes(found: dict[str, Any]) -> None:
     for lane in found["lanes"]:
         name, total, limit = shown(lane)
         render.say(f"  {name:13s} {total} {f'of {limit}' if limit else '(no limit)'}")
+
+
+def _session(found: dict[str, Any]) -> None:
+    render.say(f"session {found['session_id']}, {found['max_active_children']} at once, opened {found['created_at']}")
+    _lanes(found)
     rows = []
     for child in found["children"]:
         work = " ".join(child["work"].get("argv", [])) or child["work"].get("function", "")

@@ -1,0 +1,54 @@
+"""Command lines as a person types them, each in a folder and a store of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+class Typed:
+    """Runs `onceward` in one folder; started ones go on beside us."""
+
+    def __init__(self, folder: Path, store_url: str) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
+        path = f"{BIN}:{os.environ['PATH']}"
+        self.folder = folder
+        self.env = {**clean, "PATH": path, "ONCEWARD_STORE": store_url, "ONCEWARD_AS": "tester"}
+
+    def __call__(self, *argv, check=None, **words):
+        done = subprocess.run(
+            [BIN / "onceward", *argv],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **words,
+        )
+        if check is not None:
+            assert done.returncode == check, done.stderr
+        return done
+
+
+def start(cli, *argv):
+    return subprocess.Popen(
+        [BIN / "onceward", *argv],
+        cwd=cli.folder,
+        env=cli.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
