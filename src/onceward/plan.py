@@ -118,8 +118,6 @@ class _Quiet:
 
     def told(self, said: Mapping[str, Any]) -> None: ...
 
-    def output(self, child_id: str, stream: str, data: bytes) -> None: ...
-
 
 def _display(quiet: bool) -> Any:
     from onceward.edges.cli.build_display import BuildDisplay

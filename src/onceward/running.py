@@ -35,8 +35,6 @@ class Display(Protocol):
 
     def told(self, said: Mapping[str, Any]) -> None: ...
 
-    def output(self, child_id: str, stream: str, data: bytes) -> None: ...
-
 
 def run(
     workspace: Workspace,
@@ -142,7 +140,6 @@ def _run(
         reuse=reuse and resolved.plan.reuse,
         rerun=rerun,
         told=display.told,
-        on_output=display.output,
     )
     stop, run.children.hurry = asked
     run_build(kernel, run, stop)

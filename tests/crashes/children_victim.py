@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -54,20 +53,7 @@ def live(order: dict) -> None:
     kernel.close()
 
 
-def main() -> None:
-    for line in sys.stdin:
-        order = json.loads(line)
-        victim = os.fork()
-        if victim == 0:
-            try:
-                live(order)
-            except BaseException as error:
-                print(f"victim: {error!r}", file=sys.stderr, flush=True)
-                os._exit(70)
-            os._exit(0)
-        _, status = os.waitpid(victim, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    from warm import serve
+
+    serve(live)

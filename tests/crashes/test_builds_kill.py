@@ -84,7 +84,7 @@ def scene(store_url, tmp_path):
 def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, tmp_path, executioner):
     dice = random.Random(SEED)
     plain = {"folder": str(scene.folder), "store": store_url, "plan": str(tmp_path / "plan.toml")}
-    plain |= {"begun": str(tmp_path / "begun"), "build": "", "fault": "", "nth": 0, "after": 0}
+    plain |= {"begun": str(tmp_path / "begun"), "build": "", "fault": "", "nth": 0, "after_micros": 0}
     started = time.monotonic()
     assert executioner(**plain) == 0
     lasted = time.monotonic() - started
@@ -92,7 +92,7 @@ def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, t
     # By default every other point on PostgreSQL, which costs three times as much; the long campaign has all on both.
     points = POINTS if store_url == "sqlite" or TARGETS > 3 else POINTS[SEED % 2 :: 2]
     deaths = [{"fault": point, "nth": often(point, dice)} for point in points]
-    deaths += [{"after": dice.uniform(0.02, 0.9 * lasted)} for _ in range(MOMENTS)]
+    deaths += [{"after_micros": int(dice.uniform(0.02, 0.9 * lasted) * 1e6)} for _ in range(MOMENTS)]
     dice.shuffle(deaths)
     killed = Counter()
     for number, death in enumerate(deaths):

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
-import time
 from pathlib import Path
 
 from onceward.engine.tenure import acquire
@@ -67,23 +64,7 @@ def live(order: dict) -> None:
         os.write(acks, json.dumps([request_id, answer.value]).encode() + b"\n")
 
 
-def main() -> None:
-    for line in sys.stdin:
-        order = json.loads(line)
-        victim = os.fork()
-        if victim == 0:
-            try:
-                live(order)
-            except BaseException as error:
-                print(f"victim: {error!r}", file=sys.stderr, flush=True)
-                os._exit(70)
-            os._exit(0)
-        if order["after_micros"]:
-            time.sleep(order["after_micros"] / 1e6)
-            os.kill(victim, signal.SIGKILL)
-        _, status = os.waitpid(victim, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    from warm import serve
+
+    serve(live)

@@ -43,9 +43,6 @@ class Site:
     def begun(self, build_id, name, total, how):
         self.build_id = build_id
 
-    def output(self, child_id, stream, data):
-        pass
-
     def load(self, plan):
         if isinstance(plan, Plan):
             return Resolved(plan)
@@ -55,13 +52,13 @@ class Site:
 
     def run(self, plan, **words):
         self.told = []
-        display = SimpleNamespace(begun=self.begun, told=self.told.append, output=self.output)
+        display = SimpleNamespace(begun=self.begun, told=self.told.append)
         outcome, _ = running.run(self.workspace, self.load(plan), display, **words)
         return outcome
 
     def resume(self, plan, build_id, offer=None, **words):
         self.told = []
-        display = SimpleNamespace(begun=self.begun, told=self.told.append, output=self.output)
+        display = SimpleNamespace(begun=self.begun, told=self.told.append)
         outcome, _ = running.resume(
             self.workspace, build_id, display, offer or Offer(), resolved=self.load(plan), **words
         )

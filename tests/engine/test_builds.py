@@ -116,7 +116,7 @@ def test_changed_config_of_one_target_runs_that_target_and_what_flows_from_it(si
         made = Plan("three", folder=site.folder, config={"witness": str(site.witness)})
         made.stage(name="extract", targets=["a", "b"], target={"a": {"depth": depth}})(noted)
         made.stage(name="summarise", needs="extract")(joined)
-        made.stage(name="same", needs="extract")(lambda_free)
+        made.stage(name="same", needs="extract")(always_the_same)
         return made
 
     site.run(plan(1), jobs=1)
@@ -125,7 +125,7 @@ def test_changed_config_of_one_target_runs_that_target_and_what_flows_from_it(si
     assert site.lines() == ["extract:a", "summarise:a", "same:a"]
 
 
-def lambda_free(task):
+def always_the_same(task):
     noted(task)
     return "always the same"
 
@@ -474,12 +474,7 @@ def test_a_rate_holds_across_restarts(site):
     site.run(plan("cd"))
     site.run(plan("ef"))
     assert time.time() - began >= 2.0
-    starts = [from_(e) for c in (site,) for e in c.events() if e["event"] == "WORKER_START"]
-    assert len(starts) == 2
-
-
-def from_(event):
-    return event["ts"]
+    assert sum(event["event"] == "WORKER_START" for event in site.events()) == 2
 
 
 def approval_plan(site, text="draft"):

@@ -82,7 +82,6 @@ class Attempt:
             env=self.stage.env,
             secrets=self.stage.secrets,
             given=self._environment(),
-            on_output=self.run.on_output,
             **terms,
         )
 

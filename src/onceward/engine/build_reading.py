@@ -21,10 +21,9 @@ from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.approvals import Approval, approvals_of
-from onceward.store.tables.builds import Builds, plan_body
+from onceward.store.tables.builds import Builds, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of
 from onceward.store.tables.children import Tokens
-from onceward.store.tables.events import event_at
 
 
 def build_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
@@ -82,9 +81,7 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
 
 def _summary(rows: Reads, build: Build) -> dict[str, Any]:
     lanes = child_budget.lanes(rows, build.build_id)
-    ((position,),) = rows.read("SELECT position FROM builds WHERE build_id = ?", (build.build_id,))
-    event = event_at(rows, position)
-    detail = event.facts()["detail"] if event is not None else {}
+    detail = last_detail(rows, build.build_id)
     said = {
         "build_id": build.build_id,
         "name": build.name,

@@ -23,6 +23,7 @@ from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
 from onceward.lifecycles.plan import Output
+from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
 from onceward.store.tables.rates import note_start, rate_starts
 from onceward.store.transaction import Transaction
@@ -45,11 +46,10 @@ class BuildRun:
         reuse: bool,
         rerun: Sequence[str] = (),
         told: Told,
-        on_output: Callable[[str, str, bytes], None] | None = None,
     ) -> None:
         self.kernel, self.store, self.artifacts = kernel, kernel.store, kernel.artifacts
         self.build_id, self.resolved, self.steps = build_id, resolved, resolved.steps
-        self.keep_going, self.told, self.on_output = keep_going, told, on_output
+        self.keep_going, self.told = keep_going, told
         self.jobs = jobs
         self.children = kernel.open_session(build_id, jobs, limits)
         self.children.heeded = self.heed
@@ -102,13 +102,13 @@ class BuildRun:
     def heed(self) -> None:
         """Something was asked of this kernel: maybe this build was abandoned, or a step of it approved."""
         with self.store.read() as rows:
-            state = rows.read("SELECT state FROM builds WHERE build_id = ?", (self.build_id,))[0][0]
+            state = Builds(rows).get(self.build_id).state
         if state == "ABANDONED":
             self._halt("abandoned")
             return
         with self.mutex:
             asked = bool(self._asked)
-            self._look_at_asked()
+            self._sort_out(self._answers())
         if asked:
             self.dispatch()
             self._notify()
@@ -285,9 +285,6 @@ class BuildRun:
             if found.asked:
                 # Somebody may have answered before we were ready to hear it.
                 waiting += self._answers()
-
-    def _look_at_asked(self) -> None:
-        self._sort_out(self._answers())
 
     def _answers(self) -> list[int]:
         """What people have said about steps that wait for them; answers those that may go on because of it. Where

@@ -24,9 +24,8 @@ from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
 from onceward.lifecycles.plan import changes, step_name
 from onceward.store.port import Reads
-from onceward.store.tables.builds import Builds, keep_plan, plan_body
+from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
-from onceward.store.tables.events import event_at
 from onceward.store.tables.permits import consume, find_confirmation
 from onceward.store.transaction import Transaction
 
@@ -210,7 +209,7 @@ def _require_room(tx: Transaction, build: Build) -> None:
     """A build that was paused goes on only if there is something to go on with."""
     own, whole = child_budget.lanes(tx, build.build_id), child_budget.workspace(tx)
     empty = exhausted(own) or exhausted(whole, "workspace")
-    pause = _pause_detail(tx, build)
+    pause = last_detail(tx, build.build_id)
     if empty is not None and empty.lane == pause.get("lane"):
         wanted = int(pause.get("estimate") or pause.get("asked") or 0)
         empty = msgspec.structs.replace(empty, asked=wanted)
@@ -257,9 +256,3 @@ def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
             recovery=[Recovery("get a new token", f"onceward confirm {build.build_id}")],
         )
     consume(tx, "confirmation_tokens", permit, tx.now)
-
-
-def _pause_detail(rows: Reads, build: Build) -> dict[str, Any]:
-    ((position,),) = rows.read("SELECT position FROM builds WHERE build_id = ?", (build.build_id,))
-    event = event_at(rows, position)
-    return dict(event.facts()["detail"]) if event is not None else {}

@@ -63,9 +63,8 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
         )
     if "name" not in words:
         raise refuse("name", 'a stage has a name, as in name = "extract"')
-    for word in ("env",):
-        if words.get(word) and not words.get("run"):
-            raise refuse(word, f"{word} is for stages that run a command")
+    if words.get("env") and not words.get("run"):
+        raise refuse("env", "env is for stages that run a command")
     if call is not None:
         _require_one_argument(call)
     targets, glob = _targets(words.get("targets"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onceward.edges.cli import render
@@ -53,6 +54,17 @@ def pending(given: Globals, asked: Asked) -> int:
             " ask again with --request-id to get its answer."
         )
     return 3
+
+
+def tell(given: Globals, asked: Asked, say: Callable[[dict[str, Any]], None]) -> int:
+    """Give the answer: as JSON, in words, or, where there is none yet, the id to ask again with."""
+    if asked.pending:
+        return pending(given, asked)
+    if given.json:
+        render.document(asked.value)
+    else:
+        say(asked.value)
+    return 0
 
 
 def _answer_others(kernel: Kernel) -> None:

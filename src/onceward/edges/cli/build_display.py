@@ -49,9 +49,6 @@ class BuildDisplay:
                 # Whoever looked on has gone; the build goes on.
                 pass
 
-    def output(self, child_id: str, stream: str, data: bytes) -> None:
-        """Output of commands is kept with the step, not shown."""
-
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
         if status == "STOPPING":

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay
 from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals, wait_option
 from onceward.edges.cli.spawn import limits_of
@@ -215,16 +215,13 @@ def confirm(given: Globals, build: str) -> int:
 def approve(given: Globals, build: str, step: str, digest: str, refuse: bool, note: str) -> int:
     """Approve STEP of BUILD, which waits for a person: exactly what flows into it, and nothing else."""
     payload = {"build": build, "step": step, "digest": digest, "refuse": refuse, "note": note}
-    asked = ask(given, "builds.approve", payload)
-    if asked.pending:
-        return pending(given, asked)
-    if given.json:
-        render.document(asked.value)
-    else:
-        render.say(f"{render.plain(asked.value['step'])} {asked.value['decision']}")
-        if asked.value.get("state") not in (None, "ACTIVE"):
-            click.echo(f"next: onceward resume {asked.value['build_id']}", err=True)
-    return 0
+    return tell(given, ask(given, "builds.approve", payload), _say_decided)
+
+
+def _say_decided(answer: dict[str, Any]) -> None:
+    render.say(f"{render.plain(answer['step'])} {answer['decision']}")
+    if answer["state"] != "ACTIVE":
+        click.echo(f"next: onceward resume {answer['build_id']}", err=True)
 
 
 @click.command(cls=Command)
@@ -235,10 +232,4 @@ def approve(given: Globals, build: str, step: str, digest: str, refuse: bool, no
 def abandon(given: Globals, build: str, failed: bool) -> int:
     """Give BUILD up for good. What it finished stays, and other builds may reuse it."""
     asked = ask(given, "builds.abandon", {"build": build, "failed": failed})
-    if asked.pending:
-        return pending(given, asked)
-    if given.json:
-        render.document(asked.value)
-    else:
-        render.say(f"{asked.value['build_id']} is {asked.value['state']}")
-    return 0
+    return tell(given, asked, lambda answer: render.say(f"{answer['build_id']} is {answer['state']}"))

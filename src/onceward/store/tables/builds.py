@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from onceward.errors import NotFound, Recovery
 from onceward.kernel.records import Build
 from onceward.store.port import Reads, Writes
@@ -43,6 +47,14 @@ class Builds:
             context={"build_id": prefix[:128]},
             recovery=[Recovery("see which there are", "onceward list")],
         )
+
+
+def last_detail(rows: Reads, build_id: str) -> dict[str, Any]:
+    """What a build's last move says beside its state."""
+    found = rows.read(
+        "SELECT e.body FROM builds b JOIN events e ON e.position = b.position WHERE b.build_id = ?", (build_id,)
+    )
+    return dict(msgspec.json.decode(found[0][0])["detail"]) if found else {}
 
 
 def keep_plan(tx: Writes, plan_hash: str, body: str) -> None:
