@@ -608,3 +608,20 @@ def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
     (tmp_path / "hang.py").write_text((tmp_path / "hang.py").read_text().replace("sleep(60)", "sleep(0)"))
     done = subprocess.run([bin_ / "onceward", "resume", "--fork"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.rule("B-10", "B-11")
+@pytest.mark.guarantee("G16")
+def test_one_token_is_good_for_one_fork_of_a_paused_build(site):
+    def plan(targets):
+        made = Plan("p", folder=site.folder, budget={"usd": "0.01"})
+        made.stage(name="x", targets=list(targets), version="1", estimate={"usd": "1.00"})(lambda task: 1)
+        return made
+
+    paused = site.run(plan("a"))
+    build, token = paused["build_id"], paused["confirmation_token"]
+    offer = Offer(token=token, fork=True, limits={"usd_micros": 5_000_000})
+    assert site.resume(plan("ab"), build, offer)["state"] == "SUCCESS"
+    # The parent still waits for its own resume, but the permit is gone.
+    with pytest.raises(InvalidResumeState, match="was used already"):
+        site.resume(plan("abc"), build, offer)
