@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class Plan(_Plan):
         budget: Mapping[str, Any] | None = None,
         keep_going: bool = False,
         reuse: bool = True,
+        only: Sequence[str] = (),
+        force: bool = False,
         quiet: bool = False,
     ) -> Result:
         """Carry the plan out in the workspace of this folder, which is made if there is none.
@@ -69,20 +71,21 @@ class Plan(_Plan):
         Raises BuildStopped if the build does not succeed; the same as `onceward run FILE`."""
         from onceward import running
         from onceward.engine.plans import Resolved
+        from onceward.lifecycles.choices import Choices
         from onceward.lifecycles.plan_words import limits_of
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
             raise InvalidConfig('this file runs its plan when it is loaded; put that under if __name__ == "__main__":')
-        place = _workspace(workspace, store)
+        place, display = _workspace(workspace, store), _display(quiet)
         limits = limits_of(budget or {})
         told, signal = running.run(
-            *(place, Resolved(self), _display(quiet)),
+            *(place, Resolved(self, Choices(tuple(only), force)), display),
             jobs=jobs,
             limits=limits,
             keep_going=keep_going,
             reuse=reuse,
         )
-        return _result(place, told, signal, store, quiet)
+        return _result(place, display, told, signal, store)
 
     def resume(
         self,
@@ -100,29 +103,30 @@ class Plan(_Plan):
         """Go on with a build of this plan that crashed or was paused."""
         from onceward import running
         from onceward.engine.builds import Offer
-        from onceward.engine.plans import Resolved
         from onceward.lifecycles.plan_words import limits_of
 
-        place = _workspace(workspace, store)
+        place, display = _workspace(workspace, store), _display(quiet)
         offer = Offer(token=token, limits=limits_of(budget or {}), fork=fork)
-        told, signal = running.resume(
-            *(place, build_id, _display(quiet), offer), resolved=Resolved(self), jobs=jobs, keep_going=keep_going
-        )
-        return _result(place, told, signal, store, quiet)
+        told, signal = running.resume(*(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going)
+        return _result(place, display, told, signal, store)
 
 
 class _Quiet:
     """Tells nobody."""
 
-    def begun(self, build_id: str, name: str, total: int, how: str) -> None: ...
+    def begun(self, begun: Any) -> None: ...
 
     def told(self, said: Mapping[str, Any]) -> None: ...
 
+    def end(self) -> None: ...
+
+    def result(self, outcome: Mapping[str, Any]) -> None: ...
+
 
 def _display(quiet: bool) -> Any:
-    from onceward.edges.cli.build_display import BuildDisplay
+    from onceward.edges.cli.build_display import build_display
 
-    return _Quiet() if quiet else BuildDisplay(as_json=False)
+    return _Quiet() if quiet else build_display(as_json=False)
 
 
 def _workspace(folder: Path | str | None, store: str | None) -> Any:
@@ -136,9 +140,8 @@ def _workspace(folder: Path | str | None, store: str | None) -> Any:
     return place
 
 
-def _result(place: Any, told: Mapping[str, Any], signal: int, store: str | None, quiet: bool) -> Result:
-    if not quiet:
-        _display(quiet).result(told)
+def _result(place: Any, display: Any, told: Mapping[str, Any], signal: int, store: str | None) -> Result:
+    display.result(told)
     if signal == 130:
         raise KeyboardInterrupt
     if signal:

@@ -5,35 +5,41 @@ from __future__ import annotations
 import os
 import shlex
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from onceward.engine import builds
-from onceward.engine.build_reading import build_named, build_summary, next_command
+from onceward.engine.board import At
+from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import cap_of, run_build
+from onceward.engine.glance import Begun, begun
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import load
-from onceward.engine.plans import Resolved
+from onceward.engine.plans import Plan, Resolved
 from onceward.engine.redaction import check_secret
 from onceward.engine.signals import Signals
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
+from onceward.lifecycles.choices import choices_of
 from onceward.wiring import Workspace
 
 
 class Display(Protocol):
     """Who is told what happens."""
 
-    def begun(self, build_id: str, name: str, total: int, how: str) -> None: ...
+    def begun(self, begun: Begun) -> None: ...
 
     def told(self, said: Mapping[str, Any]) -> None: ...
+
+    def end(self) -> None: ...
 
 
 def run(
@@ -58,8 +64,7 @@ def run(
         kernel = workspace.kernel()
         try:
             build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits, reuse)
-            display.begun(build_id, resolved.plan.name, len(resolved.steps), "")
-            outcome = _run(kernel, build_id, resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
+            outcome = _run(kernel, build_id, "", resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
@@ -71,7 +76,7 @@ def resume(
     display: Display,
     offer: Offer,
     *,
-    resolved: Resolved | None = None,
+    plan: Plan | None = None,
     plan_file: Path | None = None,
     jobs: int | None = None,
     keep_going: bool = False,
@@ -79,12 +84,10 @@ def resume(
     leaving: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Go on with a build that crashed or was paused."""
-    store = workspace.store()
-    try:
+    with workspace.reading() as store:
         build = build_named(store, name)
-    finally:
-        store.close()
-    resolved = resolved or load(plan_file or _plan_of(workspace, build))
+    choices = choices_of(build.choices)
+    resolved = Resolved(plan, choices) if plan else load(plan_file or _plan_of(workspace, build), choices)
     require_environment(resolved)
     stop = threading.Event()
     hurry = threading.Event()
@@ -94,11 +97,11 @@ def resume(
             jobs = jobs or cap_of(kernel, build.build_id)
             place = _place(workspace, resolved)
             build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
-            how = " resumed" if build_id == build.build_id else f" forked from {build.build_id}"
-            display.begun(build_id, resolved.plan.name, len(resolved.steps), f",{how}")
+            how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"
             outcome = _run(
                 kernel,
                 build_id,
+                how,
                 resolved,
                 display,
                 (stop, hurry),
@@ -123,6 +126,7 @@ def _signals(stop: threading.Event, leaving: bool, hurry: threading.Event) -> An
 def _run(
     kernel: Kernel,
     build_id: str,
+    how: str,
     resolved: Resolved,
     display: Display,
     asked: tuple[threading.Event, threading.Event],
@@ -131,35 +135,55 @@ def _run(
     keep_going: bool,
     reuse: bool,
     rerun: Sequence[str] = (),
-) -> BuildRun:
+) -> _Ran:
     run = BuildRun(
         *(kernel, build_id, resolved),
         jobs=jobs,
         limits=limits,
         keep_going=keep_going,
         reuse=reuse and resolved.plan.reuse,
-        rerun=rerun,
+        rerun={resolved.steps.named(name) for name in rerun} | resolved.forced(),
         told=display.told,
     )
     stop, run.children.hurry = asked
-    run_build(kernel, run, stop)
-    return run
-
-
-def _told(workspace: Workspace, build_id: str, run: BuildRun) -> dict[str, Any]:
-    """How the build stands after its kernel let it go: the last line of `run` and `resume`."""
-    store = workspace.store()
+    shown = begun(run, how)
+    before, at = _spent(shown), time.monotonic()
+    display.begun(shown)
     try:
-        found = build_summary(store, build_id)
+        run_build(kernel, run, stop)
     finally:
-        store.close()
+        display.end()
+    return _Ran(run, _spent(shown) - before, int(time.monotonic() - at))
+
+
+class _Ran(NamedTuple):
+    run: BuildRun
+    paid: int
+    seconds: int
+
+
+def _spent(begun: Begun) -> int:
+    lane = begun.lanes().get("usd_micros")
+    return lane.total if lane else 0
+
+
+def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
+    """How the build stands after its kernel let it go: the last line of `run` and `resume`."""
+    run = ran.run
+    with workspace.reading() as store:
+        found = build_summary(store, build_id)
     said: dict[str, Any] = {name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")}
-    said["steps"] = {"total": len(run.steps), **run.counts}
+    blocked = run.board.counts[At.BLOCKED]
+    said["steps"] = {"total": len(run.steps), **run.counts, **({"blocked": blocked} if blocked else {})}
+    said["saved_usd"] = to_usd(run.saved)
+    said["paid_usd"] = to_usd(ran.paid)
+    said["seconds"] = ran.seconds
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
-        said["why"] = _why_paused(run.pausing[1])
+        said["why"] = why_paused(run.pausing[1])
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
+    said["stopped"] = True if run.halted == "stopped" and found["state"] == "CRASHED" else None
     said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
 
@@ -170,22 +194,6 @@ def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -
     said = f"{step}: {error.get('message') or error.get('last_line') or error.get('reason')}{exit_}"
     log = f" (onceward logs {shlex.quote(step)})" if error.get("child_id") else ""
     return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
-
-
-def _why_paused(detail: Mapping[str, Any]) -> str:
-    if "lane" not in detail:
-        return "the budget has no room"
-    lane = str(detail["lane"])
-    name, money = ("usd", True) if lane == "usd_micros" else (lane, False)
-
-    def amount(key: str) -> str:
-        return to_usd(int(detail[key])) if money else str(detail[key])
-
-    whose = "the workspace's " if detail.get("scope") else ""
-    said = f"{whose}{name} is at {amount('observed')} of {amount('limit')}"
-    if "estimate" in detail:
-        return f"{said}, and {detail.get('step')} is estimated at {amount('estimate')}"
-    return f"{said}, and {amount('asked')} more was asked by {detail.get('step')}" if detail.get("asked") else said
 
 
 def _place(workspace: Workspace, resolved: Resolved) -> str:

@@ -55,6 +55,26 @@ class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     solver_calls: int | None = None
 
 
+Occasion = Literal["pause", "failure", "approval", "in_doubt"]
+
+
+class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How people are told that they are needed."""
+
+    command: tuple[str, ...] = ()
+    """A program to run, no shell: the notice is in ONCEWARD_NOTICE, and as JSON on its standard input."""
+    webhook: str = ""
+    """Where to POST the notice as JSON; its `text` is what chat programs show."""
+    secret_env: str = ""
+    """For `webhook`: the environment variable that holds the signing secret."""
+    on: tuple[Occasion, ...] = ("pause", "failure", "approval", "in_doubt")
+    """What to tell of."""
+
+    def sinks(self) -> list[str]:
+        """The names under which notices wait in the outbox."""
+        return [f"notify {way}" for way in ("command", "webhook") if getattr(self, way)]
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -62,6 +82,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sink: tuple[SinkSettings, ...] = ()
     artifacts: ArtifactSettings = ArtifactSettings()
     budget: BudgetSettings = BudgetSettings()
+    notify: NotifySettings = NotifySettings()
+
+    def sinks(self) -> list[str]:
+        """Everybody who is told of events."""
+        return [*(sink.name for sink in self.sink), *self.notify.sinks()]
 
 
 TEMPLATE = """\
@@ -75,6 +100,9 @@ TEMPLATE = """\
 
 # [budget]
 # usd = "100.00"                  # the most that everything in this workspace may spend together
+
+# [notify]                        # when a person is needed: a pause, a failure, an approval, a step in doubt
+# command = ["mail", "-s", "Onceward needs you", "you@example.org"]    # or webhook = "https://..."
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -111,16 +139,18 @@ def load(workspace: Path, store_url: str | None = None) -> Settings:
     return settings
 
 
-def _check_webhook(sink: SinkSettings, file: Path) -> None:
+def _check_webhook(text: str, what: str) -> None:
+    if not text.startswith(("http://", "https://")):
+        raise InvalidConfig(f"{what} must begin with http:// or https://")
     try:
-        url = urlsplit(sink.url)
+        url = urlsplit(text)
         fits = bool(url.hostname) and (url.port or 1) > 0
     except ValueError:
         fits = False
     if not fits:
-        raise InvalidConfig(f"{file}: sink {sink.name!r}: url cannot be read")
+        raise InvalidConfig(f"{what} cannot be read")
     if "@" in url.netloc:
-        raise InvalidConfig(f"{file}: sink {sink.name!r}: no password in url; sign with secret_env instead")
+        raise InvalidConfig(f"no password in {what}; sign with secret_env instead")
 
 
 def limits_of(settings: Settings) -> dict[str, int]:
@@ -149,9 +179,11 @@ def _check(settings: Settings, file: Path) -> None:
         needed = {"ndjson": "path", "webhook": "url", "console": "name"}[sink.kind]
         if not getattr(sink, needed):
             raise InvalidConfig(f"{file}: sink {sink.name!r} of kind {sink.kind} needs {needed}")
-        if sink.kind == "webhook" and not sink.url.startswith(("http://", "https://")):
-            raise InvalidConfig(f"{file}: sink {sink.name!r}: url must begin with http:// or https://")
         if sink.kind == "webhook":
-            _check_webhook(sink, file)
+            _check_webhook(sink.url, f"{file}: sink {sink.name!r}: url")
+        if sink.name.startswith("notify "):
+            raise InvalidConfig(f"{file}: sink {sink.name!r}: such a name is what [notify] goes by")
+    if settings.notify.webhook:
+        _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from onceward import settings as settings_module
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Asker, Engine, Kernel
+from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
@@ -89,9 +90,20 @@ class Workspace:
     def store(self) -> Store:
         """The store to read from; NOT_FOUND with the next command where there is none."""
         self._require_folder()
-        store = Store(self.database, self.sources, [sink.name for sink in self.settings.sink])
+        wanted = {EVENTS[occasion] for occasion in self.settings.notify.on}
+        notices = dict.fromkeys(self.settings.notify.sinks(), wanted)
+        store = Store(self.database, self.sources, [sink.name for sink in self.settings.sink], notices)
         store.require_schema()
         return store
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """The store for as long as something is read from it."""
+        store = self.store()
+        try:
+            yield store
+        finally:
+            store.close()
 
     def empty_store(self) -> Store:
         """The store to restore into, which may not be there yet."""
@@ -122,27 +134,18 @@ class Workspace:
     @contextmanager
     def artifacts(self) -> Iterator[Artifacts]:
         """What is kept, to be read."""
-        store = self.store()
-        try:
+        with self.reading() as store:
             yield Artifacts(self.folder / "artifacts", store, self.settings.artifacts.max_bytes)
-        finally:
-            store.close()
 
     def session(self, prefix: str) -> str:
         """The one session that an id or its beginning means; NOT_FOUND with what to do where there is none."""
-        store = self.store()
-        try:
+        with self.reading() as store:
             return session_named(store, prefix)
-        finally:
-            store.close()
 
     def spending(self, session_id: str) -> list[dict[str, Any]]:
         """The lanes of a session's budget."""
-        store = self.store()
-        try:
+        with self.reading() as store:
             return lane_list(store, session_id)
-        finally:
-            store.close()
 
     def root_id(self) -> str:
         """The mark of the artifact root, made with it: two machines that read the same one see the same artifacts."""
@@ -170,11 +173,18 @@ class Workspace:
             return Asker(self.store(), self.kernel)
 
     def sinks(self, store: Store) -> list[Sink]:
+        notify = self.settings.notify
+        sinks: list[Sink] = []
+        if notify.command:
+            sinks.append(CommandNotice("notify command", notify.command, self.folder.parent, store))
+        if notify.webhook:
+            secret = os.environ.get(notify.secret_env) if notify.secret_env else ""
+            sinks.append(WebhookNotice("notify webhook", notify.webhook, secret, store))
         if not self.settings.sink:
-            return []
+            return sinks
         with store.read() as rows:
             ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
-        return [self._sink(sink, workspace_id) for sink in self.settings.sink]
+        return sinks + [self._sink(sink, workspace_id) for sink in self.settings.sink]
 
     def new_file(self, path: Path) -> SqliteDatabase:
         """A file to back up into."""

@@ -19,15 +19,16 @@ from onceward.wiring import Workspace
 
 def live(order: dict) -> None:
     workspace = Workspace(Path(order["folder"]), store_url=order["store"], principal="victim")
-    resolved = load(Path(order["plan"]))
+    plan = Path(order["plan"])
     if order["fault"]:
         faults.arm(order["fault"], order["nth"])
     begun = Path(order["begun"])
-    nothing = SimpleNamespace(begun=lambda build_id, *_: begun.write_text(build_id), told=lambda said: None)
+    nothing = SimpleNamespace(told=lambda said: None, end=lambda: None)
+    nothing.begun = lambda build: begun.write_text(build.build_id)
     if order["build"]:
-        outcome, _ = running.resume(workspace, order["build"], nothing, Offer(), resolved=resolved, jobs=3, reuse=False)
+        outcome, _ = running.resume(workspace, order["build"], nothing, Offer(), plan_file=plan, jobs=3, reuse=False)
     else:
-        outcome, _ = running.run(workspace, resolved, nothing, jobs=3, reuse=False)
+        outcome, _ = running.run(workspace, load(plan), nothing, jobs=3, reuse=False)
     if outcome["state"] != "SUCCESS":
         print(outcome, file=sys.stderr)
         os._exit(3)

@@ -58,13 +58,13 @@ def result(done):
 def test_run_makes_the_workspace_and_says_what_happens(cli):
     done = cli("run", "plan.toml", check=0)
     assert "made the workspace" in done.stderr and "extract:b c" in done.stderr
-    assert "SUCCESS: 4 steps: 4 executed; 0.30 usd" in done.stderr and done.stdout == ""
+    assert "4 steps: 4 run; paid 0.30 usd" in done.stderr and done.stdout == ""
     done = cli("run", "plan.toml", check=0)
-    assert "4 reused; 0.00 usd" in done.stderr
+    assert "4 reused; paid 0.00 usd, 0.30 not paid again" in done.stderr
     builds = json.loads(cli("list", "--json", check=0).stdout)
     assert [b["state"] for b in builds] == ["SUCCESS", "SUCCESS"]
     assert "catalogue" in cli("list", check=0).stdout
-    assert "extract:ü" in cli("status", builds[1]["build_id"], check=0).stdout
+    assert "└─ ü    SUCCESS" in cli("status", builds[1]["build_id"], check=0).stdout
 
 
 @pytest.mark.rule("I-1", "B-7")
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_resume(cli, times):
         time.sleep(0.05)
     _, told = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "CRASHED (crash_detected)" in told
+    assert "STOPPED (as asked; it can be resumed)" in told
     command = next(line for line in told.splitlines() if line.startswith("next: ")).removeprefix("next: onceward ")
     assert until(lambda: not processes_with("sleep 1000.31"))
     slow(cli, "0.01")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 
 from onceward import Plan, running
-from onceward.engine.build_reading import build_status
+from onceward.engine.build_reading import build_list, build_status
 from onceward.engine.builds import Offer
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
 from onceward.engine.reading import stream_lines
 from onceward.kernel import faults
+from onceward.lifecycles.choices import Choices
 from onceward.wiring import Workspace
 
 
@@ -40,28 +43,29 @@ class Site:
         self.witness = folder / "witness"
         self.told = []
 
-    def begun(self, build_id, name, total, how):
-        self.build_id = build_id
+    def begun(self, begun):
+        self.build_id = begun.build_id
 
-    def load(self, plan):
+    def load(self, plan, **chosen):
         if isinstance(plan, Plan):
-            return Resolved(plan)
+            return Resolved(plan, Choices(**chosen))
         file = self.folder / "plan.toml"
         file.write_text(plan)
-        return load(file)
+        return load(file, Choices(**chosen))
 
-    def run(self, plan, **words):
+    def run(self, plan, only=(), force=False, config=None, **words):
         self.told = []
-        display = SimpleNamespace(begun=self.begun, told=self.told.append)
-        outcome, _ = running.run(self.workspace, self.load(plan), display, **words)
+        display = SimpleNamespace(begun=self.begun, told=self.told.append, end=lambda: None)
+        resolved = self.load(plan, only=only, force=force, config=config or {})
+        outcome, _ = running.run(self.workspace, resolved, display, **words)
         return outcome
 
     def resume(self, plan, build_id, offer=None, **words):
         self.told = []
-        display = SimpleNamespace(begun=self.begun, told=self.told.append)
-        outcome, _ = running.resume(
-            self.workspace, build_id, display, offer or Offer(), resolved=self.load(plan), **words
-        )
+        display = SimpleNamespace(begun=self.begun, told=self.told.append, end=lambda: None)
+        resolved = self.load(plan)
+        which = {"plan": plan} if isinstance(plan, Plan) else {"plan_file": resolved.plan.file}
+        outcome, _ = running.resume(self.workspace, build_id, display, offer or Offer(), **which, **words)
         return outcome
 
     def crash(self, plan, point="commit.before", nth=5, **words):
@@ -70,6 +74,8 @@ class Site:
             with faults.armed(point, nth, faults.crash):
                 self.run(plan, **{"jobs": 1, **words})
         self.workspace.kernel().close()
+        with self.workspace.reading() as store:
+            self.build_id = build_list(store)[0]["build_id"]
         return self.build_id
 
     def lines(self):
@@ -79,21 +85,15 @@ class Site:
         return found
 
     def status(self, build_id=None):
-        store = self.workspace.store()
-        try:
+        with self.workspace.reading() as store:
             return build_status(store, build_id or self.build_id)
-        finally:
-            store.close()
 
     def steps(self, build_id=None):
         return {f"{s['stage']}:{s['target']}": s["status"] for s in self.status(build_id)["steps"]}
 
     def events(self, build_id=None):
-        store = self.workspace.store()
-        try:
+        with self.workspace.reading() as store:
             return [json.loads(line) for line in stream_lines(store, f"session:{build_id or self.build_id}")]
-        finally:
-            store.close()
 
 
 @pytest.fixture
@@ -101,3 +101,28 @@ def site(workspace, tmp_path):
     folder = tmp_path / "site"
     folder.mkdir()
     return Site(workspace, folder)
+
+
+@pytest.fixture
+def hook():
+    """A real HTTP server on loopback that answers with the status it is told to."""
+    heard: list[tuple[dict[str, str], bytes]] = []
+    answers = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            heard.append((dict(self.headers), body))
+            self.send_response(answers[0])
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/in?x=1", heard, answers
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -7,8 +7,6 @@ import hashlib
 import hmac
 import io
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -202,31 +200,6 @@ def test_a_file_that_cannot_be_written_keeps_the_events_waiting(store, tmp_path)
     (done,) = deliver(store, [FileSink("log", tmp_path / "none" / "out.ndjson")])
     assert (done.delivered, done.failed) == (0, 1)
     assert count(store, "event_outbox") == 1
-
-
-@pytest.fixture
-def hook():
-    """A real HTTP server on loopback that answers with the status it is told to."""
-    heard: list[tuple[dict[str, str], bytes]] = []
-    answers = [200]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            heard.append((dict(self.headers), body))
-            self.send_response(answers[0])
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/in?x=1", heard, answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.mark.rule("K-6")

@@ -101,7 +101,7 @@ class Artifacts:
             return False
         return True
 
-    def broken(self, digests: Sequence[str]) -> set[str]:
+    def broken(self, digests: Sequence[str], *, note: bool = True) -> set[str]:
         """Those of many artifacts that are not there or not what they say. A file that nobody touched since it was last
         verified is not read again (B-4); one that was read, and is whole, is marked so."""
         found: set[str] = set()
@@ -114,7 +114,7 @@ class Artifacts:
                 row = known.get(digest)
                 if row is None or not self._whole(digest, row, marks):
                     found.add(digest)
-        if found or marks:
+        if note and (found or marks):
             self.store.write(lambda tx: rows_of.set_marks(tx, {**dict.fromkeys(found, rows_of.BAD), **marks}))
         return found
 

@@ -104,6 +104,7 @@ class Attempt:
         self._task = task = Task(child, step, self.key, config, lambda: self.folder)
         with self.run.mutex:
             upstream = self.run.flow.upstream(self.number)
+        task.folder = self.run.resolved.plan.folder
         task.inputs = Inputs(self.run.artifacts, upstream, lambda: self.folder / "inputs")
         assert self.stage.call is not None
         return self.stage.call(task)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_verbs import decided
 from onceward.engine.outputs import read_back
 from onceward.kernel.canon import canonical
@@ -32,14 +33,28 @@ class Found(msgspec.Struct):
     """Steps that wait for a person, and the digest of what is to be approved."""
     refused: list[tuple[int, Mapping[str, Any]]] = []
     execute: list[int] = []
+    saved: int = 0
+    """What those that are done already cost when they ran."""
+
+
+def whole(
+    artifacts: Artifacts, checkpoints: Mapping[int, Checkpoint], *, note: bool = True
+) -> dict[int, tuple[Output, ...]]:
+    """The outputs of those whose artifacts are all there and what they say; what was verified is noted."""
+    outputs = {step: read_back(checkpoint.outputs) for step, checkpoint in checkpoints.items()}
+    digests = sorted({output.sha256 for some in outputs.values() for output in some})
+    broken = artifacts.broken(digests, note=note) if digests else set()
+    if not broken:
+        return outputs
+    return {step: some for step, some in outputs.items() if not any(output.sha256 in broken for output in some)}
 
 
 class Past:
     """Checkpoints as they were when the build was begun or resumed."""
 
-    def __init__(self, run: BuildRun, reuse: bool, rerun: Sequence[str]) -> None:
+    def __init__(self, run: BuildRun, reuse: bool, rerun: Set[int]) -> None:
         self._run, self._reuse = run, reuse
-        self._rerun = {run.steps.named(name) for name in rerun}
+        self._rerun = rerun
         """Steps that somebody said are to run: nobody else's result will do."""
         self._parent: str | None = None
         """The build this one was forked from: its results are taken over in any case (B-11)."""
@@ -68,7 +83,7 @@ class Past:
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
         matching = {s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]}
-        skipped = self._whole(matching)
+        skipped = whole(self._run.artifacts, matching)
         invalid = [(step, c) for step, c in matching.items() if step not in skipped]
         found.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
         for step, c in own.items():
@@ -76,9 +91,10 @@ class Past:
                 self._run.before[step] = c
         rest = [step for step in steps if step not in skipped]
         others = self._others({step: hashes[step] for step in rest if not self._stage(step).approve})
-        taken = self._whole(others)
+        taken = whole(self._run.artifacts, others)
         reused = {step: others[step] for step in taken}
         found.done += [(step, "REUSED", outputs) for step, outputs in taken.items()]
+        found.saved = sum(own[step].cost for step in skipped) + sum(c.cost for c in reused.values())
         for step in rest:
             before = own.get(step)
             if step in reused:
@@ -102,15 +118,6 @@ class Past:
 
     def _stage(self, step: int) -> Any:
         return self._run.steps.stages[self._run.steps.place(step)[0]]
-
-    def _whole(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, tuple[Output, ...]]:
-        """The outputs of those whose artifacts are all there and what they say."""
-        outputs = {step: read_back(checkpoint.outputs) for step, checkpoint in checkpoints.items()}
-        digests = sorted({output.sha256 for some in outputs.values() for output in some})
-        broken = self._run.artifacts.broken(digests) if digests else set()
-        if not broken:
-            return outputs
-        return {step: some for step, some in outputs.items() if not any(output.sha256 in broken for output in some)}
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""

@@ -16,7 +16,7 @@ from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
-from onceward.kernel.sources import iso
+from onceward.kernel.sources import Micros, iso
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -68,7 +68,7 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
     with store.read() as rows:
         build = Builds(rows).named(prefix)
         said = _with_hint(_summary(rows, build), nobody)
-        said["steps"] = _steps(rows, build)
+        said["steps"] = _steps(rows, build, rows.now())
         wanted = _wanted(rows, build)
         if wanted:
             said["approvals"] = [
@@ -98,7 +98,7 @@ def _summary(rows: Reads, build: Build) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None and value != {}}
 
 
-def _steps(rows: Reads, build: Build) -> list[dict[str, Any]]:
+def _steps(rows: Reads, build: Build, now: Micros) -> list[dict[str, Any]]:
     body = plan_body(rows, build.plan_hash)
     if body is None:
         return []
@@ -109,6 +109,7 @@ def _steps(rows: Reads, build: Build) -> list[dict[str, Any]]:
         step = step_of(token)
         if step is not None:
             running[step.stage, step.target] = token
+    times = Tokens(rows).times(build.build_id)
     blocked = _blocked(stages, checkpoints) if build.state in ("ACTIVE", "FAILED") else set()
     steps = []
     for stage in stages:
@@ -118,6 +119,9 @@ def _steps(rows: Reads, build: Build) -> list[dict[str, Any]]:
             steps.append({"stage": place[0], "target": target, "status": status, **_of(checkpoints.get(place))})
             if place in running:
                 steps[-1]["child_id"] = running[place].child_id
+            started, ended = times.get(steps[-1].get("child_id", ""), (None, None))
+            if started is not None:
+                steps[-1] |= {"started_at": iso(started), "seconds": round(((ended or now) - started) / 1e6, 3)}
     return steps
 
 
@@ -203,3 +207,20 @@ def next_command(found: Mapping[str, Any]) -> str | None:
         "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
         "SUCCESS": f"onceward status {build_id}",
     }.get(found["state"])
+
+
+def why_paused(detail: Mapping[str, Any]) -> str:
+    """A pause in words."""
+    if "lane" not in detail:
+        return "the budget has no room"
+    lane = str(detail["lane"])
+    name, money = ("usd", True) if lane == "usd_micros" else (lane, False)
+
+    def amount(key: str) -> str:
+        return to_usd(int(detail[key])) if money else str(detail[key])
+
+    whose = "the workspace's " if detail.get("scope") else ""
+    said = f"{whose}{name} is at {amount('observed')} of {amount('limit')}"
+    if "estimate" in detail:
+        return f"{said}, and {detail.get('step')} is estimated at {amount('estimate')}"
+    return f"{said}, and {amount('asked')} more was asked by {detail.get('step')}" if detail.get("asked") else said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -44,7 +44,7 @@ class BuildRun:
         limits: Mapping[str, int],
         keep_going: bool,
         reuse: bool,
-        rerun: Sequence[str] = (),
+        rerun: Set[int] = frozenset(),
         told: Told,
     ) -> None:
         self.kernel, self.store, self.artifacts = kernel, kernel.store, kernel.artifacts
@@ -65,6 +65,8 @@ class BuildRun:
         self.halted = ""
         self.pausing: Pause | None = None
         self.counts = dict.fromkeys(("executed", "skipped", "reused", "failed"), 0)
+        self.saved = 0
+        """What the steps that need not run cost when they did, in micro-dollars."""
         self.failures: list[tuple[str, Mapping[str, Any]]] = []
         with self.store.read() as rows:
             scopes = {k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None}
@@ -95,7 +97,7 @@ class BuildRun:
     def stop(self) -> None:
         """Somebody asked the whole kernel to stop: begin nothing more."""
         self._halt("stopped")
-        waiting = len(self.children.names_running())
+        waiting = len(self.children.at_work())
         if waiting:
             self.told({"step": "", "status": "STOPPING", "spent": {}, "waiting": waiting})
 
@@ -269,6 +271,7 @@ class BuildRun:
         waiting = [step for step in ready if self.board.at[step] == At.WAITING]
         while waiting:
             found = self.past.look(waiting)
+            self.saved += found.saved
             waiting = []
             for step, status, outputs in found.done:
                 self.counts["skipped" if status == "SKIPPED" else "reused"] += 1

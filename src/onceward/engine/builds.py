@@ -22,7 +22,8 @@ from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
-from onceward.lifecycles.plan import changes, step_name
+from onceward.lifecycles.plan import step_name
+from onceward.lifecycles.plan_changes import changes
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
@@ -82,7 +83,8 @@ def _begin(
     parent: str | None = None,
 ) -> None:
     keep_plan(tx, resolved.hash, resolved.body)
-    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse))
+    choices = resolved.choices.text()
+    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse, choices))
     child_dispatch.open_(tx, build_id, jobs, limits, actor)
     tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor))
 

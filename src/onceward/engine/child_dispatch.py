@@ -167,7 +167,7 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
     if token.phase == "terminal":
         return "already_terminal"
     if token.phase == "queued":
-        note_cut_off(tx, token, "cancelled", {})
+        note_cut_off(tx, token, "cancelled", {}, actor)
         fail_queued(tx, msgspec.structs.replace(token, cancel_request_id=cancel_request_id), Ended("cancelled"), actor)
         return "cancelled"
     ask_to_end(tx, child_id, cancel_request_id)

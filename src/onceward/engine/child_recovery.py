@@ -152,8 +152,8 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}
     if spent:
         move = msgspec.structs.replace(move, detail={**move.detail, "spent": plain(spent)})
-    note_cut_off(tx, current, move.reason or "", spent)
     tx.move(move)
+    note_cut_off(tx, current, move.reason or "", spent, actor)
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 
 

@@ -164,10 +164,10 @@ class Children:
         if self.heeded is not None:
             self.heeded()
 
-    def names_running(self) -> list[str]:
-        """What still runs, by child."""
+    def at_work(self) -> list[tuple[str, Running]]:
+        """What runs now, by child."""
         with self.changed:
-            return list(self.running)
+            return list(self.running.items())
 
     def stop(self) -> None:
         """Dispatch nothing more and ask what runs to end."""

@@ -8,6 +8,7 @@ import msgspec
 
 from onceward.kernel.canon import canonical
 from onceward.kernel.records import Token
+from onceward.lifecycles.plan import step_name
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
 from onceward.store.transaction import Transaction
 
@@ -45,9 +46,13 @@ def not_done(
     )
 
 
-def note_cut_off(tx: Transaction, token: Token, reason: str, spent: Mapping[str, int]) -> None:
+def note_cut_off(tx: Transaction, token: Token, reason: str, spent: Mapping[str, int], actor: str) -> None:
     """With the terminal event that recovery writes for a child: how its step stands now."""
     step = step_of(token)
     if step is not None:
         before = find_checkpoint(tx, token.parent_session_id, step.stage, step.target)
-        put_checkpoint(tx, not_done(step, token, reason, spent, before), tx.now)
+        checkpoint = not_done(step, token, reason, spent, before)
+        put_checkpoint(tx, checkpoint, tx.now)
+        if checkpoint.status == "IN_DOUBT":
+            said = {"step": step_name(step.stage, step.target), "child_id": token.child_id}
+            tx.append(f"session:{token.parent_session_id}", "STEP_IN_DOUBT", actor, said)

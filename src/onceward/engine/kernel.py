@@ -159,6 +159,12 @@ class Kernel:
     def deliver(self) -> list[Delivery]:
         return deliver(self.store, self.sinks)
 
+    def _notify(self) -> None:
+        """What people are to be told goes out before we do."""
+        urgent = [sink for sink in self.sinks if sink.urgent]
+        if urgent:
+            deliver(self.store, urgent)
+
     def run(self, stop: threading.Event) -> None:
         """Serve until told to stop. Delivery has its own thread, so that a slow sink delays no answer."""
         delivering = threading.Thread(target=self._deliver_until, args=(stop,), name="outbox")
@@ -181,6 +187,7 @@ class Kernel:
             leaving.callback(self.store.close)
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
+            leaving.callback(_quietly(self._notify))
             leaving.callback(_quietly(self.streams.seal))
             leaving.callback(_quietly(self.artifacts.make_room))
             leaving.callback(self.processes.close)

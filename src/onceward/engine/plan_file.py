@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from onceward.engine.plans import LOADED_AS, Plan, Resolved
 from onceward.errors import InvalidConfig, InvalidDependency, OncewardError
+from onceward.lifecycles.choices import Choices
 from onceward.lifecycles.plan_words import PLAN_WORDS, check_words, refuse
 
 T = TypeVar("T")
@@ -23,18 +24,18 @@ _KEY = re.compile(
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")
 
 
-def load(path: Path) -> Resolved:
+def load(path: Path, choices: Choices | None = None) -> Resolved:
     """The plan in a file, resolved; INVALID_CONFIG or INVALID_DEPENDENCY with file and line where it is not one."""
     file = path.absolute()
     if not file.is_file():
         what = "is no file" if file.exists() else "is not there"
         raise InvalidConfig(f"the plan {path} {what}", context={"file": str(path)})
     if file.suffix == ".py":
-        return _named(file, lambda: Resolved(_from_python(file)))
-    return _load_toml(file, path)
+        return _named(file, lambda: Resolved(_from_python(file), choices))
+    return _load_toml(file, path, choices)
 
 
-def _load_toml(file: Path, shown: Path) -> Resolved:
+def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
     try:
         text = file.read_text("utf-8-sig")
         words = tomllib.loads(text)
@@ -55,7 +56,7 @@ def _load_toml(file: Path, shown: Path) -> Resolved:
         stage = error.context.get("stage")
         return lines.of(("stage", names.index(stage), *_path(error)) if stage in names else _path(error))
 
-    return _named(shown, lambda: Resolved(plan), place)
+    return _named(shown, lambda: Resolved(plan, choices), place)
 
 
 def _plan_of(words: Mapping[str, Any], folder: Path) -> Plan:

@@ -17,6 +17,7 @@ from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.records import check_name
+from onceward.lifecycles.choices import Choices, chosen, with_config, with_needs
 from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill
 from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole
 
@@ -122,13 +123,14 @@ class Plan:
 class Resolved:
     """A plan on this machine, now: its steps, and the content of every file that is an input."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, choices: Choices | None = None) -> None:
         if not plan.stages:
             raise InvalidConfig(f"the plan {plan.name} has no stage", context={"field": "stage"})
-        self.plan = plan
+        self.plan, self.choices = plan, choices or Choices()
+        config, given = with_config(plan.config, plan.stages, self.choices.config)
         self.files = Files(plan.folder)
         stages, targets = [], {}
-        for stage in plan.stages:
+        for stage in given:
             try:
                 if stage.glob:
                     targets[stage.name] = self.files.match(stage.glob, "targets")
@@ -138,18 +140,30 @@ class Resolved:
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
         self.steps = Steps(stages, targets)
-        self.contexts = [Context(stage, plan.config) for stage in self.steps.stages]
+        if self.choices.only:
+            self.steps = with_needs(self.steps, chosen(self.steps, self.choices.only))
+        self.contexts = [Context(stage, config) for stage in self.steps.stages]
         self._inputs: list[tuple[tuple[str, ...], bool]] = []
+        self._own: dict[str, dict[str, list[str]] | str] = {}
+        """Of stages whose steps have different input files: which each has."""
         hashed = {}
         for k, stage in enumerate(self.steps.stages):
             try:
                 hashed[stage.name] = self._stage_inputs(k, stage)
-                _require_targets(stage, self.steps.targets[k])
+                if not self.choices.only:
+                    _require_targets(stage, self.steps.targets[k])
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
         secrets = {name: os.environ[name] for stage in stages for name in stage.secrets if name in os.environ}
-        self.body = body_of(plan.name, plan.config, self.steps, hashed, Redactor(secrets).text)
+        redactor = Redactor(secrets)
+        if redactor.text(self.choices.text()) != self.choices.text():
+            raise refuse("--set", "a secret's value is not set as config, which is kept; name it under secrets")
+        self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
         self.hash = sha256_hex(self.body.encode())
+
+    def forced(self) -> set[int]:
+        """The steps that run even if their results are there."""
+        return chosen(self.steps, self.choices.only) if self.choices.force else set()
 
     def inputs(self, step: int) -> list[tuple[str, str]]:
         """The input files of a step, with what is in them now."""
@@ -163,7 +177,9 @@ class Resolved:
         """The input files of all steps of a stage; looked for step by step only where they differ."""
         own = bool(stage.glob) or any("{target}" in pattern for pattern in stage.inputs)
         if own:
-            names = sorted({n for target in self.steps.targets[k] for n in self._own_inputs(stage, target)})
+            of = {target: self._own_inputs(stage, target) for target in self.steps.targets[k]}
+            names = sorted({name for some in of.values() for name in some})
+            self._own[stage.name] = of if stage.inputs else "target"
         else:
             names = self.files.matches(stage.inputs, "inputs")
         self._inputs.append((() if own else tuple(names), own))

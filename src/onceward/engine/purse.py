@@ -12,6 +12,8 @@ from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, median, overrun, precheck
 from onceward.lifecycles.child import Ended
+from onceward.lifecycles.plan import Stage
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.checkpoints import recorded_costs
 from onceward.store.tables.permits import mint_confirmation
@@ -37,15 +39,10 @@ class Purse:
             self._costs: dict[int, list[tuple[int, int]]] = {}
             for k, stage in enumerate(self._stages):
                 if self.limited and not stage.estimate:
-                    newest_first = recorded_costs(rows, resolved.plan.name, stage.name, MEDIAN_OF)
-                    self._costs[k] = newest_first[::-1]
+                    self._costs[k] = recorded(rows, resolved.plan.name, stage.name)
 
     def estimate(self, k: int) -> Mapping[str, int]:
-        """What a step of a stage will cost: as declared, else the median of what was recorded, else nothing."""
-        costs = self._costs.get(k)
-        if not costs:
-            return self._stages[k].estimate
-        return {"usd_micros": median([cost for cost, _ in costs]), "tokens": median([tokens for _, tokens in costs])}
+        return usual(self._stages[k], self._costs.get(k))
 
     def note(self, k: int, spent: Mapping[str, int]) -> None:
         costs = self._costs.get(k)
@@ -87,6 +84,18 @@ class Purse:
         permit = permits.mint(permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now)
         mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
         return reason, detail, secret
+
+
+def recorded(rows: Reads, name: str, stage: str) -> list[tuple[int, int]]:
+    """What the last steps of a stage cost, the newest last."""
+    return recorded_costs(rows, name, stage, MEDIAN_OF)[::-1]
+
+
+def usual(stage: Stage, costs: Sequence[tuple[int, int]] | None) -> Mapping[str, int]:
+    """What a step of a stage will cost: as declared, else the median of what was recorded, else nothing."""
+    if stage.estimate or not costs:
+        return stage.estimate
+    return {"usd_micros": median([cost for cost, _ in costs]), "tokens": median([tokens for _, tokens in costs])}
 
 
 def _estimated(blocked: Refusal, step: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Sink(Protocol):
     """Accepts events; a parcel counts as delivered once `settle` after it has returned."""
 
     name: str
+    urgent: bool
+    """A person waits for it: it is delivered before the kernel goes."""
 
     def send(self, parcel: Parcel) -> None: ...
 
@@ -38,6 +40,8 @@ def envelope(parcel: Parcel) -> bytes:
 class ConsoleSink:
     """Prints `[OUTBOX] {json}`."""
 
+    urgent = False
+
     def __init__(self, name: str, out: TextIO | None = None) -> None:
         self.name = name
         self._out = out or sys.stdout
@@ -51,6 +55,8 @@ class ConsoleSink:
 
 class FileSink:
     """Appends one line an event, synced before the event counts as delivered."""
+
+    urgent = False
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -92,6 +98,9 @@ def _drop_torn_tail(file: BinaryIO) -> None:
 class WebhookSink:
     """POSTs a CloudEvents 1.0 document, signed as Standard Webhooks asks."""
 
+    urgent = False
+    content_type = "application/cloudevents+json; charset=UTF-8"
+
     def __init__(self, name: str, url: str, secret: str | None, workspace_id: str, sources: Sources) -> None:
         self.name = name
         self._url = urlsplit(url)
@@ -104,7 +113,7 @@ class WebhookSink:
 
         if self._secret is None:
             raise InvalidConfig("the environment variable that secret_env names is not set")
-        body = self.cloud_event(parcel)
+        body = self.body(parcel)
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.hostname or "", self._url.port, timeout=WEBHOOK_TIMEOUT_SECONDS)
         try:
@@ -121,7 +130,7 @@ class WebhookSink:
     def settle(self) -> None:
         """A 2xx answer has already settled each."""
 
-    def cloud_event(self, parcel: Parcel) -> bytes:
+    def body(self, parcel: Parcel) -> bytes:
         event = parcel.event
         facts = msgspec.json.decode(event.line())
         return canonical(
@@ -139,7 +148,7 @@ class WebhookSink:
         )
 
     def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
-        headers = {"Content-Type": "application/cloudevents+json; charset=UTF-8", "User-Agent": "onceward"}
+        headers = {"Content-Type": self.content_type, "User-Agent": "onceward"}
         if self._secret:
             message_id = parcel.dedupe_key.hex()
             timestamp = str(self._sources.now() // 1_000_000)

@@ -30,6 +30,8 @@ class Task(ChildTask):
     """The same on every attempt: hand it to whoever must not do this twice."""
     config: dict[str, Any]
     inputs: Mapping[str, Any]
+    folder: Path
+    """The plan's own, where targets and inputs that are files are found."""
 
     def __init__(
         self,

@@ -70,6 +70,8 @@ class StepEnd(Protocol):
 class Step(Protocol):
     """A step of a build, as its child is dispatched."""
 
+    name: str
+
     def prepare(self, token: Token) -> None:
         """Before a command starts: lay out what it is to find."""
         ...
@@ -173,6 +175,7 @@ class Running:
     """A child that runs, as the coordinator sees it."""
 
     def __init__(self) -> None:
+        self.begun = time.monotonic()
         self.process: Process | None = None
         self.asked: Asked = ""
         self.thousandths = 0

@@ -103,6 +103,9 @@ OUTBOX_BACKOFF_MAX_MICROS: Final = 6 * 3600 * 1_000_000
 WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
 """How long a webhook may take: a slow sink must not hold up the others for long."""
 
+NOTICE_SECONDS: Final = 20.0
+"""How long a notify command may take: whoever ends a build waits for its notice."""
+
 WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 """A write-ahead log larger than this means a reader is stuck; `doctor` says so."""
 

@@ -59,6 +59,8 @@ class Build(msgspec.Struct, frozen=True):
     resumed_at: Micros = 0
     reuse: int = 1
     """Whether it may take over results of other builds."""
+    choices: str = "{}"
+    """What somebody chose of the plan, as canonical text."""
 
 
 class Permit(msgspec.Struct, frozen=True):

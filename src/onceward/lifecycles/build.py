@@ -45,10 +45,11 @@ def create(
     plan_file: str = "",
     parent: str | None = None,
     reuse: bool = True,
+    choices: str = "{}",
 ) -> Move:
     """A build is stored as PENDING before anything else happens to it."""
     columns: dict[str, Any] = {"name": check_name(name, "name"), "plan_hash": plan_hash, "plan_file": plan_file}
-    columns["reuse"] = int(reuse)
+    columns |= {"reuse": int(reuse), "choices": choices}
     detail: dict[str, Any] = {"plan_hash": plan_hash} if plan_hash else {}
     if parent is not None:
         columns["parent_build_id"], detail["parent_build_id"] = parent, parent

@@ -283,10 +283,12 @@ def body_of(
     config: Mapping[str, Any],
     steps: Steps,
     inputs: Mapping[str, Sequence[tuple[str, str]]],
+    own: Mapping[str, Mapping[str, Sequence[str]] | str],
     clean: Callable[[str], str] = str,
 ) -> str:
     """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares.
-    `clean` takes secrets out of what people wrote; names and digests stay."""
+    `own` has the input files by target where they differ, or `target` where each is its own; `clean` takes secrets
+    out of what people wrote."""
     stages = [
         {
             "name": stage.name,
@@ -297,6 +299,7 @@ def body_of(
             "target_config": {target: _cleaned(own, clean) for target, own in stage.target_config.items()},
             "inputs": [list(pair) for pair in inputs[stage.name]],
             "on_crash": stage.on_crash,
+            **({"inputs_of": own[stage.name]} if stage.name in own else {}),
         }
         for k, stage in enumerate(steps.stages)
     ]
@@ -309,29 +312,3 @@ def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {key: _cleaned(inner, clean) for key, inner in value.items()}
     return [_cleaned(inner, clean) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def changes(before: str, after: str) -> list[str]:
-    """What is different about a plan, in words."""
-    old, new = msgspec.json.decode(before), msgspec.json.decode(after)
-    said = [f"{what} changed" for what in ("name", "config") if old[what] != new[what]]
-    olds, news = ({stage["name"]: stage for stage in plan["stages"]} for plan in (old, new))
-    said += [f"stage {name} is gone" for name in olds if name not in news]
-    said += [f"stage {name} is new" for name in news if name not in olds]
-    for name in news:
-        if name in olds and olds[name] != news[name]:
-            said += _stage_changes(name, olds[name], news[name])
-    return said or (["the stages stand in another order"] if old != new else [])
-
-
-def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    words = {"work": "what it runs", "target_config": "a target's config"}
-    said = [
-        f"stage {name}: {words.get(what, what)} changed" for what in new if what != "inputs" and old[what] != new[what]
-    ]
-    files, now = dict(old["inputs"]), dict(new["inputs"])
-    for file in sorted({*files, *now}):
-        if files.get(file) != now.get(file):
-            how = "is gone" if file not in now else "is new" if file not in files else "changed"
-            said.append(f"stage {name}: input {file} {how}")
-    return said

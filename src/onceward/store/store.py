@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -23,10 +23,17 @@ T = TypeVar("T")
 class Store:
     """The one door to the rows. Reads never wait for the writer; writes go through `write` and the fence."""
 
-    def __init__(self, database: Database, sources: Sources, sinks: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        sources: Sources,
+        sinks: Sequence[str] = (),
+        notices: Mapping[str, Set[str]] | None = None,
+    ) -> None:
+        """`sinks` are told of every event, each of `notices` of those it names."""
         self.database = database
         self.sources = sources
-        self._sinks = sinks
+        self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None
         self._idle: list[Session] = []
         self._mutex = threading.Lock()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -37,7 +37,9 @@ _RESERVED = frozenset({"from", "to", "reason", "transition_seq"})
 class Transaction:
     """What a unit of work may do inside its commit. Work may be run again, so it must not act outside."""
 
-    def __init__(self, session: Session, heads: Heads, fence: int, sinks: Sequence[str], sources: Sources) -> None:
+    def __init__(
+        self, session: Session, heads: Heads, fence: int, sinks: Mapping[str, Set[str] | None], sources: Sources
+    ) -> None:
         self._session = session
         self._heads = heads
         self._sinks = sinks
@@ -192,7 +194,8 @@ class Transaction:
         if not self._sinks:
             return []
         key = dedupe_key(name, subject, seq, target)
-        return [Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key)) for sink in self._sinks]
+        told = [sink for sink, wanted in self._sinks.items() if wanted is None or name in wanted]
+        return [Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key)) for sink in told]
 
 
 def dedupe_key(event: str, subject: str, seq: int, target: str) -> bytes:

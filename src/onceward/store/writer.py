@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar
 
 from onceward.errors import CommitUnknown, LockLost, OncewardError, Recovery, StorageError
@@ -57,11 +57,11 @@ class _Spoiled(Exception):
 class Writer:
     """The kernel's only way to write. Holds the tenure under which every commit is fenced."""
 
-    def __init__(self, database: Database, sources: Sources, sinks: Sequence[str]) -> None:
+    def __init__(self, database: Database, sources: Sources, sinks: Mapping[str, Set[str] | None]) -> None:
         self._database = database
         self._session = database.connect(kernel=True)
         self._sources = sources
-        self._sinks = tuple(sinks)
+        self._sinks = sinks
         self._heads = Heads()
         self._mutex = threading.Lock()
         self._waiting: deque[_Slot] = deque()

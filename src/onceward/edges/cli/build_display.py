@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.display import explain, shown
 
+if TYPE_CHECKING:
+    from onceward.engine.glance import Begun
+
 _COLOURS = {"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "RETRY": "yellow", "APPROVAL": "yellow"}
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
+_ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
 _EACH = 20
 
 
-class BuildDisplay:
-    """Plain lines on standard error as steps end, or one JSON object a line on standard output."""
+def build_display(as_json: bool) -> BuildDisplay:
+    """Drawn on a terminal, told in lines elsewhere, and as JSON to whoever asks for it."""
+    if as_json:
+        return JsonDisplay()
+    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        from onceward.edges.cli.live import LiveDisplay
 
-    def __init__(self, as_json: bool) -> None:
-        self._json = as_json
-        self._out = sys.stdout
-        """Ours: what steps print goes elsewhere while we speak JSON."""
+        return LiveDisplay()
+    return BuildDisplay()
+
+
+class BuildDisplay:
+    """Plain lines on standard error as steps end."""
+
+    def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._build = ""
         self._total = self._done = 0
         self._quiet: dict[str, int] = {}
 
-    def begun(self, build_id: str, name: str, total: int, how: str) -> None:
-        self._build, self._total = build_id, total
-        if self._json:
-            self._line({"type": "build", "build_id": build_id, "name": name, "steps": total})
-        else:
-            click.secho(
-                f"build {build_id}: {render.plain(name)}, {render.counted(total, 'step')}{how}", dim=True, err=True
-            )
+    def begun(self, begun: Begun) -> None:
+        self._build, self._total = begun.build_id, begun.total
+        how = f", {begun.how}" if begun.how else ""
+        steps = render.counted(begun.total, "step")
+        click.secho(f"build {begun.build_id}: {render.plain(begun.name)}, {steps}{how}", dim=True, err=True)
 
     def told(self, said: Mapping[str, Any]) -> None:
         """One step got somewhere."""
@@ -49,67 +59,68 @@ class BuildDisplay:
                 # Whoever looked on has gone; the build goes on.
                 pass
 
+    def end(self) -> None:
+        """Nothing more will be told of steps."""
+
+    def result(self, outcome: Mapping[str, Any]) -> None:
+        self._say(_summary(outcome))
+        if outcome.get("why"):
+            self._say(f"  {render.plain(outcome['why'])}")
+        if "confirmation_token" in outcome:
+            self._say("confirmation token, shown once, good for an hour:")
+            click.echo(outcome["confirmation_token"])
+        if outcome.get("next"):
+            self._say(f"next: {outcome['next']}")
+
+    def _tell(self, said: Mapping[str, Any]) -> None:
+        status = said["status"]
+        if status in _ENDS:
+            self._done += 1
+        if status in _QUIET:
+            self._quiet[status] = self._quiet.get(status, 0) + 1
+        if status == "STOPPING":
+            self._say(stopping(said, self._build))
+        elif status == "APPROVAL":
+            for line in approval(said, self._build):
+                self._say(line)
+        elif status != "running" and self._quiet.get(status, 0) <= _EACH:
+            more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
+            self._say(f"[{self._done}/{self._total}] {step_line(said)}{more}")
+
+    def _say(self, line: str) -> None:
+        click.echo(line, err=True)
+
+
+class JsonDisplay(BuildDisplay):
+    """One JSON object a line on standard output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._out = sys.stdout
+        """Ours: what steps print goes elsewhere while we speak JSON."""
+
+    def begun(self, begun: Begun) -> None:
+        self._line({"type": "build", "build_id": begun.build_id, "name": begun.name, "steps": begun.total})
+
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
         if status == "STOPPING":
-            if not self._json:
-                what = render.counted(said["waiting"], "step")
-                click.echo(f"stopping: waiting for {what} to end; ask again to wait no longer", err=True)
+            self._line({"type": "stopping", "waiting": said["waiting"]})
             return
-        if self._json:
-            known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
-            line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
-            line |= {
-                "again": status == "RETRY" or None,
-                "text": said.get("text"),
-                "digest": said.get("digest"),
-                "spent": dict(said["spent"]) or None,
-            }
-            if ended is not None:
-                line |= {"reason": ended.reason, "message": ended.detail.get("message")}
-            self._line({key: value for key, value in line.items() if value is not None})
-            return
-        if status in ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED"):
-            self._done += 1
-        if status == "running":
-            return
-        if status in _QUIET:
-            self._quiet[status] = self._quiet.get(status, 0) + 1
-            if self._quiet[status] > _EACH:
-                return
-        name = render.plain(said["step"])
-        spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in said["spent"].items())
-        why = explain(ended.reason, ended.detail) if ended is not None else ""
-        if said.get("mistakes"):
-            why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
-        word = click.style(_QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET)
-        if status == "APPROVAL":
-            click.echo(f"{name} waits for a person: {render.plain(said['text'])}", err=True)
-            step = shlex.quote(said["step"])
-            click.echo(f"  onceward approve {self._build} {step} --digest {said['digest']}", err=True)
-            return
-        more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
-        click.echo(f"[{self._done}/{self._total}] {name} {word}{why}{f'  {spent}' if spent else ''}{more}", err=True)
+        known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
+        line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
+        line |= {
+            "again": status == "RETRY" or None,
+            "text": said.get("text"),
+            "digest": said.get("digest"),
+            "spent": dict(said["spent"]) or None,
+        }
+        if ended is not None:
+            line |= {"reason": ended.reason, "message": ended.detail.get("message")}
+        self._line({key: value for key, value in line.items() if value is not None})
 
     def result(self, outcome: Mapping[str, Any]) -> None:
-        if self._json:
-            self._line({"type": "result", **outcome})
-            return
-        steps = outcome["steps"]
-        words = ", ".join(f"{count} {what}" for what, count in steps.items() if count and what != "total")
-        colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow"}.get(outcome["state"], "red")
-        state = click.style(outcome["state"], fg=colour, bold=True)
-        reason = f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
-        tokens = f", {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
-        total, cost = render.counted(steps["total"], "step"), f"{outcome['cost_usd']} usd{tokens}"
-        click.echo(f"{state}{reason}: {total}: {words or 'none run'}; {cost}", err=True)
-        if outcome.get("why"):
-            click.echo(f"  {render.plain(outcome['why'])}", err=True)
-        if "confirmation_token" in outcome:
-            click.echo("confirmation token, shown once, good for an hour:", err=True)
-            click.echo(outcome["confirmation_token"])
-        if outcome.get("next"):
-            click.echo(f"next: {outcome['next']}", err=True)
+        self._line({"type": "result", **outcome})
 
     def _line(self, value: dict[str, Any]) -> None:
         try:
@@ -117,3 +128,49 @@ class BuildDisplay:
             self._out.flush()
         except BrokenPipeError:
             pass
+
+
+def step_line(said: Mapping[str, Any]) -> str:
+    """How a step ended, and what it cost."""
+    status, ended = said["status"], said.get("ended")
+    spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in said["spent"].items())
+    why = explain(ended.reason, ended.detail) if ended is not None else ""
+    if said.get("mistakes"):
+        why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
+    word = click.style(_QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET)
+    return f"{render.plain(said['step'])} {word}{why}{f'  {spent}' if spent else ''}"
+
+
+def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
+    """What a person is asked, how to look at it, and what to type."""
+    step = shlex.quote(render.plain(said["step"]))
+    return [
+        f"{render.plain(said['step'])} waits for a person: {render.plain(said['text'])}",
+        f"  onceward explain {build_id} {step}",
+        f"  onceward approve {build_id} {step} --digest {said['digest']}",
+    ]
+
+
+def stopping(said: Mapping[str, Any], build_id: str) -> str:
+    what = render.counted(said["waiting"], "step")
+    wait = f"waiting for {what} to end; ask again to wait no longer; " if said["waiting"] else ""
+    return f"stopping: {wait}go on later with: onceward resume {build_id}"
+
+
+def _summary(outcome: Mapping[str, Any]) -> str:
+    """How it stands, what was done and what was not, and what that cost."""
+    steps = outcome["steps"]
+    words = {"executed": "run", "failed": click.style("failed", fg="red"), "blocked": "blocked by that"}
+    counts = [f"{count:,} {words.get(what, what)}" for what, count in steps.items() if count and what != "total"]
+    colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow"}.get(outcome["state"], "red")
+    state = click.style("STOPPED" if outcome.get("stopped") else outcome["state"], fg=colour, bold=True)
+    reason = f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
+    reason = " (as asked; it can be resumed)" if outcome.get("stopped") else reason
+    paid, whole = outcome["paid_usd"], outcome["cost_usd"]
+    money = f"paid {paid} usd" + (f" now, {whole} in all" if paid != whole else "")
+    if float(outcome["saved_usd"]):
+        money += f", {outcome['saved_usd']} not paid again"
+    tokens = f", {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
+    total = render.counted(steps["total"], "step")
+    took = render.duration(outcome["seconds"])
+    return f"{state}{reason} after {took}: {total}: {', '.join(counts) or 'none run'}; {money}{tokens}"

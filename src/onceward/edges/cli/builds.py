@@ -13,7 +13,7 @@ import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
-from onceward.edges.cli.build_display import BuildDisplay
+from onceward.edges.cli.build_display import BuildDisplay, build_display
 from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals, wait_option
 from onceward.edges.cli.spawn import limits_of
 from onceward.errors import InvalidConfig
@@ -43,24 +43,34 @@ def _work_options(command: Any) -> Any:
 
 @click.command(cls=Command)
 @click.argument("plan")
+@click.option("--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost.")
+@click.option("--only", multiple=True, metavar="STAGE[:TARGET]", help="These steps, and what they need.")
+@click.option("--force", is_flag=True, help="Run what is chosen even if its result is there already.")
+@click.option("--set", "config", multiple=True, metavar="KEY=VALUE", help="Another value for a key of the config.")
 @_work_options
 @pass_globals
-def run(given: Globals, plan: str, jobs: int | None, budgets: Sequence[str], keep_going: bool, no_reuse: bool) -> int:
+def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any) -> int:
     """Carry out PLAN, a .toml or .py file, as a new build. What was done before, by content, is not done again.
 
     Makes the workspace if there is none. Exits 0 when all is done, 1 when a step failed, 3 when the budget paused it.
     """
     from onceward import running
     from onceward.engine.plan_file import load
+    from onceward.lifecycles.choices import Choices, assignments
 
-    limits = limits_of(budgets)
+    limits = limits_of(asked["budgets"])
     workspace = given.workspace()
-    resolved = load(Path(plan).expanduser())
+    choices = Choices(asked["only"], asked["force"], assignments(asked["config"]))
+    resolved = load(Path(plan).expanduser(), choices)
+    if asked["dry_run"]:
+        from onceward.edges.cli.forecast import tell
+
+        return tell(given, resolved, {**resolved.plan.limits, **limits}, reuse=not no_reuse)
     running.require_environment(resolved)
     made = workspace.ensure()
     if made and not given.json:
         click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
-    display = BuildDisplay(given.json)
+    display = build_display(given.json)
     with _prints_aside(given.json):
         outcome, signal = running.run(
             *(workspace, resolved, display),
@@ -103,7 +113,7 @@ def resume(
     )
     workspace = given.workspace()
     build = build or _the_one(workspace)
-    display = BuildDisplay(given.json)
+    display = build_display(given.json)
     file = Path(asked["plan"]).expanduser() if asked["plan"] else None
     with _prints_aside(given.json):
         outcome, signal = running.resume(
@@ -120,11 +130,8 @@ def resume(
 def _the_one(workspace: Any) -> str:
     from onceward.engine.build_reading import build_list
 
-    store = workspace.store()
-    try:
+    with workspace.reading() as store:
         found = [b for b in build_list(store) if b["state"] in ("CRASHED", "BUDGET_PAUSE") or b.get("orphaned")]
-    finally:
-        store.close()
     if len(found) != 1:
         ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5]) or "no build can be resumed"
         raise InvalidConfig(f"name the build: {ways}", context={"field": "build"})
@@ -167,11 +174,8 @@ def list_(given: Globals) -> None:
     """The newest builds: how they stand and what they cost."""
     from onceward.engine.build_reading import build_list
 
-    store = given.workspace().store()
-    try:
+    with given.workspace().reading() as store:
         found = build_list(store)
-    finally:
-        store.close()
     if given.json:
         render.document(found)
     elif not found:

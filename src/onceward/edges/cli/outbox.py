@@ -21,11 +21,8 @@ def status(given: Globals) -> None:
     from onceward.engine.reading import outbox_status
 
     workspace = given.workspace()
-    store = workspace.store()
-    try:
-        found = outbox_status(store, [sink.name for sink in workspace.settings.sink])
-    finally:
-        store.close()
+    with workspace.reading() as store:
+        found = outbox_status(store, workspace.settings.sinks())
     if given.json:
         render.document(found)
     elif not found:

@@ -94,5 +94,12 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def duration(seconds: int) -> str:
+    """A time as people say it."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

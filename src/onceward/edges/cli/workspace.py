@@ -40,7 +40,7 @@ def doctor(given: Globals) -> int:
         workspace = given.workspace()
         store = workspace.store()
         try:
-            checks += examine.examine_store(store, [sink.name for sink in workspace.settings.sink])
+            checks += examine.examine_store(store, workspace.settings.sinks())
         finally:
             store.close()
     except OncewardError as error:

@@ -93,3 +93,27 @@ def sums(rows: Reads) -> list[Row]:
         " LEFT JOIN budget_debits d ON d.parent_session_id = t.parent_session_id AND d.budget_lane = t.budget_lane"
         " GROUP BY t.parent_session_id, t.budget_lane, t.total HAVING t.total <> coalesce(sum(d.amount), 0)"
     )
+
+
+def debits_by_session(rows: Reads) -> list[Row]:
+    """Session, its build's name, lane and sum."""
+    return rows.read(
+        "SELECT t.parent_session_id, b.name, t.budget_lane, t.total FROM budget_totals t"
+        " LEFT JOIN builds b ON b.build_id = t.parent_session_id WHERE t.total > 0"
+    )
+
+
+def debits_by_child(rows: Reads) -> list[Row]:
+    """Child, its build's name, its work, lane and sum."""
+    return rows.read(
+        "SELECT t.child_id, b.name, t.work, d.budget_lane, CAST(sum(d.amount) AS BIGINT) FROM budget_debits d"
+        " JOIN urm_dispatch_token t ON t.child_id = d.child_id LEFT JOIN builds b ON b.build_id = t.parent_session_id"
+        " GROUP BY t.child_id, b.name, t.work, d.budget_lane"
+    )
+
+
+def debits_by_day(rows: Reads, micros: int) -> list[Row]:
+    """Day since 1970 in UTC, lane and sum."""
+    return rows.read(
+        "SELECT at / ?, budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits GROUP BY 1, 2", (micros,)
+    )

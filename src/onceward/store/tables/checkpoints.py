@@ -109,3 +109,15 @@ def recorded_costs(rows: Reads, name: str, stage: str, limit: int) -> list[tuple
         (stage, name, limit),
     )
     return [(cost, tokens) for cost, tokens in found]
+
+
+def last_success(rows: Reads, name: str, stage: str, target: str, before: str = "") -> Checkpoint | None:
+    """A step's newest result in the builds of that name; only in those that were begun before the one given."""
+    fields = ", ".join(f"c.{field.strip()}" for field in _FIELDS.split(","))
+    older = " AND b.build_id < ?" if before else ""
+    found = rows.read(
+        f"SELECT {fields} FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ? AND c.target = ?"
+        f" WHERE b.name = ? AND c.status = 'SUCCESS'{older} ORDER BY b.build_id DESC LIMIT 1",
+        (stage, target, name, *([before] if before else [])),
+    )
+    return Checkpoint(*found[0]) if found else None

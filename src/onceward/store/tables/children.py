@@ -158,6 +158,15 @@ class Tokens:
         )
         return [child_id for (child_id,) in found]
 
+    def times(self, session_id: str) -> dict[str, tuple[Micros, Micros | None]]:
+        """When each child of a session was started, and when it ended."""
+        found = self._rows.read(
+            "SELECT child_id, started_at, CASE WHEN phase = 'terminal' THEN updated_at END FROM urm_dispatch_token"
+            " WHERE parent_session_id = ? AND started_at IS NOT NULL",
+            (session_id,),
+        )
+        return {child_id: (started, ended) for child_id, started, ended in found}
+
     def is_terminal(self, child_id: str) -> bool:
         return bool(
             self._rows.read("SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'", (child_id,))

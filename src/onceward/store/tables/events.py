@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from onceward.errors import NotFound
 from onceward.kernel.chain import Event
 from onceward.store.port import Reads
@@ -65,6 +67,15 @@ def event_at(rows: Reads, position: int) -> Event | None:
         return None
     stream, seq, at, source, body, prev_hash, hash_, position = found[0]
     return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+
+
+def told(rows: Reads, stream: str, event: str, step: str) -> bool:
+    """Whether a stream has an event of that name about a step."""
+    found = rows.read(
+        "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ? AND e.body LIKE ?",
+        (stream, f'%"{event}"%'),
+    )
+    return any(msgspec.json.decode(body)["detail"].get("step") == step for (body,) in found)
 
 
 def last_position(rows: Reads) -> int:

@@ -1,0 +1,176 @@
+"""A build as it runs, drawn on a terminal: a bar a stage, who is at work, the money, and when it will be over."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from onceward.edges.cli import render
+from onceward.edges.cli.build_display import BuildDisplay, approval, step_line, stopping
+from onceward.edges.cli.display import shown
+
+if TYPE_CHECKING:
+    from onceward.engine.glance import Begun, Busy
+    from onceward.lifecycles.budget import Lane
+
+_FRAME_SECONDS = 0.2
+_MONEY_SECONDS = 0.6
+_WINDOW = 60
+"""How many ends the rate is taken from."""
+_WORDS = {"SUCCESS": "done", "SKIPPED": "skipped", "REUSED": "reused", "FAILED": "failed", "CANCELLED": "failed"}
+
+
+class StageBar:
+    """How far a stage is."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total = name, total
+        self.counts: dict[str, int] = {}
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+    def row(self) -> tuple[RenderableType, RenderableType, RenderableType, RenderableType]:
+        failed, whole = self.counts.get("failed", 0), self.done == self.total
+        colour = "red" if failed else "green" if whole else "cyan"
+        bar = ProgressBar(
+            *(self.total, self.done), width=30, complete_style=colour, finished_style=colour, style="bright_black"
+        )
+        notes = [f"{self.counts[word]:,} {word}" for word in ("skipped", "reused", "failed") if self.counts.get(word)]
+        return (
+            Text(render.plain(self.name), style="" if self.done else "bright_black", no_wrap=True),
+            bar,
+            Text(f"{self.done:,}/{self.total:,}"),
+            Text(", ".join(notes), style="red" if failed else "bright_black", no_wrap=True),
+        )
+
+
+class LiveDisplay(BuildDisplay):
+    """Redraws a few lines at the bottom; what a person must see stays above them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(file=sys.stderr, highlight=False)
+        # What steps print is shown above the picture, unless it goes somewhere else.
+        both = sys.stdout.isatty()
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=both, transient=False)
+        self._over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="display", daemon=True)
+        self._bars: dict[str, StageBar] = {}
+        self._ends: deque[float] = deque(maxlen=_WINDOW)
+        self._begun: Begun | None = None
+        self._at = time.monotonic()
+        self._lanes: Mapping[str, Lane] = {}
+        self._looked = 0.0
+
+    def begun(self, begun: Begun) -> None:
+        super().begun(begun)
+        self._begun, self._at = begun, time.monotonic()
+        self._bars = {name: StageBar(name, count) for name, count in begun.stages}
+        self._live.start()
+        self._ticker.start()
+
+    def end(self) -> None:
+        """Leave the last picture standing and give the terminal back."""
+        if self._ticker.is_alive():
+            self._over.set()
+            self._ticker.join()
+            self._draw(last=True)
+            self._live.stop()
+
+    def _tell(self, said: Mapping[str, Any]) -> None:
+        status = said["status"]
+        if status in _WORDS:
+            bar = self._bars[said["step"].partition(":")[0]]
+            bar.counts[_WORDS[status]] = bar.counts.get(_WORDS[status], 0) + 1
+            if status not in ("SKIPPED", "REUSED"):
+                self._ends.append(time.monotonic())
+        if status == "STOPPING":
+            self._say(stopping(said, self._build))
+        elif status == "APPROVAL":
+            for line in approval(said, self._build):
+                self._say(line)
+        elif status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes"):
+            self._say(step_line(said))
+
+    def _say(self, line: str) -> None:
+        if self._live.is_started:
+            self._console.print(Text.from_ansi(line), soft_wrap=True)
+        else:
+            super()._say(line)
+
+    def _tick(self) -> None:
+        while not self._over.wait(_FRAME_SECONDS):
+            self._draw()
+
+    def _draw(self, last: bool = False) -> None:
+        """Gather first, then draw: the engine is never asked while the terminal is held."""
+        assert self._begun is not None
+        try:
+            now = time.monotonic()
+            if last or now - self._looked > _MONEY_SECONDS:
+                self._looked = now
+                self._lanes = self._begun.lanes()
+            busy = [] if last else self._begun.busy()
+            self._live.update(self._picture(busy, last), refresh=True)
+        except OSError:
+            # The terminal has gone; the build goes on.
+            self._over.set()
+
+    def _picture(self, busy: Sequence[Busy], last: bool) -> RenderableType:
+        room = max(6, self._console.size.height - 3)
+        bars = self._shown_bars(room - min(len(busy), 8) - 2)
+        table = Table.grid(padding=(0, 2))
+        for bar in bars:
+            table.add_row(*bar.row())
+        lines: list[RenderableType] = [table]
+        hidden = len(self._bars) - len(bars)
+        if hidden:
+            lines.append(Text(f"and {render.counted(hidden, 'stage')} done or yet to come", style="bright_black"))
+        for at_work in sorted(busy, key=lambda b: -b.seconds)[: max(1, room - len(bars) - 2)]:
+            lines.append(_at_work(at_work))
+        lines.append(self._money(last))
+        return Group(*lines)
+
+    def _shown_bars(self, room: int) -> list[StageBar]:
+        """All stages if they fit; else those that are under way, and then the next ones."""
+        bars = list(self._bars.values())
+        if len(bars) <= room:
+            return bars
+        wanted = sorted(range(len(bars)), key=lambda i: (not 0 < bars[i].done < bars[i].total, bars[i].done > 0, i))
+        return [bars[i] for i in sorted(wanted[: max(1, room - 1)])]
+
+    def _money(self, last: bool) -> Text:
+        parts = [render.duration(int(time.monotonic() - self._at))]
+        lanes = {name: lane for name, lane in self._lanes.items() if lane.total or lane.limit is not None}
+        for lane in sorted(lanes.values(), key=lambda lane: lane.lane, reverse=True):
+            if lane.lane != "duration_secs" or lane.limit is not None:
+                name, total, limit = shown({"lane": lane.lane, "total": lane.total, "limit": lane.limit})
+                parts.append(f"{total}{f' of {limit}' if limit else ''} {name}")
+        left = sum(bar.total - bar.done for bar in self._bars.values())
+        if len(self._ends) > 2 and not last:
+            rate = (len(self._ends) - 1) / max(0.001, self._ends[-1] - self._ends[0])
+            parts.append(f"{rate:.1f} steps/s" if rate >= 1 else f"{rate * 60:.1f} steps/min")
+            if left:
+                parts.append(f"about {render.duration(int(left / rate))} left")
+        return Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+
+
+def _at_work(busy: Busy) -> Text:
+    far = f" {busy.thousandths / 10:.0f}%" if busy.thousandths else ""
+    line = Text("  > ", style="cyan", no_wrap=True, overflow="ellipsis")
+    line.append(render.plain(busy.step), style="default")
+    line.append(f"  {render.duration(int(busy.seconds))}{far}", style="bright_black")
+    line.append(f"  {render.plain(busy.note)}" if busy.note else "", style="default")
+    return line

@@ -1,0 +1,312 @@
+"""What a thing is, why it is in its state, what it waits for, what it cost, and what to type next (E-5)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_budget
+from onceward.engine.build_reading import build_status, why_paused
+from onceward.engine.cut_off import step_of
+from onceward.engine.reading import session_status
+from onceward.engine.why import why_it_ran
+from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.kernel.money import to_usd
+from onceward.kernel.records import Build
+from onceward.lifecycles.plan import fill, step_name
+from onceward.store.port import Reads
+from onceward.store.store import Store
+from onceward.store.tables.builds import Builds, plan_body
+from onceward.store.tables.checkpoints import find_checkpoint
+from onceward.store.tables.children import Sessions, Tokens, resolve
+
+_LANES = {"usd_micros": "usd", "duration_secs": "seconds of work", "solver_calls": "solver calls"}
+
+
+class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answers, each a few short sentences."""
+
+    id: str
+    kind: str
+    what: Sequence[str]
+    state: str
+    why: Sequence[str] = ()
+    waits_for: Sequence[str] = ()
+    cost: str = ""
+    made: Sequence[str] = ()
+    next: Sequence[str] = ()
+
+
+def explain(store: Store, words: Sequence[str]) -> Explanation:
+    """A build, a step of a build, a child or a session; a step alone is of the newest build."""
+    if len(words) == 2:
+        return explain_step(store, build_of(store, words[0]), words[1])
+    (name,) = words
+    if name.startswith("bld_"):
+        return _build(store, name)
+    with store.read() as rows:
+        newest = Builds(rows).newest(1)
+        session = Sessions(rows).named(name) if name else []
+    if not name.startswith("chd_") and len(session) == 1:
+        return _session(store, session[0])
+    if newest and not name.startswith("chd_"):
+        return explain_step(store, newest[0], name)
+    if not name.startswith("chd_"):
+        raise NotFound(
+            f"there is no build, step, child or session {name[:80]!a}",
+            recovery=[Recovery("see which there are", "onceward status")],
+        )
+    with store.read() as rows:
+        child_id = resolve(rows, name)[0]
+    return _child(store, child_id)
+
+
+def build_of(store: Store, prefix: str | None) -> Build:
+    """The build that is meant: by its id, or the newest."""
+    with store.read() as rows:
+        if prefix is not None:
+            return Builds(rows).named(prefix)
+        newest = Builds(rows).newest(1)
+    if not newest:
+        raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
+    return newest[0]
+
+
+def _build(store: Store, name: str) -> Explanation:
+    found = build_status(store, name)
+    what = [f"a build of the plan {found['name']}" + (f" ({found['plan_file']})" if found.get("plan_file") else "")]
+    what.append(f"begun {found['created_at'][:19]} UTC, last moved {found['updated_at'][:19]}")
+    if found.get("parent_build_id"):
+        what.append(f"forked from {found['parent_build_id']}, whose plan or inputs had changed")
+    return Explanation(
+        *(found["build_id"], "build", what, found["state"]),
+        why=_why_build(found),
+        waits_for=_awaited(found),
+        cost=_cost(found["lanes"]),
+        made=[_counted(found["steps"])],
+        next=_next_of_build(found),
+    )
+
+
+def _why_build(found: Mapping[str, Any]) -> list[str]:
+    state, why = found["state"], found.get("why", {})
+    if state == "ACTIVE":
+        return ["its kernel is gone, and nobody has gone on with it"] if found.get("orphaned") else ["it runs"]
+    if state == "FAILED" and "step" in why:
+        told = why.get("why", {})
+        said = [f"step {why['step']} failed: {told.get('message') or told.get('reason') or 'see its log'}"]
+        return said + ([f"{why['failed'] - 1} more failed"] if why.get("failed", 1) > 1 else [])
+    if state == "BUDGET_PAUSE":
+        return [why_paused(why)]
+    return [
+        {
+            "SUCCESS": "every step is done",
+            "CRASHED": "the kernel that ran it stopped or died before it was done; what was finished is kept",
+            "ABANDONED": "a person gave it up",
+            "FAILED": "a person declined to give it more money",
+        }.get(state, state)
+    ]
+
+
+def _awaited(found: Mapping[str, Any]) -> list[str]:
+    doubts = [step_name(s["stage"], s["target"]) for s in found["steps"] if s["status"] == "IN_DOUBT"]
+    said = [f"a person to say whether {name} had its effect before the crash" for name in doubts[:10]]
+    said += [f"a person to approve {a['step']}: {a['text']}" for a in found.get("approvals", ())]
+    if found["state"] == "BUDGET_PAUSE":
+        said.append("a person to raise the budget and bring a confirmation token")
+    if (found["state"] == "CRASHED" or found.get("orphaned")) and not said:
+        said.append("somebody to resume it")
+    return said
+
+
+def _next_of_build(found: Mapping[str, Any]) -> list[str]:
+    build_id = found["build_id"]
+    said = [
+        f"onceward approve {build_id} {shlex.quote(a['step'])} --digest {a['digest']}"
+        for a in found.get("approvals", ())
+    ]
+    if found["state"] == "BUDGET_PAUSE":
+        said.append(f"onceward confirm {build_id}    (if the token is lost)")
+    if found["state"] == "SUCCESS":
+        said.append(f"onceward output {build_id} --project NAME")
+    return said + ([found["next"]] if found.get("next") else [])
+
+
+def _counted(steps: Sequence[Mapping[str, Any]]) -> str:
+    counts: dict[str, int] = {}
+    for step in steps:
+        counts[step["status"]] = counts.get(step["status"], 0) + 1
+    return f"{len(steps):,} steps: " + ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+
+
+def _cost(lanes: Sequence[Mapping[str, Any]]) -> str:
+    said = []
+    for lane in sorted(lanes, key=lambda lane: lane["lane"], reverse=True):
+        money = lane["lane"] == "usd_micros"
+        total, limit = ("" if n is None else to_usd(n) if money else f"{n:,}" for n in (lane["total"], lane["limit"]))
+        if lane["total"] or limit:
+            said.append(f"{total}{f' of {limit}' if limit else ''} {_LANES.get(lane['lane'], lane['lane'])}")
+    return ", ".join(said) or "nothing"
+
+
+def explain_step(store: Store, build: Build, name: str) -> Explanation:
+    """A step of a build: what it does, why it ran or has not, what flows into it."""
+    found = build_status(store, build.build_id)
+    step = _step_named(found, name)
+    place, here = (step["stage"], step["target"]), step_name(step["stage"], step["target"])
+    with store.read() as rows:
+        stage = _stage_of(rows, build, place[0])
+        because, since = _why_step(rows, build, step)
+    logs = f"onceward logs {build.build_id} {shlex.quote(here)}"
+    wanted = [a for a in found.get("approvals", ()) if a["step"] == here]
+    following = [f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}" for a in wanted]
+    following += [f"onceward artifacts cat {a['sha256'][:12]}" for a in step.get("artifacts", ())[:3]]
+    following += [logs] if step.get("child_id") and stage["work"].get("run") else []
+    if step["status"] == "IN_DOUBT":
+        following.append(f"onceward resume {build.build_id} --rerun {shlex.quote(here)}")
+    error = step.get("error") or {}
+    return Explanation(
+        *(here, "step", [_what_step(stage, step["target"]), f"a step of build {build.build_id}, {build.name}"]),
+        step["status"],
+        why=[*because, *([f"since build {since}"] if since else [])],
+        waits_for=_needed(found, stage, place[1]) if step["status"] in ("waiting", "BLOCKED") else [],
+        cost=f"{step['cost_usd']} usd, {step['tokens']:,} tokens" if "cost_usd" in step else "",
+        made=[f"{a['name']}: {a['kind']}, {a['size']:,} bytes, {a['sha256'][:12]}" for a in step.get("artifacts", ())]
+        or _flows_in(found, stage, place[1], bool(wanted)),
+        next=following or ([found["next"]] if found.get("next") and error else []),
+    )
+
+
+def why(store: Store, build: Build, name: str) -> dict[str, Any]:
+    """Why a step ran, was not run, or did not have to."""
+    found = build_status(store, build.build_id)
+    step = _step_named(found, name)
+    with store.read() as rows:
+        because, since = _why_step(rows, build, step)
+        stage = _stage_of(rows, build, step["stage"])
+    if step["status"] in ("waiting", "BLOCKED") and not because:
+        because = [f"it waits for {what}" for what in _needed(found, stage, step["target"])]
+    said = {
+        "step": step_name(step["stage"], step["target"]),
+        "build_id": build.build_id,
+        "status": step["status"],
+        "because": because,
+    }
+    return {**said, "since": since} if since else said
+
+
+def _step_named(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    stage, colon, target = name.partition(":")
+    fitting = [s for s in found["steps"] if s["stage"] == stage and (not colon or s["target"] == target)]
+    if len(fitting) == 1:
+        return dict(fitting[0])
+    some = ", ".join(step_name(s["stage"], s["target"]) for s in (fitting or found["steps"])[:5])
+    raise InvalidConfig(
+        f"{'more than one step is meant by' if fitting else 'there is no step'} {name[:80]!a} in {found['build_id']};"
+        f" there is {some}",
+        context={"step": name[:200], "build_id": found["build_id"]},
+    )
+
+
+def _stage_of(rows: Reads, build: Build, name: str) -> dict[str, Any]:
+    stages = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages": []}')["stages"]
+    return next(dict(stage) for stage in stages if stage["name"] == name)
+
+
+def _what_step(stage: Mapping[str, Any], target: str) -> str:
+    work = stage["work"]
+    if "run" in work:
+        return f"runs {shlex.join(fill(word, target) for word in work['run'])}"
+    return f"asks a person: {work['approve']}" if "approve" in work else f"calls the function of stage {stage['name']}"
+
+
+def _why_step(rows: Reads, build: Build, step: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """The reasons, and the build in which it was last done before."""
+    status, error = step["status"], step.get("error") or {}
+    checkpoint = find_checkpoint(rows, build.build_id, step["stage"], step["target"])
+    if status == "REUSED":
+        return ["nothing that flows into it changed: its result was taken over"], step["origin"]
+    if status == "IN_DOUBT":
+        return ["a crash cut it off, and its stage says that a person must decide (on_crash = ask)"], None
+    if status in ("SUCCESS", "SKIPPED") and checkpoint is not None:
+        if checkpoint.how in ("approved", "accepted"):
+            return [f"a person {checkpoint.how} it"], None
+        return why_it_ran(rows, build, checkpoint)
+    if error:
+        exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
+        said_ = error.get("message") or error.get("last_line") or error.get("reason") or "it failed"
+        return [f"attempt {step.get('attempts', 1)}: {said_}{exit_}"], None
+    return [], None
+
+
+def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> list[str]:
+    """What a step waits for: those it needs that are not done, a person, or its turn."""
+    done = ("SUCCESS", "SKIPPED", "REUSED")
+    here = step_name(stage["name"], target)
+    said = [f"a person to approve it: {a['text']}" for a in found.get("approvals", ()) if a["step"] == here]
+    for need in stage["needs"]:
+        steps = [s for s in found["steps"] if s["stage"] == need]
+        mine = [s for s in steps if s["target"] == target] or steps
+        open_ = [s for s in mine if s["status"] not in done]
+        said += [f"{step_name(s['stage'], s['target'])}, which is {s['status']}" for s in open_[:5]]
+        said += [f"and {len(open_) - 5:,} more of {need}"] if len(open_) > 5 else []
+    return said or ["its turn" if found["state"] == "ACTIVE" else f"the build, which is {found['state']}"]
+
+
+def _flows_in(found: Mapping[str, Any], stage: Mapping[str, Any], target: str, wanted: bool) -> list[str]:
+    """What a person is asked to approve: everything that flows into the step."""
+    said = []
+    for need in stage["needs"] if wanted else ():
+        steps = [s for s in found["steps"] if s["stage"] == need]
+        for step in [s for s in steps if s["target"] == target] or steps:
+            for artifact in step.get("artifacts", ()):
+                where = f"{step_name(step['stage'], step['target'])} {artifact['name']}"
+                said.append(f"to be approved: {where}: onceward artifacts cat {artifact['sha256'][:12]}")
+    return said[:20]
+
+
+def _child(store: Store, child_id: str) -> Explanation:
+    status = session_status(store, child_id)
+    child = status["children"][0]
+    with store.read() as rows:
+        token = Tokens(rows).get(child_id)
+        step = step_of(token)
+        lanes = child_budget.lanes(rows, token.parent_session_id).values()
+    work = child["work"]
+    what = [f"attempt {child['attempt']} at step {step_name(step.stage, step.target)}"] if step else []
+    what.append(f"runs {shlex.join(work['argv'])}" if "argv" in work else f"calls {work.get('function', 'a function')}")
+    what.append(f"in {'build' if step else 'session'} {token.parent_session_id}")
+    spent = [{"lane": lane, "total": total, "limit": None} for lane, total in child["spent"].items()]
+    left = [{"lane": lane.lane, "total": lane.total, "limit": lane.limit} for lane in lanes if lane.limit is not None]
+    detail = child.get("detail", {})
+    why = [f"{child['reason']}{_told(detail)}"] if child.get("reason") else []
+    if "cancel_request_id" in child:
+        why.append("somebody asked it to end")
+    return Explanation(
+        *(child_id, "child", what, child["phase"]),
+        why=why,
+        waits_for={"queued": ["a free slot"], "leased": ["its process to say that it stands"]}.get(child["phase"], []),
+        cost=_cost(spent) + (f" (its session: {_cost(left)})" if left else ""),
+        next=[f"onceward logs {child_id}"] + ([] if child["phase"] == "terminal" else [f"onceward cancel {child_id}"]),
+    )
+
+
+def _told(detail: Mapping[str, Any]) -> str:
+    exit_ = f", exit {detail['exit']}" if detail.get("exit") is not None else ""
+    return exit_ + (f": {detail['message']}" if detail.get("message") else "")
+
+
+def _session(store: Store, session_id: str) -> Explanation:
+    found = session_status(store, session_id)
+    open_ = [child for child in found["children"] if child["phase"] != "terminal"]
+    failed = sum(child.get("reason") not in (None, "completed") for child in found["children"])
+    return Explanation(
+        *(session_id, "session", [f"children run by hand, {found['max_active_children']} at once"]),
+        "open" if open_ else "quiet",
+        made=[f"{len(found['children']):,} children: {len(open_):,} open, {failed:,} did not succeed"],
+        cost=_cost(found["lanes"]),
+        next=[f"onceward status {session_id}"],
+    )

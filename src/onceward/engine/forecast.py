@@ -1,0 +1,126 @@
+"""What a run would do, told without doing it: what would be executed and why, what would be reused, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.build_past import whole
+from onceward.engine.flow import Flow
+from onceward.engine.plans import Resolved
+from onceward.engine.purse import recorded, usual
+from onceward.engine.why import History
+from onceward.lifecycles.plan import Output, result_digest
+from onceward.store.port import Reads
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, reusable
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What would become of one step."""
+
+    step: str
+    what: str
+    """`run`, `reuse`, `skip`, or `ask` where a person is to approve."""
+    because: Sequence[str]
+    estimate: Mapping[str, int] = {}
+    build_id: str | None = None
+    """Whose result it would take over; or, of one that would run, the build in which it was last done."""
+
+
+class Forecast:
+    """Looks at every step of a plan in its order; steps whose needs would run can only be guessed to run as well."""
+
+    def __init__(self, resolved: Resolved, artifacts: Artifacts | None, *, reuse: bool, build_id: str = "") -> None:
+        """`artifacts` is None where there is no workspace yet; `build_id` names the build that would be resumed."""
+        self._resolved, self._steps, self._artifacts = resolved, resolved.steps, artifacts
+        self._reuse, self._build_id = reuse and resolved.plan.reuse, build_id
+        self._flow = Flow(resolved)
+        self._made: dict[tuple[str, str], str] = {}
+        self._anew: list[dict[str, None]] = [{} for _ in resolved.steps.stages]
+        """Of each stage, the steps whose results are not known yet."""
+        self._forced = resolved.forced()
+        self._body = msgspec.json.decode(resolved.body)
+
+    def steps(self) -> list[Expected]:
+        if self._artifacts is None:
+            return [self._first(step) for step in range(len(self._steps))]
+        with self._artifacts.store.read() as rows:
+            own = {(c.stage, c.target): c for c in checkpoints_of(rows, self._build_id)} if self._build_id else {}
+            return [expected for k in range(len(self._steps.stages)) for expected in self._stage(rows, k, own)]
+
+    def _first(self, step: int) -> Expected:
+        k, _ = self._steps.place(step)
+        stage = self._steps.stages[k]
+        what = "ask" if stage.approve else "run"
+        return Expected(self._steps.name(step), what, ["no earlier build has done it"], stage.estimate)
+
+    def _stage(self, rows: Reads, k: int, own: Mapping[tuple[str, str], Checkpoint]) -> list[Expected]:
+        """The steps of one stage, whose needs have been looked at."""
+        stage = self._steps.stages[k]
+        known = {step: self._flow.context_hash(step) for step in self._steps.of(k) if not self._missing(step)}
+        fitting: dict[int, Checkpoint] = {}
+        for step, context in known.items():
+            mine = own.get((stage.name, self._steps.place(step)[1]))
+            if mine is not None and mine.status == "SUCCESS" and mine.context_hash == context:
+                fitting[step] = mine
+        if self._reuse and not stage.approve:
+            wanted = {s: context for s, context in known.items() if s not in fitting and s not in self._forced}
+            others = reusable(rows, sorted(set(wanted.values())), self._build_id)
+            fitting |= {step: others[context] for step, context in wanted.items() if context in others}
+        assert self._artifacts is not None
+        taken = whole(self._artifacts, fitting, note=False)
+        estimate = usual(stage, recorded(rows, self._resolved.plan.name, stage.name))
+        history = History(rows, self._resolved.plan.name)
+        found = []
+        for step in self._steps.of(k):
+            if step in taken:
+                self._note(step, taken[step])
+                found.append(self._done(step, fitting[step]))
+                continue
+            if stage.approve and step in known:
+                self._note(step, ())
+            else:
+                self._anew[k][self._steps.name(step)] = None
+            if stage.approve:
+                found.append(Expected(self._steps.name(step), "ask", [stage.approve]))
+            else:
+                because, since = self._because(history, step, step in fitting)
+                found.append(Expected(self._steps.name(step), "run", because, estimate, since))
+        return found
+
+    def _done(self, step: int, checkpoint: Checkpoint) -> Expected:
+        mine = checkpoint.build_id == self._build_id
+        because = ["done in this build"] if mine else ["nothing that flows into it changed"]
+        return Expected(self._steps.name(step), "skip" if mine else "reuse", because, {}, checkpoint.build_id)
+
+    def _note(self, step: int, outputs: tuple[Output, ...]) -> None:
+        self._flow.keep(step, outputs)
+        k, target = self._steps.place(step)
+        stage = self._steps.stages[k]
+        made = self._flow.context_hash(step) if stage.approve else result_digest(outputs)
+        self._made[stage.name, target] = made
+
+    def _missing(self, step: int) -> list[str]:
+        """What it needs that would be made anew."""
+        found: list[str] = []
+        for m, single in self._steps.needs(step):
+            found += self._anew[m] if single is None else [n for n in [self._steps.name(single)] if n in self._anew[m]]
+        return found
+
+    def _because(self, history: History, step: int, broken: bool) -> tuple[list[str], str | None]:
+        k, target = self._steps.place(step)
+        last = history.last(self._steps.stages[k].name, target)
+        if last is None:
+            return ["no earlier build has done it"], None
+        if broken:
+            return ["what it had made is damaged or gone"], last.build_id
+        said = history.changed(last, self._body, lambda *place: self._made.get(place))
+        missing = self._missing(step)
+        if missing:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            said.append(f"{missing[0]}{more} would run first")
+        if not said:
+            said = ["nothing changed, but it is forced to run" if step in self._forced else "reuse is off"]
+        return said, last.build_id

@@ -1,0 +1,99 @@
+"""Tells people that they are needed: a build paused or failed, a step waits for approval or is in doubt.
+
+A notice is an event like any other on its way out: it commits with what it tells of, and goes out at least once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from onceward.engine.build_reading import why_paused
+from onceward.engine.sinks import WebhookSink
+from onceward.errors import NetworkError
+from onceward.kernel.canon import canonical
+from onceward.kernel.limits import NOTICE_SECONDS
+from onceward.store.store import Store
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.outbox import Parcel
+
+EVENTS: Final = {
+    "pause": "BUILD_PAUSED",
+    "failure": "BUILD_FAILED",
+    "approval": "APPROVAL_WANTED",
+    "in_doubt": "STEP_IN_DOUBT",
+}
+"""What a notice can be about, and the event that tells of it."""
+
+
+def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
+    """What happened, in words, with what to type next."""
+    facts = parcel.event.facts()
+    build_id = parcel.event.stream.partition(":")[2]
+    with store.read() as rows:
+        name = Builds(rows).get(build_id).name
+    said = {"text": _text(name, build_id, facts["event"], facts["detail"]), "event": facts["event"], "plan": name}
+    step = facts["detail"].get("step")
+    also = {"step": step} if step else {}
+    return {**said, **also, "build_id": build_id, "dedupe_key": parcel.dedupe_key.hex()}
+
+
+def _text(name: str, build_id: str, event: str, detail: Mapping[str, Any]) -> str:
+    step = detail.get("step", "")
+    what = {
+        "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
+        "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
+        "APPROVAL_WANTED": lambda: f"waits for a person at {step}: {detail.get('text', '')}",
+        "STEP_IN_DOUBT": lambda: f"was cut off, and nobody can say whether {step} had its effect",
+    }[event]()
+    return f"{name} {what}. Next: onceward explain {build_id}"
+
+
+class CommandNotice:
+    """Runs a command for each notice: the text in ONCEWARD_NOTICE, all of it as JSON on its standard input."""
+
+    urgent = True
+
+    def __init__(self, name: str, argv: Sequence[str], folder: Path, store: Store) -> None:
+        self.name, self._argv, self._folder, self._store = name, list(argv), folder, store
+
+    def send(self, parcel: Parcel) -> None:
+        told = notice(self._store, parcel)
+        env = {**os.environ, "ONCEWARD_NOTICE": told["text"]}
+        try:
+            done = subprocess.run(
+                self._argv,
+                input=canonical(told) + b"\n",
+                cwd=self._folder,
+                env=env,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=NOTICE_SECONDS,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise NetworkError(f"the notify command took longer than {NOTICE_SECONDS:.0f} s") from None
+        except OSError as error:
+            raise NetworkError(f"the notify command cannot be run: {error.strerror}") from None
+        if done.returncode != 0:
+            raise NetworkError(f"the notify command ended with {done.returncode}")
+
+    def settle(self) -> None:
+        """Its end has already settled each."""
+
+
+class WebhookNotice(WebhookSink):
+    """POSTs each notice; `text` is where chat programs look."""
+
+    urgent = True
+    content_type = "application/json"
+
+    def __init__(self, name: str, url: str, secret: str | None, store: Store) -> None:
+        super().__init__(name, url, secret, "", store.sources)
+        self._store = store
+
+    def body(self, parcel: Parcel) -> bytes:
+        return canonical(notice(self._store, parcel))

@@ -1,0 +1,62 @@
+"""What was spent, across builds: by build, by stage, by day. Taken from the debits, which nobody can change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from onceward.engine import child_budget
+from onceward.kernel.money import to_usd
+from onceward.store.store import Store
+from onceward.store.tables.budgets import debits_by_child, debits_by_day, debits_by_session
+
+DAY_MICROS = 86_400_000_000
+WAYS = ("build", "stage", "day")
+
+
+def spending(store: Store, by: str) -> dict[str, Any]:
+    """Every group with its lanes, the total, and what the workspace may spend; newest or dearest first."""
+    with store.read() as rows:
+        if by == "day":
+            found = _gathered((_day(day), "", lane, amount) for day, lane, amount in debits_by_day(rows, DAY_MICROS))
+        elif by == "stage":
+            found = _gathered((*_stage(name, work), *rest) for _, name, work, *rest in debits_by_child(rows))
+        else:
+            found = _gathered((session, name or "", *rest) for session, name, *rest in debits_by_session(rows))
+        limits = {lane.lane: lane.limit for lane in child_budget.workspace(rows).values()}
+    total: dict[str, int] = {}
+    for group in found:
+        for lane, amount in group["lanes"].items():
+            total[lane] = total.get(lane, 0) + amount
+    for group in found:
+        group["cost_usd"] = to_usd(group["lanes"].get("usd_micros", 0))
+    order = _dearest if by == "stage" else _newest
+    return {"by": by, "groups": sorted(found, key=order), "lanes": total, "limits": limits}
+
+
+def _dearest(group: dict[str, Any]) -> Any:
+    return (-group["lanes"].get("usd_micros", 0), -group["lanes"].get("tokens", 0), group["name"], group["key"])
+
+
+def _newest(group: dict[str, Any]) -> Any:
+    return [-ord(letter) for letter in group["key"]]
+
+
+def _gathered(debits: Iterable[tuple[str, str, str, int]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], dict[str, int]] = {}
+    for key, name, lane, amount in debits:
+        lanes = groups.setdefault((key, name), {})
+        lanes[lane] = lanes.get(lane, 0) + amount
+    return [{"key": key, "name": name, "lanes": lanes} for (key, name), lanes in groups.items()]
+
+
+def _day(number: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(number * (DAY_MICROS // 1_000_000)))
+
+
+def _stage(name: str | None, work: str) -> tuple[str, str]:
+    """The stage that a child worked for, and the plan; a child of no build has neither."""
+    return (msgspec.json.decode(work).get("stage", "(spawned)"), name or "")
