@@ -35,9 +35,8 @@ $(VENV)/bench.stamp: $(VENV)/dev.stamp
 	@$(BIN)/uv pip install --quiet --python $(VENV)/peers/bin/python --group peers
 	@touch $@
 
-demo: $(VENV)/user.stamp ## watch it at work: a build killed with -9 and resumed, a pause by budget, agents
-	@$(BIN)/python examples/builds.py
-	@$(BIN)/python examples/agents.py
+demo: $(VENV)/user.stamp ## watch it at work: a build that costs money, killed with -9 half-way, and resumed
+	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL
 	@$(BIN)/python -m pytest -n $(N) --dist worksteal -q

@@ -181,11 +181,24 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
         said["why"] = why_paused(run.pausing[1])
+        found["enough"] = _enough(run)
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
     said["stopped"] = True if run.halted == "stopped" and found["state"] == "CRASHED" else None
     said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _enough(run: BuildRun) -> str:
+    """A budget that would last to the end, in the lane that ran out, as far as anybody can tell."""
+    assert run.pausing is not None
+    detail = run.pausing[1]
+    lane = str(detail.get("lane", ""))
+    wanted = max(run.purse.to_finish(run.board.left()).get(lane, 0), int(detail.get("asked") or 0))
+    if not wanted or "observed" not in detail:
+        return ""
+    enough = int(detail["observed"]) + wanted
+    return to_usd(enough) if lane == "usd_micros" else str(enough)
 
 
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:

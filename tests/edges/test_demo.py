@@ -1,31 +1,97 @@
+"""The examples, each run as its reader would."""
+
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from typing_in import Typed, start
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-@pytest.mark.rule("B-4", "B-6", "B-9", "L-23")
-def test_the_demo_pays_for_every_step_once_through_a_kill_and_a_pause():
+@pytest.fixture
+def example(tmp_path, store_url):
+    """An example copied into a folder of its own."""
+
+    def copied(name):
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        return Typed(tmp_path / name, store_url)
+
+    return copied
+
+
+@pytest.mark.rule("B-4", "B-5", "B-6", "L-23")
+@pytest.mark.guarantee("G7")
+def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):
+    environment = {**os.environ, "ONCEWARD_DEMO": str(tmp_path / "demo")}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "builds.py")], capture_output=True, text=True, timeout=60
+        [sys.executable, EXAMPLES / "demo.py"], capture_output=True, text=True, timeout=60, env=environment
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "kill -9" in done.stdout and "4 skipped" in done.stdout and "13 reused" in done.stdout
-    assert "BUDGET_PAUSE (budget_precheck_block)" in done.stdout
-    assert "chains whole, states agree" in done.stdout
+    assert "kill -9" in done.stdout and "8 skipped" in done.stdout and "17 reused" in done.stdout
+    assert "16 calls, 0 of them twice" in done.stdout and "18 calls, 0 of them twice" in done.stdout
+    assert "input texts/dunes.md changed" in done.stdout
+    assert "every file is what the manifest says" in done.stdout and "chains whole, states agree" in done.stdout
     assert "\x1b" not in done.stdout
+    # The same texts, summarised without a kill, give the same bytes and the same manifest.
+    cli = example("documents")
+    shutil.copy(tmp_path / "demo" / "texts" / "dunes.md", cli.folder / "texts")
+    cli("run", "plan.py", check=0)
+    cli("output", "--to", "handed-on", check=0)
+    for name in ("manifest.json", "SHA256SUMS"):
+        assert (cli.folder / "handed-on" / name).read_bytes() == (tmp_path / "demo" / "handed-on" / name).read_bytes()
+
+
+@pytest.mark.rule("B-2", "B-13")
+def test_the_shell_example_counts_words(example):
+    cli = example("shell")
+    done = cli("run", "plan.toml", check=0)
+    assert "4 steps: 4 run; paid 0.00 usd, 251 tokens" in done.stderr
+    assert cli("logs", "top", check=0).stdout == "4 them\n3 angle\n2 city\n2 dance\n2 dune\n"
+    assert "2 dune" not in cli("run", "plan.toml", "--set", "top=1", check=0).stdout
+    assert cli("logs", "top", check=0).stdout == "4 them\n"
+    assert cli("why", "top", check=0).stdout.splitlines()[1].endswith("config.top: 5 -> 1")
+
+
+@pytest.mark.rule("B-9", "B-10", "B-15")
+def test_the_code_generation_pauses_and_then_asks(example):
+    cli = example("codegen")
+    paused = cli("run", "plan.py", check=3)
+    assert "usd is at 0.09 of 0.10, and 0.03 more was asked" in paused.stderr
+    token = paused.stdout.strip()
+    # What it says to type next lasts to the end, as far as can be told.
+    resume = re.search(r"next: onceward (resume .*)", paused.stderr)[1].replace("TOKEN", token).split()
+    assert resume[-1] == "usd=0.15"
+    process = start(cli, *resume)
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if "onceward approve" in line:
+            break
+    assert "Publish these functions?" in told[-3]
+    shown = cli(*told[-2].split()[1:], check=0).stdout
+    assert shown.count("to be approved: check:specs/") == 5
+    cli(*told[-1].split()[1:], check=0)
+    assert process.wait(30) == 0
+    process.stdout.close()
+    process.stderr.close()
+    cli("output", "--to", "out", check=0)
+    made = json.loads((cli.folder / "out" / "manifest.json").read_text())
+    (functions,) = [file["path"] for file in made["files"] if file["stage"] == "publish"]
+    assert "def clamp(value, low, high):" in next((cli.folder / "out").rglob(functions)).read_text()
 
 
 @pytest.mark.rule("C-8", "C-20", "C-30")
-def test_the_agents_of_the_demo_end_as_told():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "agents.py")], capture_output=True, text=True, timeout=60
-    )
+def test_the_agents_end_as_told():
+    done = subprocess.run([sys.executable, EXAMPLES / "agents.py"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "budget_exceeded: tokens is at 700 of 1000, 700 more asked" in done.stdout
     assert "agent: no budget left, stopping" in done.stdout

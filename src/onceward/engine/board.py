@@ -103,6 +103,10 @@ class Board:
             self._starts[k].append(now)
         self._set(step, At.RUNNING)
 
+    def left(self) -> dict[int, int]:
+        """How many steps of each stage are not done."""
+        return {k: left for k, left in enumerate(self._left) if left}
+
     def next_time(self) -> Micros | None:
         """When something that is held back by time alone may run."""
         times = [self._later[0][0]] if self._later else []

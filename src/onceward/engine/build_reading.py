@@ -198,14 +198,14 @@ def next_command(found: Mapping[str, Any]) -> str | None:
     build_id = found["build_id"]
     why = found.get("why", {})
     raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
-    more = "" if why.get("scope") else f" --budget {raised}=MORE"
+    more = "" if why.get("scope") else f" --budget {raised}={found.get('enough') or 'MORE'}"
     first = "raise [budget] in onceward.toml, then " if why.get("scope") else ""
     return {
         "CRASHED": f"onceward resume {build_id}",
         "ACTIVE": f"onceward resume {build_id}",
         "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
         "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
-        "SUCCESS": f"onceward status {build_id}",
+        "SUCCESS": f"onceward output {build_id}",
     }.get(found["state"])
 
 

@@ -97,7 +97,7 @@ class BuildRun:
     def stop(self) -> None:
         """Somebody asked the whole kernel to stop: begin nothing more."""
         self._halt("stopped")
-        waiting = len(self.children.at_work())
+        waiting = [work.step.name for work, _ in self.children.at_work() if work.step is not None]
         if waiting:
             self.told({"step": "", "status": "STOPPING", "spent": {}, "waiting": waiting})
 

@@ -164,10 +164,10 @@ class Children:
         if self.heeded is not None:
             self.heeded()
 
-    def at_work(self) -> list[tuple[str, Running]]:
-        """What runs now, by child."""
+    def at_work(self) -> list[tuple[Work, Running]]:
+        """What runs now."""
         with self.changed:
-            return list(self.running.items())
+            return [(self.works[child_id], running) for child_id, running in self.running.items()]
 
     def stop(self) -> None:
         """Dispatch nothing more and ask what runs to end."""

@@ -48,12 +48,11 @@ def begun(run: BuildRun, how: str) -> Begun:
 
 def _busy(run: BuildRun) -> list[Busy]:
     now = time.monotonic()
-    found = []
-    for child_id, running in run.children.at_work():
-        work = run.children.works.get(child_id)
-        if work is not None and work.step is not None:
-            found.append(Busy(work.step.name, now - running.begun, running.thousandths, running.note))
-    return found
+    return [
+        Busy(work.step.name, now - running.begun, running.thousandths, running.note)
+        for work, running in run.children.at_work()
+        if work.step is not None
+    ]
 
 
 def _lanes(run: BuildRun) -> Mapping[str, Lane]:

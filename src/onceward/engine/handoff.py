@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from html import escape
 from typing import Any
 
@@ -32,7 +33,7 @@ def as_html(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], man
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>{escape(status['name'])}</title><style>{_STYLE}</style>"
-        f"<h1>{escape(status['name'])}</h1><ul>{facts}</ul>{_picture(status)}"
+        f"<h1>{escape(status['name'])}</h1><ul>{facts}</ul>{_picture(status)}{_timeline(status)}"
         f"<table><thead><tr><th>step</th><th>how</th><th>usd</th><th>tries</th></tr></thead><tbody>{rows}</tbody></table>"
         f"<h2>Check it</h2><pre>sha256sum --check SHA256SUMS</pre>"
         "<p><code>manifest.json</code> lists every file; without its last line end its SHA-256 is"
@@ -45,6 +46,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
     "table{border-collapse:collapse;width:100%}"
     "td,th{text-align:left;padding:.2rem .6rem .2rem 0;border-bottom:1px solid #8884}"
+    "figure{margin:1rem 0}figcaption{font-size:.8rem;opacity:.7}"
     "code,pre{font-family:ui-monospace,monospace;overflow-wrap:anywhere}"
 )
 
@@ -73,13 +75,41 @@ def _picture(status: Mapping[str, Any]) -> str:
         return ""
     bars = []
     for number, (stage, cost) in enumerate(costs.items()):
-        y, width = number * _ROW, max(1, cost * (_WIDTH - 260) // most)
-        bars.append(
-            f'<text x="0" y="{y + 15}" font-size="13" fill="currentColor">{escape(stage[:20])}</text>'
-            f'<rect x="160" y="{y + 4}" width="{width}" height="{_ROW - 8}" fill="#4a7dbd"/>'
-            f'<text x="{168 + width}" y="{y + 15}" font-size="13" fill="currentColor">{to_usd(cost)} usd</text>'
-        )
-    height = len(costs) * _ROW
+        width = max(1, cost * (_WIDTH - 260) // most)
+        bars.append(_bar(number, stage, 160, width, f"{to_usd(cost)} usd", "#4a7dbd"))
+    return _figure("cost by stage", bars)
+
+
+def _bar(number: int, stage: str, x: float, width: float, text: str, colour: str) -> str:
+    y = number * _ROW
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" role="img" aria-label="cost by stage">{"".join(bars)}</svg>'
+        f'<text x="0" y="{y + 15}" font-size="13" fill="currentColor">{escape(stage[:20])}</text>'
+        f'<rect x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{_ROW - 8}" fill="{colour}"/>'
+        f'<text x="{x + width + 8:.1f}" y="{y + 15}" font-size="13" fill="currentColor">{text}</text>'
     )
+
+
+def _figure(label: str, bars: Sequence[str]) -> str:
+    return (
+        f'<figure><svg viewBox="0 0 {_WIDTH} {len(bars) * _ROW}" width="100%" role="img" aria-label="{label}">'
+        f"{''.join(bars)}</svg><figcaption>{label}</figcaption></figure>"
+    )
+
+
+def _timeline(status: Mapping[str, Any]) -> str:
+    """When each stage was at work, as bars from the first start to the last end."""
+    spans: dict[str, tuple[float, float]] = {}
+    for step in status["steps"]:
+        if "started_at" in step:
+            start = datetime.fromisoformat(step["started_at"]).timestamp()
+            first, last = spans.get(step["stage"], (start, start))
+            spans[step["stage"]] = (min(first, start), max(last, start + step["seconds"]))
+    if not spans:
+        return ""
+    begin, end = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
+    scale = (_WIDTH - 260) / max(0.001, end - begin)
+    bars = []
+    for number, (stage, (first, last)) in enumerate(spans.items()):
+        x, width = 160 + (first - begin) * scale, max(1.0, (last - first) * scale)
+        bars.append(_bar(number, stage, x, width, f"{last - first:.1f} s", "#6a9a5b"))
+    return _figure("when each stage was at work", bars)

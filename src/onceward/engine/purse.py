@@ -44,6 +44,14 @@ class Purse:
     def estimate(self, k: int) -> Mapping[str, int]:
         return usual(self._stages[k], self._costs.get(k))
 
+    def to_finish(self, left: Mapping[int, int]) -> dict[str, int]:
+        """What the steps that are left will cost, by lane, as far as anybody can tell; `left` counts them by stage."""
+        totals: dict[str, int] = {}
+        for k, count in left.items():
+            for lane, amount in self.estimate(k).items():
+                totals[lane] = totals.get(lane, 0) + count * amount
+        return totals
+
     def note(self, k: int, spent: Mapping[str, int]) -> None:
         costs = self._costs.get(k)
         if costs is not None:

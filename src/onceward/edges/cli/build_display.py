@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLOURS = {"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "RETRY": "yellow", "APPROVAL": "yellow"}
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
-_EACH = 20
+_EACH = 5
 
 
 def build_display(as_json: bool) -> BuildDisplay:
@@ -133,7 +133,8 @@ class JsonDisplay(BuildDisplay):
 def step_line(said: Mapping[str, Any]) -> str:
     """How a step ended, and what it cost."""
     status, ended = said["status"], said.get("ended")
-    spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in said["spent"].items())
+    lanes = [(lane, amount) for lane, amount in said["spent"].items() if lane != "duration_secs"]
+    spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in lanes)
     why = explain(ended.reason, ended.detail) if ended is not None else ""
     if said.get("mistakes"):
         why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
@@ -152,9 +153,9 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
 
 
 def stopping(said: Mapping[str, Any], build_id: str) -> str:
-    what = render.counted(said["waiting"], "step")
-    wait = f"waiting for {what} to end; ask again to wait no longer; " if said["waiting"] else ""
-    return f"stopping: {wait}go on later with: onceward resume {build_id}"
+    names = said["waiting"]
+    what = ", ".join(render.plain(name) for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+    return f"stopping {what}; ask again to wait no longer\ngo on later with: onceward resume {build_id}"
 
 
 def _summary(outcome: Mapping[str, Any]) -> str:

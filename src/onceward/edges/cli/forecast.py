@@ -82,7 +82,7 @@ def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping
     unknown = sum(not step.estimate for step in guessed)
     for lane in sorted({*totals, *limits}):
         name, total, limit = shown({"lane": lane, "total": totals.get(lane, 0), "limit": limits.get(lane)})
-        if totals.get(lane) or (lane in limits and lane != "duration_secs"):
+        if totals.get(lane):
             over = click.style("  more than that: it would pause", fg="yellow")
             beyond = over if lane in limits and totals.get(lane, 0) > limits[lane] else ""
             render.say(f"estimated {name}: {total}{f' of {limit}' if limit else ''}{beyond}")

@@ -30,6 +30,13 @@ _WINDOW = 60
 _WORDS = {"SUCCESS": "done", "SKIPPED": "skipped", "REUSED": "reused", "FAILED": "failed", "CANCELLED": "failed"}
 
 
+class _Terminal(Console):
+    """Leaves the cursor alone: a build that is killed must not take it along."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
 class StageBar:
     """How far a stage is."""
 
@@ -40,6 +47,11 @@ class StageBar:
     @property
     def done(self) -> int:
         return sum(self.counts.values())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has nothing to tell: not begun, or done and well."""
+        return self.done in (0, self.total) and "failed" not in self.counts
 
     def row(self) -> tuple[RenderableType, RenderableType, RenderableType, RenderableType]:
         failed, whole = self.counts.get("failed", 0), self.done == self.total
@@ -61,7 +73,7 @@ class LiveDisplay(BuildDisplay):
 
     def __init__(self) -> None:
         super().__init__()
-        self._console = Console(file=sys.stderr, highlight=False)
+        self._console = _Terminal(file=sys.stderr, highlight=False)
         # What steps print is shown above the picture, unless it goes somewhere else.
         both = sys.stdout.isatty()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=both, transient=False)
@@ -148,7 +160,7 @@ class LiveDisplay(BuildDisplay):
         bars = list(self._bars.values())
         if len(bars) <= room:
             return bars
-        wanted = sorted(range(len(bars)), key=lambda i: (not 0 < bars[i].done < bars[i].total, bars[i].done > 0, i))
+        wanted = sorted(range(len(bars)), key=lambda i: (bars[i].quiet, bars[i].done > 0, i))
         return [bars[i] for i in sorted(wanted[: max(1, room - 1)])]
 
     def _money(self, last: bool) -> Text:

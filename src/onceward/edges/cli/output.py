@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from onceward.edges.cli import render
@@ -9,21 +11,23 @@ from onceward.edges.cli.main import Command, Globals, file_argument, pass_global
 
 
 @click.command(cls=Command)
-@click.argument("build")
+@click.argument("build", required=False)
 @click.option("--project", metavar="NAME", default="output", show_default=True, help="What it is kept under.")
 @click.option("--to", "to", metavar="DIR", help="Write it as this new folder instead.")
 @pass_globals
-def output(given: Globals, build: str, project: str, to: str | None) -> None:
-    """Write everything BUILD made into a folder: files, manifest, checksums, and a page for people.
+def output(given: Globals, build: str | None, project: str, to: str | None) -> None:
+    """Write everything BUILD, or the newest build, made into a folder: files, manifest, checksums, a page for people.
 
     It is staged, verified and moved into place whole; `current` beside it points to the newest.
     """
+    from onceward.engine.explain import build_of
     from onceward.engine.output import write_output
 
     workspace = given.workspace()
     place = None if to is None else file_argument(to).absolute()
     with workspace.artifacts() as kept:
-        written = write_output(kept, build, workspace.folder / "output", project, place)
+        name = build_of(kept.store, build).build_id
+        written = write_output(kept, name, workspace.folder / "output", project, place)
     if given.json:
         render.document(
             {
@@ -37,4 +41,6 @@ def output(given: Globals, build: str, project: str, to: str | None) -> None:
     render.say(f"{render.plain(written.folder)}")
     render.say(f"{render.counted(written.files, 'file')}, {render.counted(written.bytes, 'byte')}, verified")
     render.say(f"manifest {written.manifest_sha256}")
-    render.say("look at it: HANDOFF.md there   check it: cd there; sha256sum --check SHA256SUMS")
+    there = shlex.quote(str(written.folder))
+    render.say(f"look at it: {render.plain(there)}/HANDOFF.md (or .html)")
+    render.say(f"check it:   (cd {render.plain(there)} && sha256sum --check --quiet SHA256SUMS) && echo whole")

@@ -65,7 +65,7 @@ def build_table(builds: Sequence[dict[str, Any]]) -> None:
 
 
 def _build(found: dict[str, Any], everything: bool) -> None:
-    reason = f" ({found['reason']})" if found.get("reason") else ""
+    reason = f" ({found['reason']})" if found.get("reason") and found["state"] != "ACTIVE" else ""
     state = click.style(state_of(found), fg=_COLOURS.get(found["state"]), bold=True)
     render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {state}{reason}")
     _lanes(found)
