@@ -85,7 +85,9 @@ class Demo:
         check = "sha256sum --check --quiet SHA256SUMS && echo 'every file is what the manifest says'"
         print(f"{GREEN}$ cd handed-on; {check}{OFF}", flush=True)
         subprocess.run(["sh", "-c", check], cwd=self.folder / "handed-on", check=True)
-        self.show("doctor")
+        print(f"{GREEN}$ onceward doctor | grep evidence{OFF}", flush=True)
+        checks = {check["name"]: check for check in self.ask("doctor")["checks"]}
+        print(f"evidence  {checks['evidence']['status']}  {checks['evidence']['detail']}", flush=True)
         print(f"\n{DIM}The plan is 35 lines: examples/documents/plan.py. Now write your own: see README.md{OFF}")
 
 

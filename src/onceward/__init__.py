@@ -1,6 +1,13 @@
 """Onceward: costly, consequential work, done once and proven afterwards."""
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "Onceward runs on Linux, and on macOS as best it can; not on Windows, whose files and processes"
+        " cannot be locked the way it needs. On Windows, use it inside WSL 2."
+    )
 
 from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, OncewardError, RateLimit
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -36,7 +38,7 @@ def examine_machine(version: str) -> list[Check]:
             "system",
             "ok" if system == "Linux" else "warn",
             f"{system} {platform.release()}",
-            "" if system == "Linux" else "Linux is supported; macOS is best effort",
+            "" if system == "Linux" else "Linux is supported; macOS is best effort; Windows is not, use WSL 2",
         ),
         Check(
             "clock",
@@ -44,7 +46,19 @@ def examine_machine(version: str) -> list[Check]:
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock)),
             "" if sane else "set the system clock; times are labels, nothing else depends on them",
         ),
+        *_parts(),
     ]
+
+
+def _parts() -> Iterable[Check]:
+    """What commands and stores need beside us."""
+    program = shutil.which("onceward")
+    yield Check(
+        *("program", "ok" if program else "warn", program or "onceward is not on the PATH"),
+        "" if program else "put it there: steps in shell call `onceward report`, and completion needs it",
+    )
+    driver = importlib.util.find_spec("psycopg") is not None
+    yield Check("postgresql", "ok", "driver installed" if driver else "no driver: pip install 'onceward[postgres]'")
 
 
 def examine_store(store: Store, sinks: Sequence[str]) -> list[Check]:

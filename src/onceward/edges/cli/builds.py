@@ -14,7 +14,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay, build_display
-from onceward.edges.cli.main import Command, Globals, asking_options, pass_globals, wait_option
+from onceward.edges.cli.main import Command, Globals, asking_options, build_argument, pass_globals, wait_option
 from onceward.edges.cli.spawn import limits_of
 from onceward.errors import InvalidConfig
 
@@ -42,7 +42,7 @@ def _work_options(command: Any) -> Any:
 
 
 @click.command(cls=Command)
-@click.argument("plan")
+@click.argument("plan", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost.")
 @click.option("--only", multiple=True, metavar="STAGE[:TARGET]", help="These steps, and what they need.")
 @click.option("--force", is_flag=True, help="Run what is chosen even if its result is there already.")
@@ -84,7 +84,7 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
 
 
 @click.command(cls=Command)
-@click.argument("build", required=False)
+@build_argument(required=False)
 @click.option("--token", metavar="TOKEN", default="", help="The confirmation token of a paused build.")
 @click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
 @click.option("--fork", is_flag=True, help="If the plan changed: make a new build that reuses what still fits.")
@@ -186,7 +186,7 @@ def list_(given: Globals) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("build")
+@build_argument()
 @wait_option
 @pass_globals
 def confirm(given: Globals, build: str) -> int:
@@ -209,7 +209,7 @@ def confirm(given: Globals, build: str) -> int:
 
 
 @click.command(cls=Command)
-@click.argument("build")
+@build_argument()
 @click.argument("step")
 @click.option("--digest", required=True, metavar="D", help="Of exactly what flows into the step, as shown.")
 @click.option("--refuse", is_flag=True, help="Refuse it: the step fails.")
@@ -229,7 +229,7 @@ def _say_decided(answer: dict[str, Any]) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("build")
+@build_argument()
 @click.option("--failed", is_flag=True, help="Of a paused build: it failed for want of money.")
 @asking_options
 @pass_globals

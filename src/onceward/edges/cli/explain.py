@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from onceward.edges.cli import render
-from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 
 _COLOURS = {"SUCCESS": "green", "FAILED": "red", "BUDGET_PAUSE": "yellow", "CRASHED": "red", "IN_DOUBT": "yellow"}
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="ID | [BUILD] STEP")
+@click.argument("words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build)
 @pass_globals
 def explain(given: Globals, words: tuple[str, ...]) -> None:
     """Say what a build, step, child or session is, why it is in its state, what it waits for, what it cost, and the
@@ -39,7 +39,7 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP")
+@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP", shell_complete=complete_build)
 @pass_globals
 def why(given: Globals, words: tuple[str, ...]) -> None:
     """Say why a STEP of BUILD, or of the newest build, ran or did not: which of its inputs changed.

@@ -7,11 +7,11 @@ import sys
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP|CHILD")
+@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP|CHILD", shell_complete=complete_build)
 @click.option("--follow", "-f", "follow", is_flag=True, help="Go on until it has ended.")
 @pass_globals
 def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:

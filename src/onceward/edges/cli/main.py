@@ -85,6 +85,21 @@ class Globals:
 pass_globals = click.make_pass_decorator(Globals, ensure=True)
 
 
+def complete_build(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The ids of builds, for the shell to offer; without a workspace there are none."""
+    from onceward.engine.build_reading import build_list
+
+    try:
+        with ctx.ensure_object(Globals).workspace().reading() as store:
+            return [b["build_id"] for b in build_list(store) if b["build_id"].startswith(incomplete)]
+    except OncewardError:
+        return []
+
+
+def build_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.argument("build", required=required, shell_complete=complete_build)
+
+
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if value is not None and value is not False:

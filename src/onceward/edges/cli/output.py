@@ -7,11 +7,11 @@ import shlex
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.main import Command, Globals, file_argument, pass_globals
+from onceward.edges.cli.main import Command, Globals, build_argument, file_argument, pass_globals
 
 
 @click.command(cls=Command)
-@click.argument("build", required=False)
+@build_argument(required=False)
 @click.option("--project", metavar="NAME", default="output", show_default=True, help="What it is kept under.")
 @click.option("--to", "to", metavar="DIR", help="Write it as this new folder instead.")
 @pass_globals
@@ -42,5 +42,5 @@ def output(given: Globals, build: str | None, project: str, to: str | None) -> N
     render.say(f"{render.counted(written.files, 'file')}, {render.counted(written.bytes, 'byte')}, verified")
     render.say(f"manifest {written.manifest_sha256}")
     there = shlex.quote(str(written.folder))
-    render.say(f"look at it: {render.plain(there)}/HANDOFF.md (or .html)")
-    render.say(f"check it:   (cd {render.plain(there)} && sha256sum --check --quiet SHA256SUMS) && echo whole")
+    render.say(f"look at it: {render.plain(there)}/handoff.html (or HANDOFF.md)")
+    render.say(f"check it:   (cd {render.plain(there)} && sha256sum --check SHA256SUMS)")

@@ -10,7 +10,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.builds import state_of
 from onceward.edges.cli.display import explain, shown
-from onceward.edges.cli.main import Command, Globals, pass_globals
+from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.kernel.money import to_micros, to_usd
 
 _COLOURS = {
@@ -23,7 +23,7 @@ _EACH = 12
 
 
 @click.command(cls=Command)
-@click.argument("subject", metavar="[BUILD|SESSION|CHILD]", required=False)
+@click.argument("subject", metavar="[BUILD|SESSION|CHILD]", required=False, shell_complete=complete_build)
 @click.option("--children", "children", is_flag=True, help="Of a build: its children instead of its steps.")
 @click.option("--all", "everything", is_flag=True, help="Every step, however many.")
 @pass_globals
