@@ -116,7 +116,8 @@ class Picture:
             f"<style>{style}</style><defs>{''.join(self._drawn)}</defs>"
             f'<rect width="100%" height="100%" rx="8" fill="#1d1f21"/>'
             f'<svg x="{MARGIN}" y="{MARGIN}" width="{COLUMNS * CHARACTER:.0f}" height="{ROWS * LINE}">'
-            f'<g transform="translate(0 {LINE - 4})" fill="#c5c8c6"><g id="strip">{"".join(groups)}</g></g></svg></svg>\n'
+            f'<g transform="translate(0 {LINE - 4})" fill="#c5c8c6"><g id="strip">{"".join(groups)}</g></g>'
+            "</svg></svg>\n"
         )
 
 

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import rules
 
+from onceward import settings
 from onceward.edges.cli.main import COMMANDS, cli
 from onceward.errors import CODES
 from onceward.kernel import limits
@@ -92,6 +94,44 @@ command's name.
 """
 
 
+def settings_page() -> str:
+    said = "Made by `make docs` from `src/onceward/settings.py`: what `onceward.toml`, beside `.onceward/`, may say."
+    text = ["# Settings", "", said, ""]
+    text += ["```toml", settings.TEMPLATE.strip(), "```", ""]
+    classes = {node.name: node for node in _classes(settings.__file__)}
+    for name, table, kind in (
+        ("StoreSettings", "[store]", settings.StoreSettings),
+        ("ArtifactSettings", "[artifacts]", settings.ArtifactSettings),
+        ("BudgetSettings", "[budget]", settings.BudgetSettings),
+        ("NotifySettings", "[notify]", settings.NotifySettings),
+        ("SinkSettings", "[[sink]]", settings.SinkSettings),
+    ):
+        text += [f"## `{table}`", "", str(kind.__doc__), "", "| key | default | means |", "|---|---|---|"]
+        told = _told(classes[name])
+        for field in msgspec.structs.fields(kind):
+            default = "required" if field.default is msgspec.NODEFAULT else f"`{_toml(field.default)}`"
+            text.append(f"| `{field.name}` | {default} | {told.get(field.name, '')} |")
+        text += [""]
+    return "\n".join(text)
+
+
+def _classes(file: str | None) -> list[ast.ClassDef]:
+    return [n for n in ast.parse(Path(str(file)).read_text("utf-8")).body if isinstance(n, ast.ClassDef)]
+
+
+def _told(node: ast.ClassDef) -> dict[str, str]:
+    """What a class says of its fields: the text under each."""
+    found = {}
+    for field, following in itertools.pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr) and isinstance(field.target, ast.Name):
+            found[field.target.id] = str(ast.literal_eval(following.value))
+    return found
+
+
+def _toml(value: object) -> str:
+    return "none" if value is None else msgspec.json.encode(value).decode()
+
+
 def commands() -> str:
     text = ["# Command line", "", "Made by `make docs` from the commands' own help.", "", CLI_FACTS]
     context = click.Context(cli, info_name="onceward", max_content_width=100, help_option_names=["-h", "--help"])
@@ -120,6 +160,7 @@ PAGES = {
     "limits.md": bounds,
     "tables.md": tables,
     "cli.md": commands,
+    "settings.md": settings_page,
     "rules.md": rules.page,
 }
 

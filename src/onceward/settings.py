@@ -22,7 +22,9 @@ class SinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where events are delivered."""
 
     name: str
+    """What it is called in the outbox."""
     kind: Literal["console", "ndjson", "webhook"]
+    """`console`, `ndjson` or `webhook`."""
     path: str = ""
     """For `ndjson`: the file, relative to `onceward.toml`."""
     url: str = ""
@@ -51,8 +53,11 @@ class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the whole workspace may spend, beside what each build may."""
 
     usd: str | None = None
+    """Dollars, as text: `"100.00"`."""
     tokens: int | None = None
+    """Tokens."""
     solver_calls: int | None = None
+    """Whatever calls you count."""
 
 
 Occasion = Literal["pause", "failure", "approval", "in_doubt"]

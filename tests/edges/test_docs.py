@@ -39,22 +39,66 @@ def shell(script: str, folder: Path, **environment: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.rule("K-8", "I-1")
+@pytest.mark.rule("B-4", "B-14", "I-1")
 def test_the_readme_can_be_typed_in(tmp_path):
     typed = [text for text in blocks(ROOT / "README.md", "sh") if "make " not in text]
-    script = "\n".join(typed).replace("/tmp/try", str(tmp_path / "try"))
+    script = "set -x\n" + "\n".join(typed).replace("/tmp/first", str(tmp_path / "first"))
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Nothing was done." in done.stdout
+    assert "3 steps: 2 run, 1 skipped; paid 0.01 usd now, 0.03 in all, 0.01 not paid again" in done.stderr
+    assert "3 steps: 3 reused; paid 0.00 usd, 0.03 not paid again" in done.stderr
+    assert "because    config.tone" in done.stdout and "in all: 0.05 usd" in done.stdout
+    assert (tmp_path / "first" / "result" / "handoff.html").exists()
+
+
+@pytest.mark.rule("B-6", "I-1")
+def test_the_guide_to_paying_once_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "stop-paying-twice")
+    assert "3 steps: 3 run; paid 0.04 usd" in done.stderr and "3 steps: 3 reused; paid 0.00 usd" in done.stderr
+    assert "3 steps: 2 run, 1 reused; paid 0.02 usd, 0.02 not paid again" in done.stderr
+    assert done.stdout.count("input notes/bees.txt changed") == 2
+
+
+@pytest.mark.rule("B-9", "B-10", "E-5")
+def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "cap-what-an-agent-may-spend")
+    assert "exit 3" in done.stdout and "a person to raise the budget" in done.stdout
+    assert "--budget usd=0.15" in done.stderr, "what it says to type next lasts to the end"
+    assert "5 steps: 2 run, 3 skipped; paid 0.06 usd now, 0.15 in all" in done.stderr
+    assert "in all: 0.15 usd" in done.stdout
+
+
+@pytest.mark.rule("B-8", "B-11", "L-23", "K-8")
+def test_the_guide_to_crashes_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "resume-after-a-crash")
+    assert "ACTIVE (nobody runs it)" in done.stdout
+    assert "nobody can say whether this step had an effect before the crash: send:all" in done.stderr
+    assert "exit 2" in done.stdout and done.stderr.count("SUCCESS") == 2
     assert "exit 137" in done.stdout, "the process killed itself"
     assert done.stdout.count('"idempotent_replay": true') == 2
     assert "chains whole, states agree" in done.stdout
     before = shell(
         "ONCEWARD_FAULT=commit.before:2 onceward principals add zoe --role viewer --request-id z; echo exit $?\n"
         "onceward principals add zoe --role viewer --request-id z --json",
-        tmp_path / "try",
+        tmp_path,
     )
     assert "exit 137" in before.stdout
     assert "idempotent_replay" not in before.stdout
+
+
+@pytest.mark.rule("B-15")
+def test_the_guide_to_being_told_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "be-told-when-you-are-needed")
+    assert "letters waits for a person at agree:main: Shall this be sent?" in done.stdout
+    assert "agree:main approved" in done.stdout and "3 steps: 3 run" in done.stderr
+
+
+def guide(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Everything that a guide says to type, in one shell."""
+    done = shell("\n".join(blocks(ROOT / "docs" / "guides" / f"{name}.md", "sh")), folder)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_the_backup_guide_can_be_typed_in(tmp_path, postgres_url):
@@ -82,14 +126,6 @@ def test_the_agent_guide_can_be_typed_in(tmp_path):
     assert "usd           0.03 of 0.50" in done.stdout
     assert '"event":"WORKER_PASS"' in done.stdout
     assert "Nothing of it is running." in done.stdout
-
-
-def test_the_first_costly_thing_of_the_readme_ends_as_told(tmp_path):
-    (text,) = [block for block in blocks(ROOT / "README.md", "sh") if "onceward spawn" in block]
-    done = shell(text.replace("/tmp/first", str(tmp_path / "first")), tmp_path)
-    assert "exit 1" in done.stdout
-    assert "never reached" not in done.stdout
-    assert "budget_exceeded: tokens is at 700 of 1000" in done.stderr
 
 
 @pytest.mark.rule("B-4", "B-9", "I-1")
