@@ -7,7 +7,7 @@ N ?= auto
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format rules docs bench crash contend clean
+.PHONY: help demo test check format rules docs record bench crash contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ rules: $(VENV)/dev.stamp ## list the contract's rules that no test names yet
 
 docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
 	@$(BIN)/python tools/reference.py
+
+record: $(VENV)/user.stamp ## record the demo anew as docs/demo.svg (needs tmux)
+	@$(BIN)/python tools/record.py
 
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
