@@ -148,5 +148,20 @@ def _result(place: Any, display: Any, told: Mapping[str, Any], signal: int, stor
         raise SystemExit(signal)
     result = Result(place.folder, told, store)
     if result.state != "SUCCESS":
+        if not isinstance(display, _Quiet):
+            _leave_without_a_trace()
         raise BuildStopped(result)
     return result
+
+
+def _leave_without_a_trace() -> None:
+    """A script whose build stopped, and that does not mind, has been told why: it exits as `onceward run` would."""
+    before = sys.excepthook
+
+    def leave(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, BuildStopped):
+            sys.exit(3 if error.result.state == "BUDGET_PAUSE" else 1)
+        before(kind, error, trace)
+
+    if before.__name__ != leave.__name__ or before.__module__ != leave.__module__:
+        sys.excepthook = leave

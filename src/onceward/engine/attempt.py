@@ -13,6 +13,7 @@ import msgspec
 
 from onceward.engine.cut_off import StepOf, not_done
 from onceward.engine.outputs import Keeper, Kept, fetch, written
+from onceward.engine.prints import at_work
 from onceward.engine.purse import Pause
 from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task
@@ -107,6 +108,7 @@ class Attempt:
         task.folder = self.run.resolved.plan.folder
         task.inputs = Inputs(self.run.artifacts, upstream, lambda: self.folder / "inputs")
         assert self.stage.call is not None
+        at_work.set(task)
         return self.stage.call(task)
 
     def prepare(self, token: Token) -> None:
@@ -133,8 +135,9 @@ class Attempt:
 
     def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | None) -> Ending:
         log = None
-        if self._task is not None and self._task.lines:
-            text = "".join(f"{line}\n" for line in self._task.lines).encode("utf-8", "replace")
+        at_work.set(None)
+        if self._task is not None and (said := self._task.said()):
+            text = said.encode("utf-8", "replace")
             redactor = self._redactor()
             log = self.run.artifacts.keep_log(redactor.clean(text) if redactor else text)
         if self._task is None or self._task.left or self._task.inputs:

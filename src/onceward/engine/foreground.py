@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
+from onceward.engine.prints import overheard
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
@@ -78,7 +79,7 @@ def run_build(kernel: Kernel, build: BuildRun, stop: threading.Event) -> None:
         build.children.stop()
 
     kernel.streams.look_over()
-    with serving(kernel, stop, on_stop):
+    with overheard(), serving(kernel, stop, on_stop):
         build.run()
 
 

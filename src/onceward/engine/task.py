@@ -49,6 +49,7 @@ class Task(ChildTask):
         """Whether there may be something in its folder."""
         self.lines: list[str] = []
         self._logged = 0
+        self._partial = ""
 
     @property
     def out(self) -> Path:
@@ -57,6 +58,19 @@ class Task(ChildTask):
         self.left = True
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
+
+    def printed(self, text: str) -> None:
+        """What its code printed goes into the log by the line."""
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            self.log(line)
+        if len(self._partial) > _LOG_BYTES:
+            self._partial = ""
+
+    def said(self) -> str:
+        """The whole log."""
+        rest = [self._partial] if self._partial else []
+        return "".join(f"{line}\n" for line in (*self.lines, *rest))
 
     def log(self, text: str) -> None:
         """A line for the step's log."""
