@@ -18,10 +18,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
-def example(tmp_path, store_url):
+def example(tmp_path):
     """An example copied into a folder of its own."""
 
-    def copied(name):
+    def copied(name, store_url="sqlite"):
         shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         return Typed(tmp_path / name, store_url)
 
@@ -62,8 +62,8 @@ def test_the_shell_example_counts_words(example):
 
 
 @pytest.mark.rule("B-9", "B-10", "B-15")
-def test_the_code_generation_pauses_and_then_asks(example):
-    cli = example("codegen")
+def test_the_code_generation_pauses_and_then_asks(example, store_url):
+    cli = example("codegen", store_url)
     paused = cli("run", "plan.py", check=3)
     assert "usd is at 0.09 of 0.10, and 0.03 more was asked" in paused.stderr
     token = paused.stdout.strip()
