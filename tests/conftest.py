@@ -16,6 +16,7 @@ from onceward.store import migrate
 from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
+from typing_in import end_what_was_started
 
 KINDS = ("sqlite", "postgresql")
 _schemas = iter(range(1, 1_000_000))
@@ -94,3 +95,4 @@ def store(database: Database, sources: Sources) -> Iterator[Store]:
 def nothing_armed() -> Iterator[None]:
     yield
     faults.disarm()
+    end_what_was_started()

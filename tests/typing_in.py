@@ -35,15 +35,30 @@ class Typed:
         return done
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
 def start(cli, *argv):
-    return subprocess.Popen(
-        [BIN / "onceward", *argv],
-        cwd=cli.folder,
-        env=cli.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    _started.append(
+        subprocess.Popen(
+            [BIN / "onceward", *argv],
+            cwd=cli.folder,
+            env=cli.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     )
+    return _started[-1]
+
+
+def end_what_was_started():
+    """A test that failed half-way leaves nobody waiting for a person."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def until(true, seconds=20):

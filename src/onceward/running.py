@@ -22,6 +22,7 @@ from onceward.engine.glance import Begun, begun
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Plan, Resolved
+from onceward.engine.reading import outbox_status
 from onceward.engine.redaction import check_secret
 from onceward.engine.signals import Signals
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
@@ -172,6 +173,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     run = ran.run
     with workspace.reading() as store:
         found = build_summary(store, build_id)
+        told = {sink["sink"]: sink.get("last_error") for sink in outbox_status(store, ())}
     said: dict[str, Any] = {name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")}
     blocked = run.board.counts[At.BLOCKED]
     said["steps"] = {"total": len(run.steps), **run.counts, **({"blocked": blocked} if blocked else {})}
@@ -184,7 +186,8 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
         found["enough"] = _enough(run)
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
-    said["stopped"] = True if run.halted == "stopped" and found["state"] == "CRASHED" else None
+    said["stopped"] = True if run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE") else None
+    said["untold"] = next((told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None)
     said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
 

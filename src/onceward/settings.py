@@ -135,13 +135,22 @@ def load(workspace: Path, store_url: str | None = None) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"{file}: {error}", context={"file": str(file)}) from None
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{file}: {error}", context={"file": str(file)}) from None
+        raise InvalidConfig(f"{file}: {_in_words(str(error))}", context={"file": str(file)}) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read {file}: {error}", context={"file": str(file)}) from None
     if store_url:
         settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, url=store_url))
     _check(settings, file)
     return settings
+
+
+def _in_words(text: str) -> str:
+    """What is wrong with a setting, with the setting first and TOML's words for kinds."""
+    what, _, place = text.partition(" - at `$.")
+    for kind, word in (("array", "list"), ("str", "text"), ("object", "table"), ("int", "whole number")):
+        what = what.replace(f"`{kind}`", f"a {word}" if word != "text" else word)
+    what = what[:1].lower() + what[1:]
+    return f"{place.rstrip('`')}: {what}" if place else what
 
 
 def _check_webhook(text: str, what: str) -> None:

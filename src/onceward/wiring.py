@@ -226,7 +226,7 @@ class Workspace:
         except ImportError:
             raise InvalidConfig(
                 "the PostgreSQL driver is not installed",
-                recovery=[Recovery("install it", "pip install 'onceward[postgres]'")],
+                recovery=[Recovery("install it", "pip install 'psycopg[binary]'")],
             ) from None
         return PostgresDatabase(store.url, self.sources)
 

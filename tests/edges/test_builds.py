@@ -60,7 +60,7 @@ def test_run_makes_the_workspace_and_says_what_happens(cli):
     assert "made the workspace" in done.stderr and "extract:b c" in done.stderr
     assert "4 steps: 4 run; paid 0.30 usd" in done.stderr and done.stdout == ""
     done = cli("run", "plan.toml", check=0)
-    assert "4 reused; paid 0.00 usd, 0.30 not paid again" in done.stderr
+    assert "4 reused; paid 0.00 usd, 0.30 usd not paid again" in done.stderr
     builds = json.loads(cli("list", "--json", check=0).stdout)
     assert [b["state"] for b in builds] == ["SUCCESS", "SUCCESS"]
     assert "catalogue" in cli("list", check=0).stdout

@@ -54,7 +54,7 @@ def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):
 def test_the_shell_example_counts_words(example):
     cli = example("shell")
     done = cli("run", "plan.toml", check=0)
-    assert "4 steps: 4 run; paid 0.00 usd, 251 tokens" in done.stderr
+    assert "4 steps: 4 run; paid 0.00 usd and 251 tokens" in done.stderr
     assert cli("logs", "top", check=0).stdout == "4 them\n3 angle\n2 city\n2 dance\n2 dune\n"
     assert "2 dune" not in cli("run", "plan.toml", "--set", "top=1", check=0).stdout
     assert cli("logs", "top", check=0).stdout == "4 them\n"

@@ -46,17 +46,17 @@ def test_the_readme_can_be_typed_in(tmp_path):
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was done." in done.stdout
-    assert "3 steps: 2 run, 1 skipped; paid 0.01 usd now, 0.03 in all, 0.01 not paid again" in done.stderr
-    assert "3 steps: 3 reused; paid 0.00 usd, 0.03 not paid again" in done.stderr
-    assert "because    config.tone" in done.stdout and "in all: 0.05 usd" in done.stdout
+    assert "3 steps: 2 run, 1 skipped; paid 0.01 usd now (0.02 in all), 0.01 usd not paid again" in done.stderr
+    assert "3 steps: 3 reused; paid 0.00 usd, 0.02 usd not paid again" in done.stderr
+    assert "because    config.tone" in done.stdout and "in all: 0.04 usd" in done.stdout
     assert (tmp_path / "first" / "result" / "handoff.html").exists()
 
 
 @pytest.mark.rule("B-6", "I-1")
 def test_the_guide_to_paying_once_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "stop-paying-twice")
-    assert "3 steps: 3 run; paid 0.04 usd" in done.stderr and "3 steps: 3 reused; paid 0.00 usd" in done.stderr
-    assert "3 steps: 2 run, 1 reused; paid 0.02 usd, 0.02 not paid again" in done.stderr
+    assert "3 steps: 3 run; paid 0.04 usd and " in done.stderr and "3 steps: 3 reused; paid 0.00 usd" in done.stderr
+    assert "3 steps: 2 run, 1 reused; paid 0.02 usd and 10 tokens, 0.02 usd not paid again" in done.stderr
     assert done.stdout.count("input notes/bees.txt changed") == 2
 
 
@@ -65,7 +65,7 @@ def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "cap-what-an-agent-may-spend")
     assert "exit 3" in done.stdout and "a person to raise the budget" in done.stdout
     assert "--budget usd=0.15" in done.stderr, "what it says to type next lasts to the end"
-    assert "5 steps: 2 run, 3 skipped; paid 0.06 usd now, 0.15 in all" in done.stderr
+    assert "5 steps: 2 run, 3 skipped; paid 0.06 usd now (0.15 and 6,000 tokens in all)" in done.stderr
     assert "in all: 0.15 usd" in done.stdout
 
 

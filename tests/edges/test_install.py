@@ -45,7 +45,7 @@ def test_the_wheel_runs_a_plan_where_it_was_installed(installed, tmp_path):
     checked = typed("doctor").stdout
     assert "chains whole, states agree" in checked and f"{installed}/onceward" in checked
     # What is not needed for SQLite is not installed, and that is said.
-    assert "no driver: pip install 'onceward[postgres]'" in checked
+    assert "no driver: pip install 'psycopg[binary]'" in checked
     refused = typed("--store", "postgresql://nobody@localhost/none", "list")
     assert refused.returncode == 2 and "the PostgreSQL driver is not installed" in refused.stderr
 

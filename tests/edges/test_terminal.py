@@ -110,7 +110,7 @@ def test_ctrl_c_says_what_is_being_stopped_and_how_to_go_on(folder):
         terminal.keys("C-c")
         screen = terminal.end()
         (build,) = builds(folder)
-        assert "stopping read:in/c.txt; ask again to wait no longer" in screen
+        assert "stopping read:in/c.txt; Ctrl-C again waits no longer" in screen
         assert f"next: onceward resume {build}" in screen and "STOPPED (as asked; it can be resumed)" in screen
         Transcript(folder).keep("12-ctrl-c", screen)
 

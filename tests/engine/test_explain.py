@@ -62,7 +62,7 @@ def test_a_build_that_is_paused_says_what_it_waits_for(site):
 def test_a_build_that_crashed_and_its_steps(site):
     build = site.crash(costly(site), point="child.ended", nth=2)
     told = explained(site, build)
-    assert told.state == "CRASHED" and told.waits_for == ["somebody to resume it"]
+    assert told.state == "CRASHED" and told.waits_for == ["somebody to resume it, or to abandon it"]
     assert told.next == [f"onceward resume {build}"]
     waiting = explained(site, build, "polish:b")
     assert waiting.state == "waiting" and waiting.waits_for[0].startswith("draft:b, which is ")
@@ -146,7 +146,7 @@ def test_a_child_of_a_step_and_one_run_by_hand(site):
     kernel.close()
     told = explained(site, child_id)
     assert told.what[0] == "calls mine" and "in session by-hand" in told.what[1]
-    assert explained(site, "by-hand").made == ["1 children: 0 open, 0 did not succeed"]
+    assert explained(site, "by-hand").made == ["children: 1, open 0, not succeeded 0"]
 
 
 @pytest.mark.rule("E-5")

@@ -604,7 +604,7 @@ def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
     began = time.time()
     _, told = process.communicate(timeout=20)
     assert process.returncode == 130 and time.time() - began < 4
-    assert "stopping stuck:main; ask again" in told and "next: onceward resume bld_" in told
+    assert "stopping stuck:main; Ctrl-C again" in told and "next: onceward resume bld_" in told
     (tmp_path / "hang.py").write_text((tmp_path / "hang.py").read_text().replace("sleep(60)", "sleep(0)"))
     done = subprocess.run([bin_ / "onceward", "resume", "--fork"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

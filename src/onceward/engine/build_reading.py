@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from onceward.errors import NotFound
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.kernel.sources import Micros, iso
+from onceward.lifecycles.choices import run_again
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -68,7 +68,8 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
     with store.read() as rows:
         build = Builds(rows).named(prefix)
         said = _with_hint(_summary(rows, build), nobody)
-        said["steps"] = _steps(rows, build, rows.now())
+        # What a dead kernel left running runs no more, and nobody can say since when.
+        said["steps"] = _steps(rows, build, None if said.get("orphaned") else rows.now())
         wanted = _wanted(rows, build)
         if wanted:
             said["approvals"] = [
@@ -91,6 +92,7 @@ def _summary(rows: Reads, build: Build) -> dict[str, Any]:
         "cost_usd": to_usd(lanes["usd_micros"].total if "usd_micros" in lanes else 0),
         "tokens": lanes["tokens"].total if "tokens" in lanes else 0,
         "plan_file": build.plan_file,
+        "choices": build.choices,
         "parent_build_id": build.parent_build_id,
         "created_at": iso(build.created_at),
         "updated_at": iso(build.updated_at),
@@ -98,7 +100,7 @@ def _summary(rows: Reads, build: Build) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None and value != {}}
 
 
-def _steps(rows: Reads, build: Build, now: Micros) -> list[dict[str, Any]]:
+def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]]:
     body = plan_body(rows, build.plan_hash)
     if body is None:
         return []
@@ -121,7 +123,9 @@ def _steps(rows: Reads, build: Build, now: Micros) -> list[dict[str, Any]]:
                 steps[-1]["child_id"] = running[place].child_id
             started, ended = times.get(steps[-1].get("child_id", ""), (None, None))
             if started is not None:
-                steps[-1] |= {"started_at": iso(started), "seconds": round(((ended or now) - started) / 1e6, 3)}
+                steps[-1]["started_at"] = iso(started)
+                if ended is not None or now is not None:
+                    steps[-1]["seconds"] = round(((ended or now or 0) - started) / 1e6, 3)
     return steps
 
 
@@ -204,7 +208,7 @@ def next_command(found: Mapping[str, Any]) -> str | None:
         "CRASHED": f"onceward resume {build_id}",
         "ACTIVE": f"onceward resume {build_id}",
         "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
-        "FAILED": f"onceward run {shlex.quote(found.get('plan_file') or 'PLAN')}",
+        "FAILED": run_again(found.get("plan_file", ""), found["choices"]),
         "SUCCESS": f"onceward output {build_id}",
     }.get(found["state"])
 

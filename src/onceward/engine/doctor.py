@@ -58,7 +58,7 @@ def _parts() -> Iterable[Check]:
         "" if program else "put it there: steps in shell call `onceward report`, and completion needs it",
     )
     driver = importlib.util.find_spec("psycopg") is not None
-    yield Check("postgresql", "ok", "driver installed" if driver else "no driver: pip install 'onceward[postgres]'")
+    yield Check("postgresql", "ok", "driver installed" if driver else "no driver: pip install 'psycopg[binary]'")
 
 
 def examine_store(store: Store, sinks: Sequence[str]) -> list[Check]:

@@ -45,7 +45,7 @@ def explain(store: Store, words: Sequence[str]) -> Explanation:
     if len(words) == 2:
         return explain_step(store, build_of(store, words[0]), words[1])
     (name,) = words
-    if name.startswith("bld_"):
+    if name.startswith("bld_") or name == "latest":
         return _build(store, name)
     with store.read() as rows:
         newest = Builds(rows).newest(1)
@@ -118,7 +118,7 @@ def _awaited(found: Mapping[str, Any]) -> list[str]:
     if found["state"] == "BUDGET_PAUSE":
         said.append("a person to raise the budget and bring a confirmation token")
     if (found["state"] == "CRASHED" or found.get("orphaned")) and not said:
-        said.append("somebody to resume it")
+        said.append("somebody to resume it, or to abandon it")
     return said
 
 
@@ -159,7 +159,7 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
     place, here = (step["stage"], step["target"]), step_name(step["stage"], step["target"])
     with store.read() as rows:
         stage = _stage_of(rows, build, place[0])
-        because, since = _why_step(rows, build, step)
+        because, since = _why_step(rows, build, step, bool(found.get("orphaned")))
     logs = f"onceward logs {build.build_id} {shlex.quote(here)}"
     wanted = [a for a in found.get("approvals", ()) if a["step"] == here]
     following = [f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}" for a in wanted]
@@ -185,7 +185,7 @@ def why(store: Store, build: Build, name: str) -> dict[str, Any]:
     found = build_status(store, build.build_id)
     step = _step_named(found, name)
     with store.read() as rows:
-        because, since = _why_step(rows, build, step)
+        because, since = _why_step(rows, build, step, bool(found.get("orphaned")))
         stage = _stage_of(rows, build, step["stage"])
     if step["status"] in ("waiting", "BLOCKED") and not because:
         because = [f"it waits for {what}" for what in _needed(found, stage, step["target"])]
@@ -203,11 +203,13 @@ def _step_named(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     fitting = [s for s in found["steps"] if s["stage"] == stage and (not colon or s["target"] == target)]
     if len(fitting) == 1:
         return dict(fitting[0])
-    some = ", ".join(step_name(s["stage"], s["target"]) for s in (fitting or found["steps"])[:5])
+    likely = fitting or found["steps"]
+    some = ", ".join(step_name(s["stage"], s["target"]) for s in likely[:5]) + (" ..." if likely[5:] else "")
     raise InvalidConfig(
         f"{'more than one step is meant by' if fitting else 'there is no step'} {name[:80]!a} in {found['build_id']};"
         f" there is {some}",
         context={"step": name[:200], "build_id": found["build_id"]},
+        recovery=[] if fitting else [Recovery("name another build before the step", "onceward list")],
     )
 
 
@@ -223,7 +225,9 @@ def _what_step(stage: Mapping[str, Any], target: str) -> str:
     return f"asks a person: {work['approve']}" if "approve" in work else f"calls the function of stage {stage['name']}"
 
 
-def _why_step(rows: Reads, build: Build, step: Mapping[str, Any]) -> tuple[list[str], str | None]:
+def _why_step(
+    rows: Reads, build: Build, step: Mapping[str, Any], vacant_build: bool = False
+) -> tuple[list[str], str | None]:
     """The reasons, and the build in which it was last done before."""
     status, error = step["status"], step.get("error") or {}
     checkpoint = find_checkpoint(rows, build.build_id, step["stage"], step["target"])
@@ -235,6 +239,8 @@ def _why_step(rows: Reads, build: Build, step: Mapping[str, Any]) -> tuple[list[
         if checkpoint.how in ("approved", "accepted"):
             return [f"a person {checkpoint.how} it"], None
         return why_it_ran(rows, build, checkpoint)
+    if status in ("running", "queued") and vacant_build:
+        return ["its kernel is gone: it runs no more, and runs again when the build is resumed"], None
     if error:
         exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
         said_ = error.get("message") or error.get("last_line") or error.get("reason") or "it failed"
@@ -306,7 +312,7 @@ def _session(store: Store, session_id: str) -> Explanation:
     return Explanation(
         *(session_id, "session", [f"children run by hand, {found['max_active_children']} at once"]),
         "open" if open_ else "quiet",
-        made=[f"{len(found['children']):,} children: {len(open_):,} open, {failed:,} did not succeed"],
+        made=[f"children: {len(found['children']):,}, open {len(open_):,}, not succeeded {failed:,}"],
         cost=_cost(found["lanes"]),
         next=[f"onceward status {session_id}"],
     )

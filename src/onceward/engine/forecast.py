@@ -119,8 +119,8 @@ class Forecast:
         said = history.changed(last, self._body, lambda *place: self._made.get(place))
         missing = self._missing(step)
         if missing:
-            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            said.append(f"{missing[0]}{more} would run first")
+            stages = dict.fromkeys(name.partition(":")[0] for name in missing)
+            said.append(f"{', '.join(stages)} would run first")
         if not said:
             said = ["nothing changed, but it is forced to run" if step in self._forced else "reuse is off"]
         return said, last.build_id

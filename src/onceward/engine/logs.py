@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.spool import Spool
+from onceward.engine.tenure import vacant
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of
 from onceward.store.tables.builds import Builds
+from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens, resolve
 
 
@@ -34,6 +36,11 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
             if subject in (step_name(step.stage, step.target), step.stage):
                 attempts.append(token.child_id)
     if not attempts:
+        # A step that was taken over said what it had to say in another build.
+        stage, _, target = subject.partition(":")
+        for taken in checkpoints_of(rows, found.build_id):
+            if taken.stage == stage and target in ("", taken.target) and taken.child_id:
+                return taken.child_id
         some = ", ".join(sorted(steps)[:5])
         raise InvalidConfig(
             f"no attempt at {subject[:80]!a} in build {found.build_id}" + (f"; there are {some}" if some else ""),
@@ -46,6 +53,7 @@ def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) ->
     """Log after log, each as its name and pieces; when following, what a running child says until it has ended."""
     told: dict[str, int] = {}
     while True:
+        nobody = follow and vacant(artifacts.store)
         with artifacts.store.read() as rows:
             over = Tokens(rows).is_terminal(child_id)
             kept = [ref for ref in refs_of(rows, child_id) if ref.kind == "log"]
@@ -55,6 +63,6 @@ def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) ->
             if fresh:
                 told[name] = len(data)
                 yield name, fresh
-        if over or not follow:
+        if over or not follow or nobody:
             return
         time.sleep(FOLLOW_SECONDS)

@@ -48,7 +48,8 @@ def _text(name: str, build_id: str, event: str, detail: Mapping[str, Any]) -> st
         "APPROVAL_WANTED": lambda: f"waits for a person at {step}: {detail.get('text', '')}",
         "STEP_IN_DOUBT": lambda: f"was cut off, and nobody can say whether {step} had its effect",
     }[event]()
-    return f"{name} {what}. Next: onceward explain {build_id}"
+    stop = "" if what.endswith((".", "?", "!")) else "."
+    return f"{name} {what}{stop} Next: onceward explain {build_id}"
 
 
 class CommandNotice:

@@ -11,6 +11,7 @@ from onceward.errors import InvalidResumeState, Recovery
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Build, Move, check_name
 from onceward.kernel.sources import Micros
+from onceward.lifecycles.choices import run_again
 
 BUILD = Machine.parse(
     "build",
@@ -105,11 +106,9 @@ def require_resumable(build: Build) -> None:
     """Only a crashed or paused build goes on (B-11); the refusal says what to do with any other."""
     if build.state in ("CRASHED", "BUDGET_PAUSE"):
         return
-    ways = {
-        "FAILED": [Recovery("run it again; what succeeded is reused", f"onceward run {build.plan_file or 'PLAN'}")],
-        "SUCCESS": [Recovery("look at what it made", f"onceward status {build.build_id}")],
-        "ABANDONED": [Recovery("run it again; what succeeded is reused", f"onceward run {build.plan_file or 'PLAN'}")],
-    }
+    again = [Recovery("run it again; what succeeded is reused", run_again(build.plan_file, build.choices))]
+    made = [Recovery("look at what it made", f"onceward status {build.build_id}")]
+    ways = {"FAILED": again, "SUCCESS": made, "ABANDONED": again}
     raise InvalidResumeState(
         f"build {build.build_id} is {build.state}; only a CRASHED or BUDGET_PAUSE build is resumed",
         context={"build_id": build.build_id, "state": build.state},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -30,6 +31,17 @@ class Choices(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 def choices_of(text: str) -> Choices:
     return msgspec.json.decode(text, type=Choices)
+
+
+def run_again(plan_file: str, choices: str) -> str:
+    """The command that carries the same out once more, as far as it was chosen; what succeeded is reused."""
+    given = choices_of(choices)
+    words = ["onceward", "run", plan_file or "PLAN"]
+    for name in given.only:
+        words += ["--only", name]
+    for key, value in given.config.items():
+        words += ["--set", f"{key}={value}"]
+    return shlex.join(words)
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:

@@ -69,6 +69,8 @@ class BuildDisplay:
         if "confirmation_token" in outcome:
             self._say("confirmation token, shown once, good for an hour:")
             click.echo(outcome["confirmation_token"])
+        if outcome.get("untold"):
+            self._say(f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)")
         if outcome.get("next"):
             self._say(f"next: {outcome['next']}")
 
@@ -155,7 +157,7 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
 def stopping(said: Mapping[str, Any], build_id: str) -> str:
     names = said["waiting"]
     what = ", ".join(render.plain(name) for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-    return f"stopping {what}; ask again to wait no longer\ngo on later with: onceward resume {build_id}"
+    return f"stopping {what}; Ctrl-C again waits no longer\ngo on later with: onceward resume {build_id}"
 
 
 def _summary(outcome: Mapping[str, Any]) -> str:
@@ -163,15 +165,18 @@ def _summary(outcome: Mapping[str, Any]) -> str:
     steps = outcome["steps"]
     words = {"executed": "run", "failed": click.style("failed", fg="red"), "blocked": "blocked by that"}
     counts = [f"{count:,} {words.get(what, what)}" for what, count in steps.items() if count and what != "total"]
+    left = steps["total"] - sum(count for what, count in steps.items() if what != "total")
+    counts += [f"{left:,} not done"] if left and counts else []
     colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow"}.get(outcome["state"], "red")
     state = click.style("STOPPED" if outcome.get("stopped") else outcome["state"], fg=colour, bold=True)
     reason = f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
     reason = " (as asked; it can be resumed)" if outcome.get("stopped") else reason
+    colour = "yellow" if outcome.get("stopped") else colour
     paid, whole = outcome["paid_usd"], outcome["cost_usd"]
-    money = f"paid {paid} usd" + (f" now, {whole} in all" if paid != whole else "")
+    tokens = f" and {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
+    money = f"paid {paid} usd now ({whole}{tokens} in all)" if paid != whole else f"paid {paid} usd{tokens}"
     if float(outcome["saved_usd"]):
-        money += f", {outcome['saved_usd']} not paid again"
-    tokens = f", {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
+        money += f", {outcome['saved_usd']} usd not paid again"
     total = render.counted(steps["total"], "step")
     took = render.duration(outcome["seconds"])
-    return f"{state}{reason} after {took}: {total}: {', '.join(counts) or 'none run'}; {money}{tokens}"
+    return f"{state}{reason} after {took}: {total}: {', '.join(counts) or 'none run'}; {money}"

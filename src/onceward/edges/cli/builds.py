@@ -16,7 +16,7 @@ from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay, build_display
 from onceward.edges.cli.main import Command, Globals, asking_options, build_argument, pass_globals, wait_option
 from onceward.edges.cli.spawn import limits_of
-from onceward.errors import InvalidConfig
+from onceward.errors import InvalidConfig, Recovery
 
 _EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ACTIVE": 1, "ABANDONED": 1}
 
@@ -131,11 +131,20 @@ def _the_one(workspace: Any) -> str:
     from onceward.engine.build_reading import build_list
 
     with workspace.reading() as store:
-        found = [b for b in build_list(store) if b["state"] in ("CRASHED", "BUDGET_PAUSE") or b.get("orphaned")]
-    if len(found) != 1:
-        ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5]) or "no build can be resumed"
-        raise InvalidConfig(f"name the build: {ways}", context={"field": "build"})
-    return str(found[0]["build_id"])
+        builds = build_list(store)
+    went_on = {b.get("parent_build_id") for b in builds}
+    open_ = [b for b in builds if b["state"] in ("CRASHED", "BUDGET_PAUSE") or b.get("orphaned")]
+    found = [b for b in open_ if b["build_id"] not in went_on] or open_
+    if len(found) == 1:
+        return str(found[0]["build_id"])
+    if found:
+        ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5])
+        give_up = Recovery("or give one up", f"onceward abandon {found[-1]['build_id']}", "medium")
+        raise InvalidConfig(f"name the build: {ways}", context={"field": "build"}, recovery=[give_up])
+    running = [b["build_id"] for b in builds if b["state"] == "ACTIVE"]
+    raise InvalidConfig(
+        f"{running[0]} is running" if running else "no build waits to be resumed", context={"field": "build"}
+    )
 
 
 def _prints_aside(as_json: bool) -> Any:
@@ -163,6 +172,11 @@ def _accepted(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def build_table(builds: Sequence[dict[str, Any]]) -> None:
+    rows = [(b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in builds]
+    render.table(("build", "plan", "state", "usd", "begun (UTC)"), rows)
+
+
 def state_of(build: dict[str, Any]) -> str:
     """A build's state, and whether that is only what its dead kernel left."""
     return f"{build['state']} (nobody runs it)" if build.get("orphaned") else str(build["state"])
@@ -181,8 +195,7 @@ def list_(given: Globals) -> None:
     elif not found:
         render.say("No builds yet.  Next: onceward run PLAN")
     else:
-        rows = [(b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in found]
-        render.table(("build", "plan", "state", "usd", "begun"), rows)
+        build_table(found)
 
 
 @click.command(cls=Command)
@@ -203,7 +216,7 @@ def confirm(given: Globals, build: str) -> int:
         click.echo("The kernel has not answered yet; when it does, this token is good:", err=True)
         render.say(secret)
     else:
-        click.echo(f"good until {asked.value['expires_at'][:19]}; resume with --token", err=True)
+        click.echo(f"good until {asked.value['expires_at'][:19]} UTC; resume with --token", err=True)
         render.say(secret)
     return 3 if asked.pending else 0
 

@@ -14,11 +14,11 @@ from onceward.errors import InvalidConfig
 
 
 @click.command(cls=Command)
-@click.argument("subject", metavar="CHILD|SESSION")
+@click.argument("subject", metavar="CHILD|SESSION|BUILD")
 @asking_options
 @pass_globals
 def cancel(given: Globals, subject: str) -> int:
-    """Ask a child, or all children of a session, to end. Works from anywhere, whoever runs them."""
+    """Ask a child, or all children of a session or build, to end. Works from anywhere, whoever runs them."""
     request_id = given.request_id = given.new_request_id()
     asked = ask(given, "children.cancel", {"subject": subject, "cancel_request_id": request_id})
     if asked.pending:

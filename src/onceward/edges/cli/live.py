@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -37,6 +37,26 @@ class _Terminal(Console):
         return False
 
 
+class _Above:
+    """Stands for standard output or error while the picture is drawn: whole lines go above it."""
+
+    def __init__(self, out: Any, say: Callable[[str], None]) -> None:
+        self._out, self._say = out, say
+        self._parts = threading.local()
+
+    def write(self, text: str) -> int:
+        *lines, self._parts.rest = (getattr(self._parts, "rest", "") + text).split("\n")
+        for line in lines:
+            self._say(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Half a line waits for its other half."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
 class StageBar:
     """How far a stage is."""
 
@@ -45,19 +65,23 @@ class StageBar:
         self.counts: dict[str, int] = {}
 
     @property
-    def done(self) -> int:
+    def over(self) -> int:
         return sum(self.counts.values())
+
+    @property
+    def done(self) -> int:
+        return self.over - self.counts.get("failed", 0)
 
     @property
     def quiet(self) -> bool:
         """Whether it has nothing to tell: not begun, or done and well."""
-        return self.done in (0, self.total) and "failed" not in self.counts
+        return self.over in (0, self.total) and "failed" not in self.counts
 
     def row(self) -> tuple[RenderableType, RenderableType, RenderableType, RenderableType]:
-        failed, whole = self.counts.get("failed", 0), self.done == self.total
+        failed, whole = self.counts.get("failed", 0), self.over == self.total
         colour = "red" if failed else "green" if whole else "cyan"
         bar = ProgressBar(
-            *(self.total, self.done), width=30, complete_style=colour, finished_style=colour, style="bright_black"
+            *(self.total, self.over), width=30, complete_style=colour, finished_style=colour, style="bright_black"
         )
         notes = [f"{self.counts[word]:,} {word}" for word in ("skipped", "reused", "failed") if self.counts.get(word)]
         return (
@@ -74,9 +98,11 @@ class LiveDisplay(BuildDisplay):
     def __init__(self) -> None:
         super().__init__()
         self._console = _Terminal(file=sys.stderr, highlight=False)
-        # What steps print is shown above the picture, unless it goes somewhere else.
-        both = sys.stdout.isatty()
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=both, transient=False)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._paint = threading.RLock()
+        """One at a time: a line above and a new picture must not cross."""
+        self._outs = (sys.stdout, sys.stderr)
+        self._asked: dict[str, str] = {}
         self._over = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="display", daemon=True)
         self._bars: dict[str, StageBar] = {}
@@ -91,6 +117,10 @@ class LiveDisplay(BuildDisplay):
         self._begun, self._at = begun, time.monotonic()
         self._bars = {name: StageBar(name, count) for name, count in begun.stages}
         self._live.start()
+        # What steps print is shown above the picture, unless it goes somewhere else.
+        sys.stderr = _Above(sys.stderr, self._say)
+        if sys.stdout.isatty():
+            sys.stdout = _Above(sys.stdout, self._say)
         self._ticker.start()
 
     def end(self) -> None:
@@ -98,11 +128,13 @@ class LiveDisplay(BuildDisplay):
         if self._ticker.is_alive():
             self._over.set()
             self._ticker.join()
+            sys.stdout, sys.stderr = self._outs
             self._draw(last=True)
             self._live.stop()
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status = said["status"]
+        self._asked.pop(said["step"], None)
         if status in _WORDS:
             bar = self._bars[said["step"].partition(":")[0]]
             bar.counts[_WORDS[status]] = bar.counts.get(_WORDS[status], 0) + 1
@@ -111,6 +143,7 @@ class LiveDisplay(BuildDisplay):
         if status == "STOPPING":
             self._say(stopping(said, self._build))
         elif status == "APPROVAL":
+            self._asked[said["step"]] = said["text"]
             for line in approval(said, self._build):
                 self._say(line)
         elif status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes"):
@@ -118,7 +151,8 @@ class LiveDisplay(BuildDisplay):
 
     def _say(self, line: str) -> None:
         if self._live.is_started:
-            self._console.print(Text.from_ansi(line), soft_wrap=True)
+            with self._paint:
+                self._console.print(Text.from_ansi(line), soft_wrap=True)
         else:
             super()._say(line)
 
@@ -135,24 +169,30 @@ class LiveDisplay(BuildDisplay):
                 self._looked = now
                 self._lanes = self._begun.lanes()
             busy = [] if last else self._begun.busy()
-            self._live.update(self._picture(busy, last), refresh=True)
+            with self._paint:
+                self._live.update(self._picture(busy, last), refresh=True)
         except OSError:
             # The terminal has gone; the build goes on.
             self._over.set()
 
     def _picture(self, busy: Sequence[Busy], last: bool) -> RenderableType:
         room = max(6, self._console.size.height - 3)
-        bars = self._shown_bars(room - min(len(busy), 8) - 2)
+        asked = list(self._asked.items())[:3]
+        bars = self._shown_bars(room - min(len(busy), 8) - len(asked) - 2)
         table = Table.grid(padding=(0, 2))
         for bar in bars:
             table.add_row(*bar.row())
         lines: list[RenderableType] = [table]
         hidden = len(self._bars) - len(bars)
         if hidden:
-            lines.append(Text(f"and {render.counted(hidden, 'stage')} done or yet to come", style="bright_black"))
-        for at_work in sorted(busy, key=lambda b: -b.seconds)[: max(1, room - len(bars) - 2)]:
-            lines.append(_at_work(at_work))
-        lines.append(self._money(last))
+            what = "more" if last else "done or yet to come"
+            lines.append(Text(f"and {render.counted(hidden, 'stage')} {what}", style="bright_black"))
+        for step, text in asked:
+            words = f"  ? {render.plain(step)} waits for a person: {render.plain(text)}"
+            lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
+        for at_work in sorted(busy, key=lambda b: -b.seconds)[: max(1, room - len(bars) - len(asked) - 2)]:
+            lines.append(_at_work(at_work, self._console.size.width))
+        lines.append(self._money(bool(busy)))
         return Group(*lines)
 
     def _shown_bars(self, room: int) -> list[StageBar]:
@@ -163,26 +203,29 @@ class LiveDisplay(BuildDisplay):
         wanted = sorted(range(len(bars)), key=lambda i: (bars[i].quiet, bars[i].done > 0, i))
         return [bars[i] for i in sorted(wanted[: max(1, room - 1)])]
 
-    def _money(self, last: bool) -> Text:
+    def _money(self, working: bool) -> Text:
         parts = [render.duration(int(time.monotonic() - self._at))]
         lanes = {name: lane for name, lane in self._lanes.items() if lane.total or lane.limit is not None}
         for lane in sorted(lanes.values(), key=lambda lane: lane.lane, reverse=True):
             if lane.lane != "duration_secs" or lane.limit is not None:
                 name, total, limit = shown({"lane": lane.lane, "total": lane.total, "limit": lane.limit})
                 parts.append(f"{total}{f' of {limit}' if limit else ''} {name}")
-        left = sum(bar.total - bar.done for bar in self._bars.values())
-        if len(self._ends) > 2 and not last:
-            rate = (len(self._ends) - 1) / max(0.001, self._ends[-1] - self._ends[0])
+        left = sum(bar.total - bar.over for bar in self._bars.values())
+        if len(self._ends) > 2 and working:
+            rate = (len(self._ends) - 1) / max(0.001, time.monotonic() - self._ends[0])
             parts.append(f"{rate:.1f} steps/s" if rate >= 1 else f"{rate * 60:.1f} steps/min")
             if left:
                 parts.append(f"about {render.duration(int(left / rate))} left")
-        return Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+        between = " · " if self._console.encoding.startswith("utf") else ", "
+        return Text(between.join(parts), style="bold", no_wrap=True, overflow="ellipsis")
 
 
-def _at_work(busy: Busy) -> Text:
+def _at_work(busy: Busy, width: int) -> Text:
     far = f" {busy.thousandths / 10:.0f}%" if busy.thousandths else ""
     line = Text("  > ", style="cyan", no_wrap=True, overflow="ellipsis")
-    line.append(render.plain(busy.step), style="default")
+    # Long names differ at their ends.
+    name, most = render.plain(busy.step), max(20, width - 30)
+    line.append(name if len(name) <= most else f"...{name[3 - most :]}", style="default")
     line.append(f"  {render.duration(int(busy.seconds))}{far}", style="bright_black")
     line.append(f"  {render.plain(busy.note)}" if busy.note else "", style="default")
     return line

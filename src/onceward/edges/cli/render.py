@@ -27,7 +27,13 @@ def document(value: Any) -> None:
 
 def plain(text: object) -> str:
     """Stored text without the control bytes that could speak to a terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+    return "".join(_harmless(char) for char in str(text))
+
+
+def _harmless(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if char in "\n\r\t" else "\N{REPLACEMENT CHARACTER}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from onceward.edges.cli.main import Command, Globals, pass_globals
 
 _HEADINGS = {"build": ("build", "plan"), "stage": ("stage", "plan"), "day": ("day (UTC)", "")}
 _BAR = 24
+_OTHERS = 74
+"""How wide the other columns are at most."""
 
 
 @click.command(cls=Command)
@@ -33,16 +36,17 @@ def spend(given: Globals, by: str, last: int) -> None:
         return
     most = max(group["lanes"].get("usd_micros", 0) for group in groups)
     first, second = _HEADINGS[by]
-    rows = [_row(group, most, bool(second)) for group in groups[:last]]
+    room = max(0, min(_BAR, shutil.get_terminal_size((120, 24)).columns - _OTHERS))
+    rows = [_row(group, most, bool(second), room) for group in groups[:last]]
     render.table((first, *([second] if second else []), "usd", "tokens", "time", ""), rows)
     if len(groups) > last:
         render.say(f"... and {len(groups) - last:,} more (--last {len(groups)})")
     _total(found)
 
 
-def _row(group: dict[str, Any], most: int, named: bool) -> tuple[str, ...]:
+def _row(group: dict[str, Any], most: int, named: bool, room: int) -> tuple[str, ...]:
     lanes = group["lanes"]
-    share = lanes.get("usd_micros", 0) * _BAR // most if most else 0
+    share = lanes.get("usd_micros", 0) * room // most if most else 0
     bar = "\N{BLACK SQUARE}" * share
     name = (group["name"] or "-",) if named else ()
     time = render.duration(lanes.get("duration_secs", 0))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.builds import state_of
+from onceward.edges.cli.builds import build_table, state_of
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.kernel.money import to_micros, to_usd
@@ -35,7 +35,7 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
     with given.workspace().reading() as store:
         if subject is None:
             sessions, builds = session_list(store), build_list(store, 10)
-        elif subject.startswith("bld_") and not children:
+        elif (subject.startswith("bld_") or subject == "latest") and not children:
             build = build_status(store, subject)
             render.document(build) if given.json else _build(build, everything)
             return
@@ -57,11 +57,6 @@ def _newest(builds: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]
     if sessions:
         rows = [(s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"]) for s in sessions]
         render.table(("session", "opened", "children", "open", "failed"), rows)
-
-
-def build_table(builds: Sequence[dict[str, Any]]) -> None:
-    rows = [(b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in builds]
-    render.table(("build", "plan", "state", "usd", "begun"), rows)
 
 
 def _build(found: dict[str, Any], everything: bool) -> None:

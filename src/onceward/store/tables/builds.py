@@ -34,7 +34,9 @@ class Builds:
         return [Build(*row) for row in found]
 
     def named(self, prefix: str) -> Build:
-        """The one build that an id, or its beginning, means."""
+        """The one build that an id, or its beginning, means; `latest` is the newest."""
+        if prefix == "latest" and (newest := self.newest(1)):
+            return newest[0]
         found = self._rows.read(
             f"SELECT {_COLUMNS} FROM builds WHERE build_id >= ? AND build_id < ? ORDER BY build_id LIMIT 2",
             (prefix, prefix + "\U0010ffff"),

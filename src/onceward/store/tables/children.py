@@ -206,7 +206,7 @@ def resolve(rows: Reads, prefix: str) -> list[str]:
         (prefix, prefix + "\U0010ffff"),
     )
     if len(found) != 1:
-        why = "more than one child begins" if found else "there is no child or session"
+        why = "more than one child begins" if found else "there is no build, session or child"
         raise NotFound(f"{why} {'with ' if found else ''}{prefix[:80]}", context={"subject": prefix[:128]})
     return [found[0][0]]
 
