@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from onceward.errors import BudgetExceeded, InvalidConfig, OncewardError, StoredError
+from onceward.kernel.limits import REPORT_LINE_BYTES
 
 
 def spend(*, settled: bool = False, **lanes: Any) -> None:
@@ -49,6 +50,8 @@ def say(
     if (progress is not None and type(progress) is not int) or not isinstance(note, str) or type(settled) is not bool:
         raise InvalidConfig("progress is a whole number, a note is text, settled is True or False")
     said["id"] = f"{os.getpid()}-{time.monotonic_ns()}"
+    if len(msgspec.json.encode(said)) > REPORT_LINE_BYTES:
+        raise InvalidConfig(f"a report is at most {REPORT_LINE_BYTES} bytes; shorten the note")
     with _pipes() as (report, answers):
         # The answer comes on a pipe that all processes of the child share, so only one may ask at a time.
         fcntl.flock(report, fcntl.LOCK_EX)

@@ -34,7 +34,9 @@ class Result:
         self.outcome = dict(outcome)
         self.build_id: str = outcome["build_id"]
         self.state: str = outcome["state"]
+        self.reason: str | None = outcome.get("reason")
         self.cost_usd: str = outcome["cost_usd"]
+        self.tokens: int = outcome["tokens"]
         self.steps: dict[str, int] = outcome["steps"]
         self._folder, self._store_url = folder, store_url
 

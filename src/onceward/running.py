@@ -64,7 +64,8 @@ def run(
     with _signals(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
-            build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits, reuse)
+            may_reuse = reuse and resolved.plan.reuse
+            build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits, may_reuse)
             outcome = _run(kernel, build_id, "", resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
         finally:
             kernel.close()
@@ -87,8 +88,7 @@ def resume(
     """Go on with a build that crashed or was paused."""
     with workspace.reading() as store:
         build = build_named(store, name)
-    choices = choices_of(build.choices)
-    resolved = Resolved(plan, choices) if plan else load(plan_file or _plan_of(workspace, build), choices)
+    resolved = load_for(workspace, build, plan, plan_file)
     require_environment(resolved)
     stop = threading.Event()
     hurry = threading.Event()
@@ -115,6 +115,25 @@ def resume(
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
+
+
+def load_for(workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None) -> Resolved:
+    """The plan of a build as it is now, with what was chosen of it when the build began."""
+    choices = choices_of(build.choices)
+    try:
+        return Resolved(plan, choices) if plan else load(plan_file or _plan_of(workspace, build), choices)
+    except InvalidConfig as error:
+        if error.context.get("field") not in ("--only", "--set"):
+            raise
+        raise InvalidResumeState(
+            f"what was chosen for {build.build_id} with {error.context['field']} is not in the plan any more:"
+            f" {error.message}",
+            context={**error.context, "build_id": build.build_id, "changed": [error.message]},
+            recovery=[
+                Recovery("put the plan back as it was"),
+                Recovery("or give the build up and run the plan anew", f"onceward abandon {build.build_id}", "low"),
+            ],
+        ) from None
 
 
 def _signals(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:

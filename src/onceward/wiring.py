@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import os
 import shlex
@@ -15,7 +16,7 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Asker, Engine, Kernel
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named
-from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
+from onceward.engine.sinks import ConsoleSink, FileSink, Notice, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.kernel.records import check_name
@@ -82,9 +83,14 @@ class Workspace:
     def ensure(self) -> list[str]:
         """Make the workspace if there is none; one that is there is left as it is."""
         try:
-            self.store().close()
-        except NotFound:
-            return self.create()
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with _one_at_a_time(self.folder.parent):
+                try:
+                    self.store().close()
+                except NotFound:
+                    return self.create()
+        except OSError as error:
+            raise InvalidConfig(f"cannot use {self.folder.parent}: {error.strerror}") from error
         return []
 
     def store(self) -> Store:
@@ -126,6 +132,7 @@ class Workspace:
                 *(store, self.principal, self.sinks(store), self.folder, self.root_id()),
                 artifact_bytes=self.settings.artifacts.max_bytes,
                 limits=settings_module.limits_of(self.settings),
+                notices=self.notices(store),
             )
         except BaseException:
             store.close()
@@ -173,18 +180,22 @@ class Workspace:
             return Asker(self.store(), self.kernel)
 
     def sinks(self, store: Store) -> list[Sink]:
-        notify = self.settings.notify
-        sinks: list[Sink] = []
-        if notify.command:
-            sinks.append(CommandNotice("notify command", notify.command, self.folder.parent, store))
-        if notify.webhook:
-            secret = os.environ.get(notify.secret_env) if notify.secret_env else ""
-            sinks.append(WebhookNotice("notify webhook", notify.webhook, secret, store))
         if not self.settings.sink:
-            return sinks
+            return []
         with store.read() as rows:
             ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
-        return sinks + [self._sink(sink, workspace_id) for sink in self.settings.sink]
+        return [self._sink(sink, workspace_id) for sink in self.settings.sink]
+
+    def notices(self, store: Store) -> list[Notice]:
+        """Who is told when a person is needed."""
+        notify = self.settings.notify
+        found: list[Notice] = []
+        if notify.command:
+            found.append(CommandNotice("notify command", notify.command, self.folder.parent, store))
+        if notify.webhook:
+            secret = os.environ.get(notify.secret_env) if notify.secret_env else ""
+            found.append(WebhookNotice("notify webhook", notify.webhook, secret, store))
+        return found
 
     def new_file(self, path: Path) -> SqliteDatabase:
         """A file to back up into."""
@@ -246,6 +257,17 @@ class Workspace:
                 f"there is no workspace at {self.folder}",
                 recovery=[Recovery("make one", f"onceward {where}init")],
             )
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of several who would make a workspace here, the first does, and the others find it whole."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def os_user() -> str:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from helpers import processes_with
-from typing_in import Typed, start, until
+from typing_in import BIN, Typed, start, until
 
 PLAN = """
 name = "catalogue"
@@ -266,3 +266,111 @@ def test_a_failed_step_says_where_its_log_is(cli):
     done = cli("run", "bad.toml", check=1)
     assert "onceward logs x:main" in done.stderr and "exit 3" in done.stderr
     assert cli("logs", "x:main", check=0).stderr == "the cause\n"
+
+
+@pytest.mark.rule("B-15", "K-6")
+def test_one_content_to_approve_is_told_of_once_however_often_it_is_resumed(cli):
+    (cli.folder / "onceward.toml").write_text('[notify]\ncommand = ["sh", "-c", "cat >> notices"]\n')
+    (cli.folder / "ask.toml").write_text(
+        'name = "asks"\n[[stage]]\nname = "draft"\nrun = ["true"]\n'
+        '[[stage]]\nname = "agree"\nneeds = ["draft"]\napprove = "Is it good? \\u001b[31mred"\n'
+    )
+    notices = cli.folder / "notices"
+    for words in (["run", "ask.toml"], ["resume"], ["resume"]):
+        process = start(cli, *words)
+        for line in process.stderr:
+            if "onceward approve" in line:
+                break
+        until(notices.exists)
+        process.kill()
+        process.communicate()
+    (notice,) = [json.loads(line) for line in notices.read_text().splitlines()]
+    assert "Is it good?" in notice["text"] and notice["text"].isprintable()
+    build = json.loads(cli("list", "--json", check=0).stdout)[0]["build_id"]
+    assert cli("events", f"session:{build}", check=0).stdout.count("APPROVAL_WANTED") == 1
+
+
+@pytest.mark.rule("I-1")
+@pytest.mark.parametrize(("plan", "status"), [("fails", 1), ("pauses", 3), ("works", 0)])
+def test_what_became_of_a_build_counts_whoever_stopped_listening(cli, plan, status):
+    run = {"fails": '["false"]', "pauses": '["onceward", "report", "--usd", "2.00"]', "works": '["true"]'}[plan]
+    (cli.folder / "p.toml").write_text(
+        f'name = "p"\n[budget]\nusd = "1.00"\n[[stage]]\nname = "s"\nenv = ["PATH"]\nrun = {run}\n'
+    )
+    for listen in ("2>&1 | true", "2>&1 | head -1", "2>&1 >/dev/null | head -1", ">&- 2>&-"):
+        shell = f"set -o pipefail; {cli_words()} run p.toml --no-reuse {listen} > /dev/null"
+        done = subprocess.run(["bash", "-c", shell], cwd=cli.folder, env=cli.env, timeout=60)
+        assert done.returncode == status, listen
+
+
+def cli_words():
+    return str(BIN / "onceward")
+
+
+@pytest.mark.rule("I-1", "L-20")
+def test_of_several_who_begin_in_a_fresh_folder_one_runs_and_the_others_are_told_so(cli):
+    slow(cli, "2")
+    started = [start(cli, "run", "slow.toml") for _ in range(4)]
+    ended = [(process.wait(60), process.communicate()[1]) for process in started]
+    assert sorted(code for code, _ in ended) == [0, 4, 4, 4], ended
+    assert all("LOCK_CONFLICT" in told for code, told in ended if code == 4)
+
+
+def test_a_note_that_is_too_long_costs_only_itself(cli):
+    (cli.folder / "p.toml").write_text(
+        'name = "p"\n[[stage]]\nname = "s"\nenv = ["PATH"]\n'
+        'run = ["sh", "-c", "onceward report --note $(head -c 100000 /dev/zero | tr \\"\\\\0\\" x); echo exit $?"]\n'
+    )
+    cli("run", "p.toml", check=0)
+    assert cli("logs", "s", check=0).stdout == "exit 2\n"
+
+
+@pytest.mark.rule("B-14")
+def test_logs_that_are_followed_end_with_a_kernel_that_was_killed(cli):
+    slow(cli, "60")
+    process = start(cli, "run", "slow.toml", "--jobs", "1")
+    until(lambda: (cli.folder / "witness").exists())
+    follower = start(cli, "logs", "wait:a", "--follow")
+    time.sleep(0.3)
+    process.kill()
+    process.communicate()
+    assert follower.wait(20) == 0
+    follower.communicate()
+    assert "its kernel is gone" in cli("explain", "wait:a", check=0).stdout
+    assert "seconds" not in json.loads(cli("status", "latest", "--json", check=0).stdout)["steps"][0]
+
+
+@pytest.mark.rule("I-1", "B-7")
+def test_what_to_type_next_means_the_same_steps_and_config(cli):
+    (cli.folder / "p.toml").write_text(
+        'name = "p"\n[config]\nk = 1\n[[stage]]\nname = "s"\ntargets = ["a b", "c"]\nrun = ["false"]\n'
+    )
+    done = cli("run", "p.toml", "--only", "s:a b", "--set", "k=3", check=1)
+    assert "next: onceward run p.toml --only 's:a b' --set k=3" in done.stderr
+    refused = cli("resume", "latest", check=2)
+    assert "--only 's:a b' --set k=3" in refused.stderr
+    cli("abandon", "latest", check=2)
+
+
+@pytest.mark.rule("B-8", "I-1")
+def test_a_dry_run_refuses_what_a_run_would_and_sees_what_the_workspace_has_left(cli):
+    (cli.folder / "onceward.toml").write_text('[budget]\nusd = "0.35"\n')
+    cli("run", "plan.toml", check=0)
+    told = cli("run", "plan.toml", "--no-reuse", "--dry-run", check=0).stdout
+    assert "estimated usd: 0.30 of 0.05 that may be spent; it would pause" in told
+    (cli.folder / "p.toml").write_text('name = "p"\n[[stage]]\nname = "s"\nenv = ["NOT_THERE"]\nrun = ["true"]\n')
+    assert "NOT_THERE" in cli("run", "p.toml", "--dry-run", check=2).stderr
+    (cli.folder / "ask.toml").write_text(
+        'name = "ask"\n[[stage]]\nname = "s"\non_crash = "ask"\nrun = ["sh", "-c", "touch begun; sleep 60"]\n'
+    )
+    process = start(cli, "run", "ask.toml")
+    until((cli.folder / "begun").exists)
+    process.kill()
+    process.communicate()
+    cli("outbox", "flush")
+    assert "s:main" in cli("run", "ask.toml", "--dry-run", check=2).stderr
+    told = cli("explain", "latest", check=0).stdout
+    assert "--rerun s:main" in told and "--accept s:main=FILE" in told
+    assert "run   s:main" in cli("resume", "latest", "--dry-run", check=0).stdout
+    cli("abandon", "latest", check=0)
+    assert "--rerun" not in cli("explain", "latest", check=0).stdout

@@ -4,10 +4,17 @@ Write them anew with ONCEWARD_TRANSCRIPTS=1, and look at what changed."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import pty
 import re
+import struct
 import subprocess
+import termios
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -170,3 +177,67 @@ def test_what_steps_print_stands_above_the_picture_or_goes_where_it_was_sent(fol
         )
         terminal.typed("sh", "-c", "onceward run loud.py --force > heard")
     assert until(lambda: (folder / "heard").read_text()) == "heard\n"
+
+
+@pytest.fixture
+def drawn(folder):
+    """A build of some seconds whose picture goes to a terminal that nobody looks at."""
+    (folder / "steady.py").write_text(
+        "import time\nfrom onceward import Plan\nplan = Plan('steady', jobs=2)\n"
+        "@plan.stage(targets=[f't{n}' for n in range(60)])\ndef work(task):\n    time.sleep(0.1)\n"
+        "    if task.target == 't0' and (task.folder / 'fail').exists():\n        raise ValueError('no')\n"
+    )
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [BIN / "onceward", "--as", "tester", "run", "steady.py", "--keep-going"],
+        cwd=folder,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    yield process, ours
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    with suppress(OSError):
+        os.close(ours)
+
+
+def state(folder: Path) -> str:
+    done = subprocess.run([BIN / "onceward", "list", "--json"], cwd=folder, capture_output=True, text=True)
+    found = json.loads(done.stdout or "[]")
+    return found[0]["state"] if found else ""
+
+
+@pytest.mark.rule("B-14", "L-24")
+def test_a_terminal_that_stands_still_holds_up_no_build(folder, drawn):
+    process, ours = drawn
+    # Nobody reads: the terminal takes a few pictures and then no more.
+    until(lambda: state(folder) == "SUCCESS", 30)
+    reader = threading.Thread(target=lambda: drain(ours))
+    reader.start()
+    assert process.wait(20) == 0
+    reader.join(5)
+
+
+@pytest.mark.rule("B-14", "I-1")
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_terminal_that_goes_away_changes_nothing(folder, drawn, status):
+    process, ours = drawn
+    if status:
+        (folder / "fail").touch()
+    time.sleep(1.2)
+    os.close(ours)
+    assert process.wait(30) == status
+    assert state(folder) == ("FAILED" if status else "SUCCESS")
+
+
+def drain(descriptor: int) -> None:
+    with suppress(OSError):
+        while os.read(descriptor, 4096):
+            pass

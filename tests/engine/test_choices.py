@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from onceward import Plan
+from onceward.engine.builds import Offer
 from onceward.engine.explain import build_of, why
 from onceward.engine.forecast import Forecast
-from onceward.errors import InvalidConfig
+from onceward.errors import InvalidConfig, InvalidResumeState
+from onceward.kernel.canon import canonical, sha256_hex
 from onceward.lifecycles.choices import Choices, assignments
+from onceward.lifecycles.plan_changes import Body, changes, step_changes
 
 
 def noted(task):
@@ -114,8 +119,6 @@ def test_set_gives_another_value_wherever_the_plan_sets_the_key(site):
     assert numbers["deep"]["depth"] == numbers["extract"]["depth"] == 9
     # What stands for text stays text.
     assert numbers["extract"]["model"] == {"name": "1.5"}
-    assert site.load(plan, config={"depth": "nine"}).contexts[0].config("docs/a.md")["depth"] == "nine"
-    assert site.load(plan, config={"depth": "[1, 2]"}).contexts[0].config("docs/a.md")["depth"] == [1, 2]
 
 
 @pytest.mark.rule("I-1")
@@ -300,3 +303,131 @@ def test_why_of_a_step_that_did_not_run(site):
 def test_choices_are_kept_as_text():
     chosen = Choices(("a", "b:c"), True, {"x": "1"})
     assert Choices().text() == "{}" and '"only":["a","b:c"]' in chosen.text()
+
+
+@pytest.mark.rule("B-11", "B-6")
+def test_a_fork_of_a_forced_build_keeps_what_its_parent_did(site):
+    plan = documents(site)
+    site.run(plan)
+    build = site.crash(plan, point="child.ended", nth=4, force=True)
+    done = [name for name, status in site.steps(build).items() if status == "SUCCESS"]
+    site.lines()
+    other = documents(site)
+    other.stage(name="last", needs="report")(report)
+    outcome = site.resume(other, build, Offer(fork=True))
+    assert outcome["state"] == "SUCCESS" and outcome["steps"]["reused"] == len(done) > 0
+    assert not set(done) & set(site.lines())
+
+
+@pytest.mark.rule("B-11")
+@pytest.mark.parametrize("fork", [False, True])
+def test_what_was_chosen_and_is_gone_is_a_changed_plan(site, fork):
+    build = site.crash(documents(site), nth=9, config={"depth": "3"})
+    plan = documents(site)
+    plan.config = {key: value for key, value in plan.config.items() if key != "depth"}
+    with pytest.raises(InvalidResumeState, match="with --set is not in the plan any more"):
+        site.resume(plan, build, Offer(fork=fork))
+
+
+@pytest.mark.rule("B-3", "I-1")
+def test_why_and_forecast_tell_of_needs_that_are_gone_new_or_in_another_order(site):
+    def plan(targets, needs):
+        made = Plan("fan", folder=site.folder, config={"witness": str(site.witness)})
+        made.stage(name="ex", targets=targets)(report)
+        made.stage(name="other", targets=["x"])(report)
+        made.stage(name="sum", needs=needs, targets=["all"])(report)
+        return made
+
+    site.run(plan(["a", "b", "c"], ["ex", "other"]))
+    for targets, needs, told in (
+        (["a", "b"], ["ex", "other"], ["ex:c is gone"]),
+        (["a", "b"], ["other", "ex"], ["the order of what it needs changed"]),
+        (["a", "b"], ["ex"], ["it no longer needs other"]),
+        (["a", "b", "d"], ["ex"], ["what ex:d made is new"]),
+    ):
+        said = forecast(site, plan(targets, needs))["sum:all"].because
+        assert said == told or said == ["ex would run first"]
+        site.run(plan(targets, needs))
+        assert because(site, "sum")["because"] == told
+
+
+@pytest.mark.rule("B-11")
+def test_which_step_has_which_input_is_no_part_of_what_a_resume_compares(site):
+    resolved = site.load(documents(site))
+    assert "inputs_of" in resolved.body
+    bare = msgspec.json.decode(resolved.body)
+    for stage in bare["stages"]:
+        stage.pop("inputs_of", None)
+    assert resolved.hash == sha256_hex(canonical(bare))
+    assert changes(canonical(bare).decode(), resolved.body) == []
+    assert step_changes(Body(canonical(bare).decode()), Body(resolved.body), "extract", "docs/a.md") == []
+
+
+@pytest.mark.rule("I-1")
+@pytest.mark.parametrize("text", ["abc", "", "0.5", '"3"', "[", "[" * 5000, "2026-11-16", "3\nother = 4"])
+def test_set_keeps_the_kind_of_value(site, text):
+    with pytest.raises(InvalidConfig, match="is a whole number in the plan"):
+        site.load(documents(site), config={"depth": text})
+
+
+def test_set_takes_true_and_false_as_people_write_them_and_keys_with_dots(site):
+    plan = documents(site, dry=True, **{"a.b": "x"})
+    resolved = site.load(plan, config={"dry": "False", "a.b": "y"})
+    found = resolved.contexts[0].config("docs/a.md")
+    assert found["dry"] is False and found["a.b"] == "y"
+
+
+@pytest.mark.rule("B-4")
+def test_why_tells_of_a_result_that_was_gone(site):
+    plan = documents(site)
+    site.run(plan, jobs=1)
+    digest = next(s["artifacts"][0]["sha256"] for s in site.status()["steps"] if s["stage"] == "extract")
+    kernel = site.workspace.kernel()
+    kernel.artifacts.spill()
+    kernel.artifacts.path_of(digest).unlink()
+    kernel.close()
+    site.run(plan)
+    assert because(site, "extract:docs/a.md")["because"] == [
+        "nothing changed, but what it had made was damaged or gone"
+    ]
+
+
+def test_why_tells_of_a_plan_that_takes_nothing_over(site):
+    def plan():
+        made = Plan("fresh", folder=site.folder, reuse=False)
+        made.stage(name="work")(lambda task: 1)
+        return made
+
+    site.run(plan())
+    site.run(plan())
+    assert "were not to be taken over" in because(site, "work")["because"][0]
+
+
+def test_a_forecast_of_thousands_that_need_thousands_asks_once(site):
+    def plan(depth):
+        made = Plan("wide", folder=site.folder, config={})
+        made.stage(name="ex", targets=[f"t{n}" for n in range(400)])(lambda task: 1)
+        made.stage(name="sum", needs="ex", targets=[f"s{n}" for n in range(300)], config={"depth": depth})(
+            lambda task: 1
+        )
+        return made
+
+    site.run(plan(1), jobs=4)
+    with site.workspace.artifacts() as artifacts:
+        asked = []
+        real = artifacts.store.read
+
+        @contextmanager
+        def counting():
+            with real() as rows:
+                read = rows.read
+                rows.read = lambda sql, *words: asked.append(sql) or read(sql, *words)
+                try:
+                    yield rows
+                finally:
+                    del rows.read
+
+        artifacts.store.read = counting
+        found = Forecast(site.load(plan(2)), artifacts, reuse=True).steps()
+    assert sum(step.what == "run" for step in found) == 300
+    assert len(asked) < 1200, "a few reads a step, not one for each it needs"

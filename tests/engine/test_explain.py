@@ -54,7 +54,7 @@ def test_a_build_that_is_paused_says_what_it_waits_for(site):
     site.run(costly(site, "0.03"), jobs=1)
     told = explained(site, site.build_id[:20])
     assert told.state == "BUDGET_PAUSE" and "usd is at 0.02 of 0.03" in told.why[0]
-    assert told.waits_for == ["a person to raise the budget and bring a confirmation token"]
+    assert told.waits_for == ["a person to raise the budget and bring a confirmation token (confirm makes a new one)"]
     assert any("--token TOKEN --budget usd=MORE" in line for line in told.next)
 
 
@@ -129,7 +129,7 @@ def test_a_step_that_waits_for_a_person_shows_what_is_to_be_approved(site):
         engine.ask(Request("builds.approve", "r1", payload, "tester"), 20)
         engine.close()
         runner.join()
-    assert explained(site, "agree").why == ["a person approved it"]
+    assert explained(site, "agree").why == ["tester approved it"]
 
 
 @pytest.mark.rule("E-5")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
+from helpers import processes_with
 from onceward import Plan
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
+from onceward.kernel.records import Request
 from onceward.wiring import Workspace
 
 
@@ -89,8 +92,6 @@ def test_an_approval_is_told_while_the_build_waits(noticed):
         assert notice["step"] == "agree:main" and "Is it good?" in notice["text"]
     finally:
         engine = noticed.workspace.engine()
-        from onceward.kernel.records import Request
-
         engine.ask(Request("builds.abandon", "r1", {"build": noticed.build_id, "failed": False}, "tester"), 20)
         engine.close()
         runner.join()
@@ -157,3 +158,25 @@ def test_a_webhook_gets_text_that_chat_programs_show(site, hook, monkeypatch):
 def test_settings_that_make_no_sense_are_refused(site, text):
     with pytest.raises(InvalidConfig):
         configured(site, text)
+
+
+@pytest.mark.rule("K-6", "L-24")
+def test_a_command_that_hangs_holds_up_nobody_and_is_ended_with_all_it_started(site):
+    configured(
+        site,
+        '[notify]\ncommand = ["sh", "-c", "sleep 77.77 & sleep 77.77"]\n'
+        '[[sink]]\nname = "log"\nkind = "ndjson"\npath = "events.ndjson"\n',
+    )
+    begun = time.monotonic()
+    assert site.run(spender(site), jobs=1)["state"] == "BUDGET_PAUSE"
+    first = time.monotonic() - begun
+    begun = time.monotonic()
+    site.workspace.kernel().close()
+    assert first < 12 and time.monotonic() - begun < 2, (
+        "it is tried once, for a few seconds, and not by the next command"
+    )
+    assert processes_with("77.77") == []
+    with site.workspace.reading() as store, store.read() as rows:
+        found = rows.read("SELECT attempts, last_error FROM event_outbox WHERE sink = 'notify command'")
+    ((attempts, error),) = found
+    assert attempts == 1 and "took too long" in error

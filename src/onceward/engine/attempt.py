@@ -19,7 +19,7 @@ from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task
 from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError, StorageError
-from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.canon import canonical, digest, sha256_hex
 from onceward.kernel.records import Token
 from onceward.kernel.sources import Micros
 from onceward.lifecycles.child import Ended, Order
@@ -147,6 +147,19 @@ class Attempt:
     def cancelled(self) -> None:
         self.run.ended(self, Ended("cancelled"), ())
 
+    def inputs_changed(self) -> bool:
+        """Whether a file that it may have read is no longer what it was when it began."""
+        if not self.stage.inputs and not self.stage.glob:
+            return False
+        try:
+            with self.run.mutex:
+                changed = self.run.flow.context_hash(self.number) != self.context_hash
+        except OncewardError:
+            changed = True
+        if changed:
+            self.run.told({"step": self.name, "status": "STALE", "spent": {}})
+        return changed
+
     def _redactor(self) -> Redactor | None:
         secrets = {name: os.environ[name] for name in self.stage.secrets if name in os.environ}
         return Redactor(secrets) if secrets else None
@@ -173,6 +186,9 @@ class Ending:
             "context_hash": attempt.context_hash,
             **({"outputs": result_digest(self.outputs)} if completed else {}),
         }
+        # What it read may be neither the old nor the new: it flows on, but it is nobody else's result.
+        stale = completed and attempt.inputs_changed()
+        self._context_hash = digest([attempt.context_hash, attempt.child_id]) if stale else attempt.context_hash
         self.final = ended
         self.paused: Pause | None = None
         self._next: list[Attempt] = self.run.choose(attempt, ended, self.outputs)
@@ -189,7 +205,7 @@ class Ending:
             for output, blob in self._kept:
                 self.run.artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
             done = Checkpoint(
-                *(self.run.build_id, attempt.stage.name, attempt.target, attempt.context_hash, "SUCCESS", "executed"),
+                *(self.run.build_id, attempt.stage.name, attempt.target, self._context_hash, "SUCCESS", "executed"),
                 *(written(self.outputs), spent.get("usd_micros", 0), spent.get("tokens", 0), attempt.attempt),
                 *(attempt.child_id, None, None),
             )

@@ -93,6 +93,7 @@ class Past:
         others = self._others({step: hashes[step] for step in rest if not self._stage(step).approve})
         taken = whole(self._run.artifacts, others)
         reused = {step: others[step] for step in taken}
+        invalid += [(step, c) for step, c in others.items() if step not in taken]
         found.done += [(step, "REUSED", outputs) for step, outputs in taken.items()]
         found.saved = sum(own[step].cost for step in skipped) + sum(c.cost for c in reused.values())
         for step in rest:
@@ -121,13 +122,16 @@ class Past:
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""
-        hashes = {step: context for step, context in hashes.items() if step not in self._rerun}
-        if not hashes or not (self._reuse or self._parent):
-            return {}
-        with self._run.store.read() as rows:
-            only = None if self._reuse else self._parent
-            by_hash = reusable(rows, sorted(set(hashes.values())), self._run.build_id, only)
-        return {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
+        free = {step: context for step, context in hashes.items() if step not in self._rerun and self._reuse}
+        # What is to run in any case has done so if the build that this one goes on with did it.
+        bound = {step: context for step, context in hashes.items() if step not in free and self._parent}
+        found: dict[int, Checkpoint] = {}
+        for wanted, only in ((free, None), (bound, self._parent)):
+            if wanted:
+                with self._run.store.read() as rows:
+                    by_hash = reusable(rows, sorted(set(wanted.values())), self._run.build_id, only)
+                found |= {step: by_hash[context] for step, context in wanted.items() if context in by_hash}
+        return found
 
     def _record(
         self, invalid: Sequence[tuple[int, Checkpoint]], reused: Mapping[int, Checkpoint], asked: Mapping[int, str]
@@ -189,10 +193,12 @@ class Past:
         stage = self._run.steps.stages[k]
         place = (self._run.build_id, stage.name, target)
         earlier = find_approval(tx, *place, context)
+        asked = earlier is not None and earlier.decision is None
         if earlier is not None and earlier.decision is not None:
             # It was decided about exactly this before something else flowed in; that word stands.
             put_checkpoint(tx, decided(earlier), tx.now)
             return
         drop_checkpoint(tx, *place)
         want_approval(tx, *place, context, stage.approve, tx.now)
-        self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})
+        if not asked:
+            self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})

@@ -203,11 +203,10 @@ def next_command(found: Mapping[str, Any]) -> str | None:
     why = found.get("why", {})
     raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
     more = "" if why.get("scope") else f" --budget {raised}={found.get('enough') or 'MORE'}"
-    first = "raise [budget] in onceward.toml, then " if why.get("scope") else ""
     return {
         "CRASHED": f"onceward resume {build_id}",
         "ACTIVE": f"onceward resume {build_id}",
-        "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}",
+        "BUDGET_PAUSE": f"onceward resume {build_id} --token TOKEN{more}",
         "FAILED": run_again(found.get("plan_file", ""), found["choices"]),
         "SUCCESS": f"onceward output {build_id}",
     }.get(found["state"])

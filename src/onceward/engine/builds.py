@@ -25,6 +25,7 @@ from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
 from onceward.lifecycles.plan import step_name
 from onceward.lifecycles.plan_changes import changes
 from onceward.store.port import Reads
+from onceward.store.store import Store
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
 from onceward.store.tables.permits import consume, find_confirmation
@@ -43,8 +44,13 @@ class Offer(msgspec.Struct, frozen=True):
     """Steps in doubt that are done: what they made is in these files."""
 
 
-def require_no_doubt(rows: Reads, name: str) -> None:
+def require_no_doubt(store: Store, name: str) -> None:
     """A plan is not begun anew while a step of it may have had its effect: that would run it twice by accident."""
+    with store.read() as rows:
+        _require_no_doubt(rows, name)
+
+
+def _require_no_doubt(rows: Reads, name: str) -> None:
     for build in (*Builds(rows).in_state("CRASHED"), *Builds(rows).in_state("BUDGET_PAUSE")):
         doubts = [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)] if build.name == name else []
         if doubts:
@@ -64,8 +70,7 @@ def begin(
 ) -> str:
     """Store a new build, open its session and start it; answers its id."""
     kernel.require("operator")
-    with kernel.store.read() as rows:
-        require_no_doubt(rows, resolved.plan.name)
+    require_no_doubt(kernel.store, resolved.plan.name)
     build_id = kernel.store.sources.new_id("bld")
     kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse))
     return build_id

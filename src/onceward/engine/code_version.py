@@ -79,7 +79,7 @@ class _Reader:
             return ["method", self.say(value.__func__), self.say(value.__self__)]
         if isinstance(value, enum.Enum):
             return ["enum", self.say(type(value)), value.name]
-        if inspect.isfunction(value):
+        if inspect.isfunction(value) and (_is_own(value) or not hasattr(value, "__wrapped__")):
             return self._once(value, self._function) if _is_own(value) else _named(value)
         if inspect.isclass(value):
             return self._once(value, self._class) if _is_own(value) else _named(value)
@@ -114,6 +114,7 @@ class _Reader:
         inner = getattr(function, "__wrapped__", None)
         return [
             "function",
+            # A decorator's function goes by the name of what it wraps; its own text counts all the same.
             _source(function),
             [[word, self.say(value)] for word, value in self._reads(function)],
             self.say(inner) if inner is not None else None,
@@ -230,7 +231,7 @@ def _is_own_file(file: str) -> bool:
 def _source(thing: Any) -> Any:
     """A function's or class's text from its `def` or `class` on."""
     try:
-        text = textwrap.dedent(inspect.getsource(thing))
+        text = textwrap.dedent(inspect.getsource(thing.__code__ if inspect.isfunction(thing) else thing))
     except (OSError, TypeError):
         raise InvalidConfig(
             f"the source of {thing.__qualname__} cannot be found, so nobody could tell when it changes;"

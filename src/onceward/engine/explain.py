@@ -17,10 +17,12 @@ from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.plan import fill, step_name
+from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.tables.approvals import find_approval
 from onceward.store.tables.builds import Builds, plan_body
-from onceward.store.tables.checkpoints import find_checkpoint
+from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
 from onceward.store.tables.children import Sessions, Tokens, resolve
 
 _LANES = {"usd_micros": "usd", "duration_secs": "seconds of work", "solver_calls": "solver calls"}
@@ -45,23 +47,27 @@ def explain(store: Store, words: Sequence[str]) -> Explanation:
     if len(words) == 2:
         return explain_step(store, build_of(store, words[0]), words[1])
     (name,) = words
-    if name.startswith("bld_") or name == "latest":
-        return _build(store, name)
     with store.read() as rows:
         newest = Builds(rows).newest(1)
-        session = Sessions(rows).named(name) if name else []
-    if not name.startswith("chd_") and len(session) == 1:
-        return _session(store, session[0])
-    if newest and not name.startswith("chd_"):
+        stages = Body(plan_body(rows, newest[0].plan_hash)).stages if newest else {}
+        sessions = Sessions(rows).named(name) if name else []
+    # A whole id first, then a step of the newest build, then the beginning of an id.
+    if newest and name.partition(":")[0] in stages and name not in sessions:
         return explain_step(store, newest[0], name)
-    if not name.startswith("chd_"):
-        raise NotFound(
-            f"there is no build, step, child or session {name[:80]!a}",
-            recovery=[Recovery("see which there are", "onceward status")],
-        )
-    with store.read() as rows:
-        child_id = resolve(rows, name)[0]
-    return _child(store, child_id)
+    if name.startswith("bld_") or name == "latest":
+        return _build(store, name)
+    if name.startswith("chd_"):
+        with store.read() as rows:
+            child_id = resolve(rows, name)[0]
+        return _child(store, child_id)
+    if len(sessions) == 1 and not sessions[0].startswith("bld_"):
+        return _session(store, sessions[0])
+    if newest:
+        return explain_step(store, newest[0], name)
+    raise NotFound(
+        f"there is no build, step, child or session {name[:80]!a}",
+        recovery=[Recovery("see which there are", "onceward status")],
+    )
 
 
 def build_of(store: Store, prefix: str | None) -> Build:
@@ -112,11 +118,11 @@ def _why_build(found: Mapping[str, Any]) -> list[str]:
 
 
 def _awaited(found: Mapping[str, Any]) -> list[str]:
-    doubts = [step_name(s["stage"], s["target"]) for s in found["steps"] if s["status"] == "IN_DOUBT"]
-    said = [f"a person to say whether {name} had its effect before the crash" for name in doubts[:10]]
+    said = [f"a person to say whether {name} had its effect before the crash" for name in _doubts(found)[:10]]
     said += [f"a person to approve {a['step']}: {a['text']}" for a in found.get("approvals", ())]
     if found["state"] == "BUDGET_PAUSE":
-        said.append("a person to raise the budget and bring a confirmation token")
+        where = "[budget] in onceward.toml" if found.get("why", {}).get("scope") else "the budget"
+        said.append(f"a person to raise {where} and bring a confirmation token (confirm makes a new one)")
     if (found["state"] == "CRASHED" or found.get("orphaned")) and not said:
         said.append("somebody to resume it, or to abandon it")
     return said
@@ -129,17 +135,30 @@ def _next_of_build(found: Mapping[str, Any]) -> list[str]:
         for a in found.get("approvals", ())
     ]
     if found["state"] == "BUDGET_PAUSE":
-        said.append(f"onceward confirm {build_id}    (if the token is lost)")
+        said.append(f"onceward confirm {build_id}")
     if found["state"] == "SUCCESS":
         said.append(f"onceward output {build_id} --project NAME")
+    doubts = _doubts(found)
+    if doubts:
+        again = " ".join(f"--rerun {shlex.quote(name)}" for name in doubts)
+        accept = f"onceward resume {build_id} --accept {shlex.quote(doubts[0] + '=FILE')}"
+        return [*said, f"onceward resume {build_id} {again}", accept]
     return said + ([found["next"]] if found.get("next") else [])
+
+
+def _doubts(found: Mapping[str, Any]) -> list[str]:
+    """Steps about which a person has still to say something."""
+    if found["state"] not in ("CRASHED", "BUDGET_PAUSE", "ACTIVE"):
+        return []
+    return [step_name(s["stage"], s["target"]) for s in found["steps"] if s["status"] == "IN_DOUBT"]
 
 
 def _counted(steps: Sequence[Mapping[str, Any]]) -> str:
     counts: dict[str, int] = {}
     for step in steps:
         counts[step["status"]] = counts.get(step["status"], 0) + 1
-    return f"{len(steps):,} steps: " + ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+    told = ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+    return f"{len(steps):,} step{'' if len(steps) == 1 else 's'}: {told}"
 
 
 def _cost(lanes: Sequence[Mapping[str, Any]]) -> str:
@@ -165,9 +184,8 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
     following = [f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}" for a in wanted]
     following += [f"onceward artifacts cat {a['sha256'][:12]}" for a in step.get("artifacts", ())[:3]]
     following += [logs] if step.get("child_id") and stage["work"].get("run") else []
-    if step["status"] == "IN_DOUBT":
+    if here in _doubts(found):
         following.append(f"onceward resume {build.build_id} --rerun {shlex.quote(here)}")
-    error = step.get("error") or {}
     return Explanation(
         *(here, "step", [_what_step(stage, step["target"]), f"a step of build {build.build_id}, {build.name}"]),
         step["status"],
@@ -176,7 +194,7 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
         cost=f"{step['cost_usd']} usd, {step['tokens']:,} tokens" if "cost_usd" in step else "",
         made=[f"{a['name']}: {a['kind']}, {a['size']:,} bytes, {a['sha256'][:12]}" for a in step.get("artifacts", ())]
         or _flows_in(found, stage, place[1], bool(wanted)),
-        next=following or ([found["next"]] if found.get("next") and error else []),
+        next=following or ([found["next"]] if found.get("next") else []),
     )
 
 
@@ -237,15 +255,24 @@ def _why_step(
         return ["a crash cut it off, and its stage says that a person must decide (on_crash = ask)"], None
     if status in ("SUCCESS", "SKIPPED") and checkpoint is not None:
         if checkpoint.how in ("approved", "accepted"):
-            return [f"a person {checkpoint.how} it"], None
-        return why_it_ran(rows, build, checkpoint)
-    if status in ("running", "queued") and vacant_build:
+            return [_who(rows, checkpoint)], None
+        because, since = why_it_ran(rows, build, step["stage"], step["target"])
+        return (["done before this build was resumed", *because] if status == "SKIPPED" else because), since
+    if status in ("running", "queued") and not vacant_build:
+        return why_it_ran(rows, build, step["stage"], step["target"])
+    if status in ("running", "queued"):
         return ["its kernel is gone: it runs no more, and runs again when the build is resumed"], None
     if error:
         exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
         said_ = error.get("message") or error.get("last_line") or error.get("reason") or "it failed"
-        return [f"attempt {step.get('attempts', 1)}: {said_}{exit_}"], None
+        because, since = why_it_ran(rows, build, step["stage"], step["target"])
+        return [f"attempt {step.get('attempts', 1)}: {said_}{exit_}", *(f"it ran: {why}" for why in because)], since
     return [], None
+
+
+def _who(rows: Reads, checkpoint: Checkpoint) -> str:
+    found = find_approval(rows, checkpoint.build_id, checkpoint.stage, checkpoint.target, checkpoint.context_hash)
+    return f"{found.actor} approved it" if found is not None else f"a person {checkpoint.how} it"
 
 
 def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> list[str]:

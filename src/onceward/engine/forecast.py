@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onceward.engine import child_budget
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_past import whole
 from onceward.engine.flow import Flow
@@ -13,7 +14,9 @@ from onceward.engine.plans import Resolved
 from onceward.engine.purse import recorded, usual
 from onceward.engine.why import History
 from onceward.lifecycles.plan import Output, result_digest
+from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
+from onceward.store.store import Store
 from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, reusable
 
 
@@ -29,6 +32,20 @@ class Expected(msgspec.Struct, frozen=True):
     """Whose result it would take over; or, of one that would run, the build in which it was last done."""
 
 
+def room_left(store: Store, build_id: str, limits: Mapping[str, int]) -> dict[str, int]:
+    """What a build with these limits may still spend by lane, and the workspace with it."""
+    with store.read() as rows:
+        own = child_budget.lanes(rows, build_id) if build_id else {}
+        whole = child_budget.workspace(rows)
+    left = {lane.lane: lane.limit - lane.total for lane in own.values() if lane.limit is not None}
+    for name, limit in limits.items():
+        left[name] = limit - (own[name].total if name in own else 0)
+    for lane in whole.values():
+        if lane.limit is not None:
+            left[lane.lane] = min(left.get(lane.lane, lane.limit), lane.limit - lane.total)
+    return {name: max(0, amount) for name, amount in left.items()}
+
+
 class Forecast:
     """Looks at every step of a plan in its order; steps whose needs would run can only be guessed to run as well."""
 
@@ -41,7 +58,7 @@ class Forecast:
         self._anew: list[dict[str, None]] = [{} for _ in resolved.steps.stages]
         """Of each stage, the steps whose results are not known yet."""
         self._forced = resolved.forced()
-        self._body = msgspec.json.decode(resolved.body)
+        self._body = Body(resolved.body)
 
     def steps(self) -> list[Expected]:
         if self._artifacts is None:
@@ -121,6 +138,7 @@ class Forecast:
         if missing:
             stages = dict.fromkeys(name.partition(":")[0] for name in missing)
             said.append(f"{', '.join(stages)} would run first")
-        if not said:
-            said = ["nothing changed, but it is forced to run" if step in self._forced else "reuse is off"]
-        return said, last.build_id
+        if not said and step in self._forced:
+            said = ["nothing changed, but it is forced to run"]
+        unknown = "nothing changed that the record could tell"
+        return said or [unknown if self._reuse else "nothing changed, but reuse is off"], last.build_id

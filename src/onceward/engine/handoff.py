@@ -100,7 +100,7 @@ def _timeline(status: Mapping[str, Any]) -> str:
     """When each stage was at work, as bars from the first start to the last end."""
     spans: dict[str, tuple[float, float]] = {}
     for step in status["steps"]:
-        if "started_at" in step:
+        if "seconds" in step and step["status"] not in ("running", "queued"):
             start = datetime.fromisoformat(step["started_at"]).timestamp()
             first, last = spans.get(step["stage"], (start, start))
             spans[step["stage"]] = (min(first, start), max(last, start + step["seconds"]))

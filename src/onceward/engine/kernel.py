@@ -20,7 +20,7 @@ from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import authorize, welcome
 from onceward.engine.processes import Processes
-from onceward.engine.sinks import Sink
+from onceward.engine.sinks import Notice, Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
 from onceward.engine.verbs import VERBS, Verb
@@ -33,7 +33,7 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.kernel.canon import bounded
-from onceward.kernel.limits import ARTIFACT_BYTES, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
+from onceward.kernel.limits import ARTIFACT_BYTES, LEAVING_SECONDS, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
@@ -72,10 +72,11 @@ class Kernel:
         root_id: str = "",
         artifact_bytes: int = ARTIFACT_BYTES,
         limits: Mapping[str, int] | None = None,
+        notices: Sequence[Notice] = (),
     ) -> None:
         self.store = store
         self.principal = principal
-        self.sinks = sinks
+        self.sinks, self.notices = sinks, notices
         self._why_lost = ""
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
@@ -157,18 +158,27 @@ class Kernel:
         return self.artifacts.gc()
 
     def deliver(self) -> list[Delivery]:
-        return deliver(self.store, self.sinks)
+        return deliver(self.store, [*self.sinks, *self.notices])
 
     def _notify(self) -> None:
         """What people are to be told goes out before we do."""
-        urgent = [sink for sink in self.sinks if sink.urgent]
-        if urgent:
-            deliver(self.store, urgent)
+        self._hurry_notices()
+        if self.notices and not self.lost.is_set():
+            deliver(self.store, self.notices, again=False)
+
+    def _hurry_notices(self) -> None:
+        for notice in self.notices:
+            notice.until = time.monotonic() + LEAVING_SECONDS
 
     def run(self, stop: threading.Event) -> None:
         """Serve until told to stop. Delivery has its own thread, so that a slow sink delays no answer."""
-        delivering = threading.Thread(target=self._deliver_until, args=(stop,), name="outbox")
-        delivering.start()
+        # A command that tells people may take its time; nobody else waits for it.
+        served = [(self.sinks, True), *([(self.notices, False)] if self.notices else [])]
+        delivering = [
+            threading.Thread(target=self._deliver_until, args=(stop, *some), name="outbox") for some in served
+        ]
+        for thread in delivering:
+            thread.start()
         try:
             while not stop.is_set() and not self.lost.is_set():
                 self._heartbeat.progress += 1
@@ -176,7 +186,9 @@ class Kernel:
                     stop.wait(REQUEST_POLL_SECONDS)
         finally:
             stop.set()
-            delivering.join()
+            self._hurry_notices()
+            for thread in delivering:
+                thread.join()
         if self.lost.is_set():
             raise LockLost(self._why_lost)
 
@@ -228,13 +240,13 @@ class Kernel:
             refusal["error"] |= {"message": error.message[:1000], "context": {}}
         self.store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
 
-    def _deliver_until(self, stop: threading.Event) -> None:
+    def _deliver_until(self, stop: threading.Event, sinks: Sequence[Sink], tidying: bool) -> None:
         tidied = time.monotonic()
         while not stop.wait(REQUEST_POLL_SECONDS):
             try:
-                if self.sinks:
-                    self.deliver()
-                if time.monotonic() - tidied >= TIDY_SECONDS:
+                if sinks:
+                    deliver(self.store, sinks)
+                if tidying and time.monotonic() - tidied >= TIDY_SECONDS:
                     # Files that only repeat the rows are in no hurry, and cheaper by the dozen.
                     self.streams.project(TIDY_SECONDS / 10)
                     if self.artifacts.added > SPILL_BYTES:

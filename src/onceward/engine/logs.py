@@ -29,12 +29,17 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
     found = Builds(rows).named(build) if build is not None else newest[0]
     attempts = []
     steps = set()
+    meant = set()
     for token in Tokens(rows).of_session(found.build_id):
         step = step_of(token)
         if step is not None:
             steps.add(step_name(step.stage, step.target))
             if subject in (step_name(step.stage, step.target), step.stage):
                 attempts.append(token.child_id)
+                meant.add(step_name(step.stage, step.target))
+    if len(meant) > 1:
+        some = ", ".join(sorted(meant)[:5])
+        raise InvalidConfig(f"more than one step is meant by {subject[:80]!a}: {some}", context={"step": subject[:200]})
     if not attempts:
         # A step that was taken over said what it had to say in another build.
         stage, _, target = subject.partition(":")

@@ -4,9 +4,14 @@ A notice is an event like any other on its way out: it commits with what it tell
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +39,9 @@ def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
     build_id = parcel.event.stream.partition(":")[2]
     with store.read() as rows:
         name = Builds(rows).get(build_id).name
-    said = {"text": _text(name, build_id, facts["event"], facts["detail"]), "event": facts["event"], "plan": name}
+    text = _text(name, build_id, facts["event"], facts["detail"])
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    said = {"text": plain, "event": facts["event"], "plan": name}
     step = facts["detail"].get("step")
     also = {"step": step} if step else {}
     return {**said, **also, "build_id": build_id, "dedupe_key": parcel.dedupe_key.hex()}
@@ -55,32 +62,42 @@ def _text(name: str, build_id: str, event: str, detail: Mapping[str, Any]) -> st
 class CommandNotice:
     """Runs a command for each notice: the text in ONCEWARD_NOTICE, all of it as JSON on its standard input."""
 
-    urgent = True
-
     def __init__(self, name: str, argv: Sequence[str], folder: Path, store: Store) -> None:
         self.name, self._argv, self._folder, self._store = name, list(argv), folder, store
+        self.until = math.inf
 
     def send(self, parcel: Parcel) -> None:
         told = notice(self._store, parcel)
         env = {**os.environ, "ONCEWARD_NOTICE": told["text"]}
-        try:
-            done = subprocess.run(
-                self._argv,
-                input=canonical(told) + b"\n",
-                cwd=self._folder,
-                env=env,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=NOTICE_SECONDS,
-                check=False,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise NetworkError(f"the notify command took longer than {NOTICE_SECONDS:.0f} s") from None
-        except OSError as error:
-            raise NetworkError(f"the notify command cannot be run: {error.strerror}") from None
-        if done.returncode != 0:
-            raise NetworkError(f"the notify command ended with {done.returncode}")
+        with tempfile.TemporaryFile() as body:
+            body.write(canonical(told) + b"\n")
+            body.seek(0)
+            try:
+                process = subprocess.Popen(
+                    self._argv,
+                    stdin=body,
+                    cwd=self._folder,
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NetworkError(f"the notify command cannot be run: {error.strerror}") from None
+        self._wait(process)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it has ended; a kernel that goes does not wait for long."""
+        begun = time.monotonic()
+        while process.poll() is None:
+            if time.monotonic() > min(self.until, begun + NOTICE_SECONDS):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise NetworkError(f"the notify command took too long ({time.monotonic() - begun:.0f} s) and was ended")
+            time.sleep(0.02)
+        if process.returncode != 0:
+            raise NetworkError(f"the notify command ended with {process.returncode}")
 
     def settle(self) -> None:
         """Its end has already settled each."""
@@ -89,12 +106,15 @@ class CommandNotice:
 class WebhookNotice(WebhookSink):
     """POSTs each notice; `text` is where chat programs look."""
 
-    urgent = True
     content_type = "application/json"
 
     def __init__(self, name: str, url: str, secret: str | None, store: Store) -> None:
         super().__init__(name, url, secret, "", store.sources)
+        self.until = math.inf
         self._store = store
+
+    def timeout(self) -> float:
+        return max(0.1, min(super().timeout(), self.until - time.monotonic()))
 
     def body(self, parcel: Parcel) -> bytes:
         return canonical(notice(self._store, parcel))

@@ -32,9 +32,9 @@ class Delivery(msgspec.Struct, frozen=True):
     last_error: str | None = None
 
 
-def deliver(store: Store, sinks: Sequence[Sink]) -> list[Delivery]:
-    """One pass: everything that is due goes out."""
-    return [_deliver_to(store, sink) for sink in sinks]
+def deliver(store: Store, sinks: Sequence[Sink], *, again: bool = True) -> list[Delivery]:
+    """One pass: everything that is due goes out; or only what was never tried."""
+    return [_deliver_to(store, sink, again) for sink in sinks]
 
 
 def pause_before_retry(attempts: int, sources: Sources) -> Micros:
@@ -43,18 +43,19 @@ def pause_before_retry(attempts: int, sources: Sources) -> Micros:
     return int(pause * (1 - sources.fraction() / 4))
 
 
-def _deliver_to(store: Store, sink: Sink) -> Delivery:
+def _deliver_to(store: Store, sink: Sink, again: bool) -> Delivery:
     after = sent = failed = 0
     held_back: set[str] = set()
     last_error: str | None = None
-    while failed < _GIVE_UP_AFTER:
+    while failed < (_GIVE_UP_AFTER if again else 1):
         with store.read() as rows:
             page = parcels(rows, sink.name, after, OUTBOX_BATCH)
             now = rows.now()
         if not page:
             break
         after = page[-1].event.position
-        accepted, failures = _send(sink, page, held_back, now, _GIVE_UP_AFTER - failed)
+        held_back |= set() if again else {parcel.event.stream for parcel in page if parcel.attempts}
+        accepted, failures = _send(sink, page, held_back, now, _GIVE_UP_AFTER - failed if again else 1)
         faults.point("outbox.delivered")
         if accepted or failures:
             _settle(store, accepted, failures)

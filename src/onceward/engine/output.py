@@ -27,7 +27,7 @@ from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of
 
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MODE = "0644"
+_MODES = {"program": "0755"}
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -51,6 +51,8 @@ def write_output(artifacts: Artifacts, name: str, root: Path, project: str, to: 
     sha256 = sha256_hex(manifest)
     home = _home(root, project) if to is None else to.parent
     place = home / f"{build.build_id}-{sha256[:12]}" if to is None else to
+    if to is not None:
+        _require_plain_way(home, root.parent)
     if to is not None and (os.path.lexists(to) or not home.is_dir()):
         why = "is there already" if os.path.lexists(to) else "has no folder to be in"
         raise InvalidConfig(f"{to} {why}; nothing was written", context={"folder": str(to)})
@@ -61,6 +63,8 @@ def write_output(artifacts: Artifacts, name: str, root: Path, project: str, to: 
         try:
             _stage(artifacts, store, build, entries, manifest, staging)
             _move(staging, place)
+        except PermissionError as error:
+            raise InvalidConfig(f"cannot write {place}: {error.strerror}", context={"folder": str(place)}) from error
         except OSError as error:
             raise StorageError(f"cannot write {place}: {error.strerror}") from error
         finally:
@@ -69,6 +73,19 @@ def write_output(artifacts: Artifacts, name: str, root: Path, project: str, to: 
     if to is None:
         _point(home, place)
     return written
+
+
+def _require_plain_way(home: Path, workspace: Path) -> None:
+    """No link on the way, and not among the workspace's own files."""
+    real = home.resolve()
+    if real != Path(os.path.normpath(home)):
+        raise InvalidConfig(
+            f"there is a link on the way to {home}; nothing was written",
+            context={"folder": str(home)},
+            recovery=[Recovery(f"name the real folder: {real}")],
+        )
+    if real.is_relative_to(workspace.resolve()):
+        raise InvalidConfig(f"{home} is the workspace's own; nothing was written", context={"folder": str(home)})
 
 
 def _sweep(home: Path) -> None:
@@ -112,7 +129,7 @@ def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
                 found.append(
                     {
                         "path": f"{checkpoint.stage}/{checkpoint.target}/{output.name}",
-                        "mode": _MODE,
+                        "mode": _MODES.get(output.kind, "0644"),
                         "bytes": output.size,
                         "sha256": output.sha256,
                         "kind": output.kind,
@@ -120,9 +137,9 @@ def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
                         "target": checkpoint.target,
                     }
                 )
-    if not found:
+    if not found and build.state != "SUCCESS":
         raise InvalidConfig(f"build {build.build_id} has no output yet", context={"build_id": build.build_id})
-    longest = max(len(str(entry["path"]).encode()) for entry in found)
+    longest = max((len(str(entry["path"]).encode()) for entry in found), default=0)
     if len(found) > MAX_OUTPUT_FILES or longest > MAX_OUTPUT_PATH:
         raise InvalidConfig(
             f"an output has at most {MAX_OUTPUT_FILES} files with paths of {MAX_OUTPUT_PATH} bytes; this one has"
@@ -143,7 +160,7 @@ def _stage(
         with path.open("xb") as file:
             for piece in artifacts.read(entry["sha256"]):
                 file.write(piece)
-        path.chmod(0o644)
+        path.chmod(int(entry["mode"], 8))
     status = build_status(store, build.build_id)
     sums = "".join(f"{entry['sha256']}  files/{entry['path']}\n" for entry in entries)
     for name, data in (

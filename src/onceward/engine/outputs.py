@@ -54,14 +54,14 @@ class Keeper:
         found = []
         for path in _files(folder):
             if path not in but:
-                found.append(self._file(_name(path.relative_to(folder).as_posix()), "file", path))
+                found.append(self._file(_name(path.relative_to(folder).as_posix()), _kind(path), path))
             if len(found) > _MOST:
                 raise MalformedOutput(f"a step may leave {_MOST} files, and this one left more")
         return _by_name(found)
 
     def _named(self, name: object, item: Any) -> Kept:
         if isinstance(item, Path):
-            return self._file(_name(name), "file", item)
+            return self._file(_name(name), _kind(item), item)
         kind, data = encoded(item)
         return self._bytes(_name(name), kind, data)
 
@@ -82,6 +82,11 @@ class Keeper:
             raise MalformedOutput(f"the output {name} cannot be read: {error.strerror}") from None
         blob = _fitting(name, lambda: self._artifacts.keep_file(path, self._redactor))
         return Output(self._shown(name), kind, blob.sha256, blob.size), blob
+
+
+def _kind(path: Path) -> str:
+    """What may be executed stays so."""
+    return "program" if path.is_file() and path.stat().st_mode & 0o100 else "file"
 
 
 def encoded(value: Any) -> tuple[str, bytes]:
@@ -179,7 +184,7 @@ def fetch(artifacts: Artifacts, output: Output, place: Path) -> Path:
         with place.open("xb") as file:
             for piece in artifacts.read(output.sha256):
                 file.write(piece)
-        place.chmod(0o400)
+        place.chmod(0o500 if output.kind == "program" else 0o400)
     except (FileExistsError, NotADirectoryError):
         raise MalformedOutput(f"the input {place.name} cannot be laid out beside the others") from None
     except OSError as error:
@@ -198,7 +203,7 @@ def value_of(artifacts: Artifacts, outputs: Sequence[Output], place: Path | None
 
 
 def _one(artifacts: Artifacts, output: Output, place: Path | None) -> Any:
-    if place is not None and output.kind in ("file", "path"):
+    if place is not None and output.kind in ("file", "path", "program"):
         path = place / output.name
         return path if path.exists() else fetch(artifacts, output, path)
     data = b"".join(artifacts.read(output.sha256))

@@ -159,7 +159,9 @@ class Resolved:
         if redactor.text(self.choices.text()) != self.choices.text():
             raise refuse("--set", "a secret's value is not set as config, which is kept; name it under secrets")
         self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
-        self.hash = sha256_hex(self.body.encode())
+        # Which step has which input tells why; what counts is what the inputs are.
+        bare = body_of(plan.name, config, self.steps, hashed, {}, redactor.text) if self._own else self.body
+        self.hash = sha256_hex(bare.encode())
 
     def forced(self) -> set[int]:
         """The steps that run even if their results are there."""

@@ -24,12 +24,17 @@ class Sink(Protocol):
     """Accepts events; a parcel counts as delivered once `settle` after it has returned."""
 
     name: str
-    urgent: bool
-    """A person waits for it: it is delivered before the kernel goes."""
 
     def send(self, parcel: Parcel) -> None: ...
 
     def settle(self) -> None: ...
+
+
+class Notice(Sink, Protocol):
+    """A sink that a person waits for: it is served once more before the kernel goes."""
+
+    until: float
+    """When it must be done, on the steady clock."""
 
 
 def envelope(parcel: Parcel) -> bytes:
@@ -39,8 +44,6 @@ def envelope(parcel: Parcel) -> bytes:
 
 class ConsoleSink:
     """Prints `[OUTBOX] {json}`."""
-
-    urgent = False
 
     def __init__(self, name: str, out: TextIO | None = None) -> None:
         self.name = name
@@ -55,8 +58,6 @@ class ConsoleSink:
 
 class FileSink:
     """Appends one line an event, synced before the event counts as delivered."""
-
-    urgent = False
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -98,7 +99,6 @@ def _drop_torn_tail(file: BinaryIO) -> None:
 class WebhookSink:
     """POSTs a CloudEvents 1.0 document, signed as Standard Webhooks asks."""
 
-    urgent = False
     content_type = "application/cloudevents+json; charset=UTF-8"
 
     def __init__(self, name: str, url: str, secret: str | None, workspace_id: str, sources: Sources) -> None:
@@ -115,7 +115,7 @@ class WebhookSink:
             raise InvalidConfig("the environment variable that secret_env names is not set")
         body = self.body(parcel)
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port, timeout=WEBHOOK_TIMEOUT_SECONDS)
+        connection = kind(self._url.hostname or "", self._url.port, timeout=self.timeout())
         try:
             path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
             connection.request("POST", path, body, self._headers(parcel, body))
@@ -126,6 +126,9 @@ class WebhookSink:
             connection.close()
         if not 200 <= status < 300:
             raise NetworkError(f"the webhook answered {status}")
+
+    def timeout(self) -> float:
+        return WEBHOOK_TIMEOUT_SECONDS
 
     def settle(self) -> None:
         """A 2xx answer has already settled each."""

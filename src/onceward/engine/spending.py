@@ -1,4 +1,4 @@
-"""What was spent, across builds: by build, by stage, by day. Taken from the debits, which nobody can change."""
+"""What was spent, across builds: by build, by stage, by day. From the debits, which nobody can change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from onceward.store.store import Store
 from onceward.store.tables.budgets import debits_by_child, debits_by_day, debits_by_session
 
 DAY_MICROS = 86_400_000_000
-WAYS = ("build", "stage", "day")
 
 
 def spending(store: Store, by: str) -> dict[str, Any]:
@@ -33,16 +32,12 @@ def spending(store: Store, by: str) -> dict[str, Any]:
             total[lane] = total.get(lane, 0) + amount
     for group in found:
         group["cost_usd"] = to_usd(group["lanes"].get("usd_micros", 0))
-    order = _dearest if by == "stage" else _newest
-    return {"by": by, "groups": sorted(found, key=order), "lanes": total, "limits": limits}
+    groups = sorted(found, key=_dearest) if by == "stage" else found
+    return {"by": by, "groups": groups, "lanes": total, "limits": limits}
 
 
 def _dearest(group: dict[str, Any]) -> Any:
     return (-group["lanes"].get("usd_micros", 0), -group["lanes"].get("tokens", 0), group["name"], group["key"])
-
-
-def _newest(group: dict[str, Any]) -> Any:
-    return [-ord(letter) for letter in group["key"]]
 
 
 def _gathered(debits: Iterable[tuple[str, str, str, int]]) -> list[dict[str, Any]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Sequence
 
 from onceward.engine.outputs import read_back
 from onceward.kernel.records import Build
 from onceward.lifecycles.choices import choices_of, is_chosen
 from onceward.lifecycles.plan import result_digest, step_name
-from onceward.lifecycles.plan_changes import step_changes
+from onceward.lifecycles.plan_changes import Body, step_changes
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body
-from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, last_success
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of_stage, find_checkpoint, last_success
 from onceward.store.tables.events import told
 
 Made = Callable[[str, str], str | None]
@@ -27,33 +24,54 @@ class History:
     def __init__(self, rows: Reads, name: str, before: str = "") -> None:
         """`before` is the build that asks: only older ones count."""
         self._rows, self._name, self._before = rows, name, before
-        self._bodies: dict[str, Mapping[str, Any]] = {}
+        self._bodies: dict[str, Body] = {}
+        self._digests: dict[tuple[str, str], dict[str, str]] = {}
+        self._flows: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+        """What is known already: of thousands of steps that need the same, it is asked once."""
 
     def last(self, stage: str, target: str) -> Checkpoint | None:
         """The step when it was last done."""
         return last_success(self._rows, self._name, stage, target, self._before)
 
-    def changed(self, last: Checkpoint, now: Mapping[str, Any], made: Made) -> list[str]:
+    def changed(self, last: Checkpoint, now: Body, made: Made) -> list[str]:
         """What is different from then; `now` is the plan's body, `made` what the steps before it left now."""
         then = self._body(Builds(self._rows).get(last.build_id).plan_hash)
         said = step_changes(then, now, last.stage, last.target)
-        return said + self._upstream(last, now, made)
-
-    def _upstream(self, last: Checkpoint, now: Mapping[str, Any], made: Made) -> list[str]:
-        targets = {stage["name"]: stage["targets"] for stage in now["stages"]}
-        needs = next(stage["needs"] for stage in now["stages"] if stage["name"] == last.stage)
-        said = []
-        for need in needs:
-            for target in [last.target] if last.target in targets[need] else targets[need]:
-                now_made = made(need, target)
-                then = find_checkpoint(self._rows, last.build_id, need, target) if now_made is not None else None
-                if now_made is not None and (then is None or digest_of(then) != now_made):
-                    said.append(f"what {step_name(need, target)} made {'changed' if then else 'is new'}")
+        before, after = (body.needs(last.stage, last.target) for body in (then, now))
+        if list(before) != list(after) and set(before) == set(after):
+            said.append("the order of what it needs changed")
+        said += [f"it no longer needs {need}" for need in before if need not in after]
+        for need, targets in after.items():
+            said += self._flowed(last.build_id, need, before.get(need, ()), targets, made)
         return said
 
-    def _body(self, plan_hash: str) -> Mapping[str, Any]:
+    def _flowed(self, build_id: str, need: str, before: Sequence[str], after: Sequence[str], made: Made) -> list[str]:
+        """What came from one stage: the same steps, and the same from each?"""
+        known = self._flows.get((build_id, need, tuple(after)))
+        if known is not None and len(after) > 1:
+            return known
+        then = self._made_in(build_id, need)
+        kept = set(after)
+        gone = [target for target in before if target not in kept]
+        told = [f"{step_name(need, target)} is gone" for target in gone[:3]]
+        other = []
+        for target in after:
+            now_made = made(need, target)
+            if now_made is not None and then.get(target) != now_made:
+                other.append(f"what {step_name(need, target)} made {'changed' if target in then else 'is new'}")
+        more = [f"and of {len(other) - 3:,} more of {need}"] if len(other) > 3 else []
+        self._flows[build_id, need, tuple(after)] = told + other[:3] + more
+        return told + other[:3] + more
+
+    def _made_in(self, build_id: str, stage: str) -> dict[str, str]:
+        if (build_id, stage) not in self._digests:
+            found = checkpoints_of_stage(self._rows, build_id, stage)
+            self._digests[build_id, stage] = {c.target: digest_of(c) for c in found if c.status == "SUCCESS"}
+        return self._digests[build_id, stage]
+
+    def _body(self, plan_hash: str) -> Body:
         if plan_hash not in self._bodies:
-            self._bodies[plan_hash] = msgspec.json.decode(plan_body(self._rows, plan_hash) or '{"stages": []}')
+            self._bodies[plan_hash] = Body(plan_body(self._rows, plan_hash))
         return self._bodies[plan_hash]
 
 
@@ -64,32 +82,29 @@ def digest_of(checkpoint: Checkpoint) -> str:
     return result_digest(read_back(checkpoint.outputs))
 
 
-def why_it_ran(rows: Reads, build: Build, checkpoint: Checkpoint) -> tuple[list[str], str | None]:
+def why_it_ran(rows: Reads, build: Build, stage: str, target: str) -> tuple[list[str], str | None]:
     """Why a step of a build was executed, and the build in which it was last done before that."""
     history = History(rows, build.name, build.build_id)
-    last = history.last(checkpoint.stage, checkpoint.target)
+    last = history.last(stage, target)
     if last is None:
         return ["no earlier build has done it"], None
 
-    def made(stage: str, target: str) -> str | None:
-        found = find_checkpoint(rows, build.build_id, stage, target)
+    def made(need: str, other: str) -> str | None:
+        found = find_checkpoint(rows, build.build_id, need, other)
         return None if found is None else digest_of(found)
 
-    now = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages": []}')
-    said = history.changed(last, now, made)
-    if not said:
-        said = [_not_reused(rows, build, checkpoint)]
-    return said, last.build_id
+    said = history.changed(last, Body(plan_body(rows, build.plan_hash)), made)
+    return said or [_not_reused(rows, build, stage, target)], last.build_id
 
 
-def _not_reused(rows: Reads, build: Build, checkpoint: Checkpoint) -> str:
+def _not_reused(rows: Reads, build: Build, stage: str, target: str) -> str:
     """Nothing changed, and still it ran."""
     choices = choices_of(build.choices)
-    if choices.force and is_chosen(choices, checkpoint.stage, checkpoint.target):
+    if choices.force and is_chosen(choices, stage, target):
         return "nothing changed, but it was forced to run"
     if not build.reuse:
         return "nothing changed, but results of other builds were not to be taken over"
-    name = step_name(checkpoint.stage, checkpoint.target)
+    name = step_name(stage, target)
     if told(rows, f"session:{build.build_id}", "CHECKPOINT_INVALID", name):
         return "nothing changed, but what it had made was damaged or gone"
     return "nothing changed that the record could tell"

@@ -104,7 +104,10 @@ WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
 """How long a webhook may take: a slow sink must not hold up the others for long."""
 
 NOTICE_SECONDS: Final = 20.0
-"""How long a notify command may take: whoever ends a build waits for its notice."""
+"""How long a notify command may take."""
+
+LEAVING_SECONDS: Final = 3.0
+"""How long a kernel that goes waits for notices that are on their way: whoever ends it waits with it."""
 
 WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 """A write-ahead log larger than this means a reader is stuck; `doctor` says so."""

@@ -62,7 +62,8 @@ def with_config(
 ) -> tuple[Mapping[str, Any], list[Stage]]:
     """A plan's config and stages with other values wherever the plan sets a key; one that it nowhere sets is a slip."""
     for key, text in given.items():
-        path = key.split(".")
+        # A key may hold a dot itself.
+        path = [key] if any(key in some for some in _all(config, stages)) else key.split(".")
         if not any(_holds(path, some) for some in _all(config, stages)):
             raise _unknown(key, config, stages)
         config = _replaced(config, path, text)
@@ -124,18 +125,24 @@ def _replaced(config: Mapping[str, Any], path: Sequence[str], text: str) -> Mapp
     if rest:
         inner = config[key]
         return {**config, key: _replaced(inner, rest, text)} if isinstance(inner, Mapping) else config
-    return config_of("--set", {**config, key: _value(text, config[key])})
+    return config_of("--set", {**config, key: _value(key, text, config[key])})
 
 
-def _value(text: str, before: Any) -> Any:
-    """What stands for text stays text; anything else is read as a plan file would."""
+def _value(key: str, text: str, before: Any) -> Any:
+    """What stands for text stays text; anything else is read as a plan file would, and must be of the same kind."""
     if isinstance(before, str):
         return text
     try:
-        read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return read["value"] if len(read) == 1 else text
+        read = tomllib.loads(f"value = {text.lower() if isinstance(before, bool) else text}")
+        value = read["value"] if len(read) == 1 else None
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = None
+    if type(value) is not type(before):
+        kind = {bool: "true or false", int: "a whole number", list: "a list"}.get(type(before), "a table")
+        raise InvalidConfig(
+            f"{key} is {kind} in the plan, and {text[:60]!a} is none", context={"field": "--set", "key": key}
+        )
+    return value
 
 
 def _all(config: Mapping[str, Any], stages: Sequence[Stage]) -> list[Mapping[str, Any]]:

@@ -64,7 +64,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """One thing that a step left: a value (`json`, `text`, `bytes`) or a `file`."""
+    """One thing that a step left: a value (`json`, `text`, `bytes`, `path`), a `file`, or a `program`."""
 
     name: str
     kind: str
@@ -287,8 +287,8 @@ def body_of(
     clean: Callable[[str], str] = str,
 ) -> str:
     """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares.
-    `own` has the input files by target where they differ, or `target` where each is its own; `clean` takes secrets
-    out of what people wrote."""
+    `own`, no part of what is compared, has the input files by target where they differ, or `target` where each is its
+    own; `clean` takes secrets out of what people wrote."""
     stages = [
         {
             "name": stage.name,

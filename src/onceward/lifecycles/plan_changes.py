@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,38 +13,61 @@ from onceward.lifecycles.plan import fill, merge
 def changes(before: str, after: str) -> list[str]:
     """What is different about a plan, in words."""
     old, new = msgspec.json.decode(before), msgspec.json.decode(after)
-    said = [f"{what} changed" for what in ("name", "config") if old[what] != new[what]]
+    said = ["name changed"] if old["name"] != new["name"] else []
+    said += _value_changes("config", old["config"], new["config"])
     olds, news = ({stage["name"]: stage for stage in plan["stages"]} for plan in (old, new))
     said += [f"stage {name} is gone" for name in olds if name not in news]
     said += [f"stage {name} is new" for name in news if name not in olds]
     for name in news:
-        if name in olds and olds[name] != news[name]:
+        if name in olds:
             said += _stage_changes(name, olds[name], news[name])
-    return said or (["the stages stand in another order"] if old != new else [])
+    return said or (["the stages stand in another order"] if list(olds) != list(news) else [])
 
 
 def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    words = {"work": "what it runs", "target_config": "a target's config"}
-    plain = [what for what in new if what not in ("inputs", "inputs_of")]
+    words = {"work": "what it runs"}
+    plain = [what for what in new if what not in ("inputs", "inputs_of", "config", "target_config")]
     said = [f"stage {name}: {words.get(what, what)} changed" for what in plain if old[what] != new[what]]
+    for what in ("config", "target_config"):
+        said += [f"stage {name}: {told}" for told in _value_changes(what, old[what], new[what])]
     files = _file_changes(dict(old["inputs"]), dict(new["inputs"]))
     said += [f"stage {name}: {file}" for file in files]
-    return said or [f"stage {name}: which step has which input changed"]
+    return said
 
 
-def step_changes(old: Mapping[str, Any], new: Mapping[str, Any], stage: str, target: str) -> list[str]:
-    """What is different about one step, between two plans' bodies: all that flows into it but what other steps made."""
-    was, is_ = _stage_in(old, stage), _stage_in(new, stage)
+class Body:
+    """A plan as it was kept, to be asked about its steps."""
+
+    def __init__(self, text: str | None) -> None:
+        said = msgspec.json.decode(text) if text else {"stages": [], "config": {}}
+        self.config: Mapping[str, Any] = said["config"]
+        self.stages: dict[str, Mapping[str, Any]] = {stage["name"]: stage for stage in said["stages"]}
+        self._targets: dict[str, frozenset[str]] = {}
+
+    def needs(self, stage: str, target: str) -> dict[str, Sequence[str]]:
+        """What a step depends on: of each needed stage the same-named target, or all where there is none."""
+        found = self.stages.get(stage)
+        return {need: self._of(need, target) for need in (found["needs"] if found else ())}
+
+    def _of(self, need: str, target: str) -> Sequence[str]:
+        if need not in self._targets:
+            self._targets[need] = frozenset(self.stages[need]["targets"])
+        targets: Sequence[str] = self.stages[need]["targets"]
+        return [target] if target in self._targets[need] else targets
+
+
+def step_changes(old: Body, new: Body, stage: str, target: str) -> list[str]:
+    """What is different about one step, between two plans: all that flows into it but what other steps made."""
+    was, is_ = old.stages.get(stage), new.stages.get(stage)
     if was is None or is_ is None:
         return [f"stage {stage} is {'new' if was is None else 'gone'}"]
     said = _work_changes(was["work"], is_["work"], target)
-    before, after = _config(old, was, target), _config(new, is_, target)
+    before, after = (
+        merge(b.config, s["config"], s["target_config"].get(target, {})) for b, s in ((old, was), (new, is_))
+    )
     said += _value_changes("config", before, after)
-    return said + _file_changes(_inputs(was, target), _inputs(is_, target))
-
-
-def _stage_in(body: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    return next((stage for stage in body["stages"] if stage["name"] == name), None)
+    own = was.get("inputs_of") or is_.get("inputs_of")
+    return said + _file_changes(_inputs(was, target, own), _inputs(is_, target, own))
 
 
 def _work_changes(old: Mapping[str, Any], new: Mapping[str, Any], target: str) -> list[str]:
@@ -56,10 +79,6 @@ def _work_changes(old: Mapping[str, Any], new: Mapping[str, Any], target: str) -
     if "function" in old and "function" in new:
         return ["its code changed"]
     return ["what is done changed" if old.get("version") == new.get("version") else "its version changed"]
-
-
-def _config(body: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> dict[str, Any]:
-    return merge(body["config"], stage["config"], stage["target_config"].get(target, {}))
 
 
 def _value_changes(path: str, old: Any, new: Any) -> list[str]:
@@ -85,10 +104,11 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _inputs(stage: Mapping[str, Any], target: str) -> dict[str, str]:
-    """The input files of one step: those of its stage, unless its steps have files of their own."""
+def _inputs(stage: Mapping[str, Any], target: str, known: Any) -> dict[str, str]:
+    """The input files of one step: those of its stage, unless its steps have files of their own. A plan that was kept
+    before that was noted is read as the other one is."""
     files = dict(stage["inputs"])
-    own = stage.get("inputs_of")
+    own = stage.get("inputs_of", known)
     if own is None:
         return files
     names = [target] if own == "target" else own.get(target, ())

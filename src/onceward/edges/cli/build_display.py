@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shlex
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -22,6 +24,7 @@ _COLOURS = {"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "RETRY": "y
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
 _EACH = 5
+_PATIENCE = 3.0
 
 
 def build_display(as_json: bool) -> BuildDisplay:
@@ -36,10 +39,15 @@ def build_display(as_json: bool) -> BuildDisplay:
 
 
 class BuildDisplay:
-    """Plain lines on standard error as steps end."""
+    """Plain lines on standard error as steps end. A thread of its own writes them: whoever tells is never held up by a
+    terminal that stands still, and nobody minds one that is gone."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        self._lines: queue.SimpleQueue[tuple[str, TextIO] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_out, name="display", daemon=True)
+        self._err, self._out = sys.stderr, sys.stdout
+        """Ours: what steps print may go elsewhere meanwhile."""
         self._build = ""
         self._total = self._done = 0
         self._quiet: dict[str, int] = {}
@@ -48,16 +56,13 @@ class BuildDisplay:
         self._build, self._total = begun.build_id, begun.total
         how = f", {begun.how}" if begun.how else ""
         steps = render.counted(begun.total, "step")
-        click.secho(f"build {begun.build_id}: {render.plain(begun.name)}, {steps}{how}", dim=True, err=True)
+        self._say(click.style(f"build {begun.build_id}: {render.plain(begun.name)}, {steps}{how}", dim=True))
+        self._writer.start()
 
     def told(self, said: Mapping[str, Any]) -> None:
         """One step got somewhere."""
         with self._mutex:
-            try:
-                self._tell(said)
-            except OSError:
-                # Whoever looked on has gone; the build goes on.
-                pass
+            self._tell(said)
 
     def end(self) -> None:
         """Nothing more will be told of steps."""
@@ -68,11 +73,19 @@ class BuildDisplay:
             self._say(f"  {render.plain(outcome['why'])}")
         if "confirmation_token" in outcome:
             self._say("confirmation token, shown once, good for an hour:")
-            click.echo(outcome["confirmation_token"])
+            self._say(outcome["confirmation_token"], self._out)
         if outcome.get("untold"):
             self._say(f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)")
         if outcome.get("next"):
-            self._say(f"next: {outcome['next']}")
+            self._say(f"next: {render.plain(outcome['next'])}")
+        self._finish(outcome)
+
+    def _finish(self, outcome: Mapping[str, Any]) -> None:
+        """Until all is written; one who asked us to stop does not wait long for it."""
+        self._lines.put(None)
+        if self._writer.ident is None:
+            self._writer.start()
+        self._writer.join(_PATIENCE if outcome.get("stopped") else None)
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status = said["status"]
@@ -85,29 +98,37 @@ class BuildDisplay:
         elif status == "APPROVAL":
             for line in approval(said, self._build):
                 self._say(line)
+        elif status == "STALE":
+            self._say(stale(said))
         elif status != "running" and self._quiet.get(status, 0) <= _EACH:
             more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
             self._say(f"[{self._done}/{self._total}] {step_line(said)}{more}")
 
-    def _say(self, line: str) -> None:
-        click.echo(line, err=True)
+    def _say(self, line: str, to: TextIO | None = None) -> None:
+        self._lines.put((line, to or self._err))
+
+    def _write_out(self) -> None:
+        while (line := self._lines.get()) is not None:
+            with suppress(OSError, ValueError):
+                self._print(*line)
+
+    def _print(self, line: str, to: TextIO) -> None:
+        click.echo(line, file=to, color=render.colour())
+        to.flush()
 
 
 class JsonDisplay(BuildDisplay):
     """One JSON object a line on standard output."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._out = sys.stdout
-        """Ours: what steps print goes elsewhere while we speak JSON."""
-
     def begun(self, begun: Begun) -> None:
         self._line({"type": "build", "build_id": begun.build_id, "name": begun.name, "steps": begun.total})
+        self._writer.start()
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
-        if status == "STOPPING":
-            self._line({"type": "stopping", "waiting": said["waiting"]})
+        if status in ("STOPPING", "STALE"):
+            about = {"waiting": said["waiting"]} if status == "STOPPING" else {"step": said["step"]}
+            self._line({"type": status.lower(), **about})
             return
         known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
         line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
@@ -123,13 +144,10 @@ class JsonDisplay(BuildDisplay):
 
     def result(self, outcome: Mapping[str, Any]) -> None:
         self._line({"type": "result", **outcome})
+        self._finish(outcome)
 
     def _line(self, value: dict[str, Any]) -> None:
-        try:
-            click.echo(json.dumps(value, sort_keys=True), file=self._out)
-            self._out.flush()
-        except BrokenPipeError:
-            pass
+        self._say(json.dumps(value, sort_keys=True), self._out)
 
 
 def step_line(said: Mapping[str, Any]) -> str:
@@ -152,6 +170,10 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
         f"  onceward explain {build_id} {step}",
         f"  onceward approve {build_id} {step} --digest {said['digest']}",
     ]
+
+
+def stale(said: Mapping[str, Any]) -> str:
+    return f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused"
 
 
 def stopping(said: Mapping[str, Any], build_id: str) -> str:

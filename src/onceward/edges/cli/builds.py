@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,15 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
     workspace = given.workspace()
     choices = Choices(asked["only"], asked["force"], assignments(asked["config"]))
     resolved = load(Path(plan).expanduser(), choices)
+    running.require_environment(resolved)
     if asked["dry_run"]:
         from onceward.edges.cli.forecast import tell
 
         return tell(given, resolved, {**resolved.plan.limits, **limits}, reuse=not no_reuse)
-    running.require_environment(resolved)
     made = workspace.ensure()
     if made and not given.json:
-        click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
+        with suppress(OSError):
+            click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
     display = build_display(given.json)
     with _prints_aside(given.json):
         outcome, signal = running.run(
@@ -87,6 +88,7 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
 @build_argument(required=False)
 @click.option("--token", metavar="TOKEN", default="", help="The confirmation token of a paused build.")
 @click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
+@click.option("--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost.")
 @click.option("--fork", is_flag=True, help="If the plan changed: make a new build that reuses what still fits.")
 @click.option("--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again.")
 @click.option(
@@ -113,8 +115,10 @@ def resume(
     )
     workspace = given.workspace()
     build = build or _the_one(workspace)
-    display = build_display(given.json)
     file = Path(asked["plan"]).expanduser() if asked["plan"] else None
+    if asked["dry_run"]:
+        return _foresee(given, build, file, offer.limits, no_reuse)
+    display = build_display(given.json)
     with _prints_aside(given.json):
         outcome, signal = running.resume(
             *(workspace, build, display, offer),
@@ -125,6 +129,20 @@ def resume(
             leaving=True,
         )
     return _leave(display, outcome, signal)
+
+
+def _foresee(given: Globals, name: str, file: Path | None, limits: Mapping[str, int], no_reuse: bool) -> int:
+    """What a resume would do."""
+    from onceward import running
+    from onceward.edges.cli.forecast import tell
+    from onceward.engine.build_reading import build_named
+
+    workspace = given.workspace()
+    with workspace.reading() as store:
+        build = build_named(store, name)
+    resolved = running.load_for(workspace, build, plan_file=file)
+    running.require_environment(resolved)
+    return tell(given, resolved, limits, reuse=not no_reuse and bool(build.reuse), build_id=build.build_id)
 
 
 def _the_one(workspace: Any) -> str:

@@ -25,6 +25,8 @@ def cancel(given: Globals, subject: str) -> int:
         return pending(given, asked)
     if given.json:
         render.document(asked.value)
+    elif asked.value.get("build_id"):
+        render.say(f"{asked.value['build_id']} is {asked.value['state']}")
     elif asked.value["receipts"]:
         render.table(("child", "outcome"), [(r["child_id"], r["outcome"]) for r in asked.value["receipts"]])
     else:

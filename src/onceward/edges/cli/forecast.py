@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import ExitStack
 
 import click
 import msgspec
@@ -12,7 +11,8 @@ import msgspec
 from onceward.edges.cli import render
 from onceward.edges.cli.display import shown
 from onceward.edges.cli.main import Globals
-from onceward.engine.forecast import Expected, Forecast
+from onceward.engine.builds import require_no_doubt
+from onceward.engine.forecast import Expected, Forecast, room_left
 from onceward.engine.plans import Resolved
 from onceward.errors import NotFound
 
@@ -21,16 +21,18 @@ _WORDS = {"run": "would run", "reuse": "would be reused", "skip": "would be skip
 _COLOURS = {"run": "cyan", "ask": "yellow"}
 
 
-def tell(given: Globals, resolved: Resolved, limits: Mapping[str, int], *, reuse: bool) -> int:
-    """Nothing is written, not even a workspace where there is none."""
+def tell(given: Globals, resolved: Resolved, limits: Mapping[str, int], *, reuse: bool, build_id: str = "") -> int:
+    """Nothing is written, not even a workspace where there is none. What a run would refuse is refused here, too."""
     workspace = given.workspace()
-    try:
-        workspace.store().close()
-        opened: Any = workspace.artifacts()
-    except NotFound:
-        opened = nullcontext(None)
-    with opened as artifacts:
-        steps = Forecast(resolved, artifacts, reuse=reuse).steps()
+    with ExitStack() as open_:
+        try:
+            artifacts = open_.enter_context(workspace.artifacts())
+        except NotFound:
+            artifacts = None
+        if artifacts is not None and not build_id:
+            require_no_doubt(artifacts.store, resolved.plan.name)
+        left = room_left(artifacts.store, build_id, limits) if artifacts is not None else dict(limits)
+        steps = Forecast(resolved, artifacts, reuse=reuse, build_id=build_id).steps()
     counts = {what: sum(step.what == what for step in steps) for what in _WORDS}
     totals = _total(steps)
     if given.json:
@@ -40,7 +42,7 @@ def tell(given: Globals, resolved: Resolved, limits: Mapping[str, int], *, reuse
     _steps(steps)
     said = [f"{count:,} {_WORDS[what]}" for what, count in counts.items() if count]
     render.say(f"{render.counted(len(steps), 'step')}: {', '.join(said)}. Nothing was done.")
-    _money(steps, totals, limits)
+    _money(steps, totals, left)
     return 0
 
 
@@ -83,8 +85,8 @@ def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping
     for lane in sorted({*totals, *limits}):
         name, total, limit = shown({"lane": lane, "total": totals.get(lane, 0), "limit": limits.get(lane)})
         if totals.get(lane):
-            over = click.style("  more than that: it would pause", fg="yellow")
+            over = click.style("; it would pause", fg="yellow")
             beyond = over if lane in limits and totals.get(lane, 0) > limits[lane] else ""
-            render.say(f"estimated {name}: {total}{f' of {limit}' if limit else ''}{beyond}")
+            render.say(f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}")
     if guessed and unknown:
         render.say(f"no estimate for {render.counted(unknown, 'step')}: say estimate in the plan, or run it once")

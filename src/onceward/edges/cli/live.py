@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from onceward.edges.cli import render
-from onceward.edges.cli.build_display import BuildDisplay, approval, step_line, stopping
+from onceward.edges.cli.build_display import BuildDisplay, approval, stale, step_line, stopping
 from onceward.edges.cli.display import shown
+from onceward.errors import OncewardError
 
 if TYPE_CHECKING:
     from onceward.engine.glance import Begun, Busy
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _FRAME_SECONDS = 0.2
 _MONEY_SECONDS = 0.6
+_STILL_SECONDS = 1.0
+"""How long a terminal that stands still is waited for."""
 _WINDOW = 60
 """How many ends the rate is taken from."""
 _WORDS = {"SUCCESS": "done", "SKIPPED": "skipped", "REUSED": "reused", "FAILED": "failed", "CANCELLED": "failed"}
@@ -101,10 +105,9 @@ class LiveDisplay(BuildDisplay):
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._paint = threading.RLock()
         """One at a time: a line above and a new picture must not cross."""
-        self._outs = (sys.stdout, sys.stderr)
         self._asked: dict[str, str] = {}
         self._over = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="display", daemon=True)
+        self._ticker = threading.Thread(target=self._tick, name="picture", daemon=True)
         self._bars: dict[str, StageBar] = {}
         self._ends: deque[float] = deque(maxlen=_WINDOW)
         self._begun: Begun | None = None
@@ -113,10 +116,11 @@ class LiveDisplay(BuildDisplay):
         self._looked = 0.0
 
     def begun(self, begun: Begun) -> None:
-        super().begun(begun)
         self._begun, self._at = begun, time.monotonic()
         self._bars = {name: StageBar(name, count) for name, count in begun.stages}
-        self._live.start()
+        super().begun(begun)
+        with suppress(OSError):
+            self._live.start()
         # What steps print is shown above the picture, unless it goes somewhere else.
         sys.stderr = _Above(sys.stderr, self._say)
         if sys.stdout.isatty():
@@ -124,13 +128,23 @@ class LiveDisplay(BuildDisplay):
         self._ticker.start()
 
     def end(self) -> None:
-        """Leave the last picture standing and give the terminal back."""
-        if self._ticker.is_alive():
-            self._over.set()
-            self._ticker.join()
-            sys.stdout, sys.stderr = self._outs
-            self._draw(last=True)
-            self._live.stop()
+        """Leave the last picture standing and give the terminal back; one that stands still is left as it is."""
+        sys.stdout, sys.stderr = self._out, self._err
+        self._over.set()
+        self._ticker.join(_STILL_SECONDS)
+        if self._paint.acquire(timeout=_STILL_SECONDS):
+            try:
+                while not self._lines.empty():
+                    line = self._lines.get()
+                    if line is not None:
+                        self._print(*line)
+                self._draw(last=True)
+                with suppress(OSError):
+                    self._live.stop()
+            except OSError:
+                pass
+            finally:
+                self._paint.release()
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status = said["status"]
@@ -142,6 +156,8 @@ class LiveDisplay(BuildDisplay):
                 self._ends.append(time.monotonic())
         if status == "STOPPING":
             self._say(stopping(said, self._build))
+        elif status == "STALE":
+            self._say(stale(said))
         elif status == "APPROVAL":
             self._asked[said["step"]] = said["text"]
             for line in approval(said, self._build):
@@ -149,12 +165,12 @@ class LiveDisplay(BuildDisplay):
         elif status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes"):
             self._say(step_line(said))
 
-    def _say(self, line: str) -> None:
-        if self._live.is_started:
-            with self._paint:
+    def _print(self, line: str, to: TextIO) -> None:
+        with self._paint:
+            if self._live.is_started and to is self._err:
                 self._console.print(Text.from_ansi(line), soft_wrap=True)
-        else:
-            super()._say(line)
+            else:
+                super()._print(line, to)
 
     def _tick(self) -> None:
         while not self._over.wait(_FRAME_SECONDS):
@@ -163,17 +179,16 @@ class LiveDisplay(BuildDisplay):
     def _draw(self, last: bool = False) -> None:
         """Gather first, then draw: the engine is never asked while the terminal is held."""
         assert self._begun is not None
-        try:
-            now = time.monotonic()
+        now = time.monotonic()
+        # What cannot be looked at, or shown, now is no matter for the build.
+        with suppress(OSError, OncewardError):
             if last or now - self._looked > _MONEY_SECONDS:
                 self._looked = now
                 self._lanes = self._begun.lanes()
+        with suppress(OSError):
             busy = [] if last else self._begun.busy()
             with self._paint:
                 self._live.update(self._picture(busy, last), refresh=True)
-        except OSError:
-            # The terminal has gone; the build goes on.
-            self._over.set()
 
     def _picture(self, busy: Sequence[Busy], last: bool) -> RenderableType:
         room = max(6, self._console.size.height - 3)

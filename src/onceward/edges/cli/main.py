@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,9 +242,14 @@ def run(argv: list[str]) -> int:
     try:
         faults.arm_from_environment()
         status = cli.main(argv, prog_name="onceward", standalone_mode=False, color=render.colour())
+        if isinstance(status, int) and status:
+            # What became of the work counts for more than whether anybody heard of it.
+            with suppress(OSError):
+                sys.stdout.flush()
+            return status
         if sys.stdout is not None:
             sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        return 0
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (BrokenPipeError, SystemExit):

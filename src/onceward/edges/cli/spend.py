@@ -28,7 +28,7 @@ def spend(given: Globals, by: str, last: int) -> None:
     with given.workspace().reading() as store:
         found = spending(store, by)
     if given.json:
-        render.document(found)
+        render.document({**found, "groups": found["groups"][:last]})
         return
     groups = found["groups"]
     if not groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             render.document(found) if given.json else _session(found)
             return
     if given.json:
-        render.document(sessions)
+        by_hand = [s for s in sessions if not s["session_id"].startswith("bld_")]
+        render.document({"builds": builds, "sessions": by_hand})
     else:
         _newest(builds, [s for s in sessions if not s["session_id"].startswith("bld_")])
 
@@ -74,10 +76,10 @@ def _build(found: dict[str, Any], everything: bool) -> None:
         _steps(steps, "   " if last else "│  ", min(width, 40), everything)
     for wanted in found.get("approvals", ()):
         render.say(f"{render.plain(wanted['step'])} waits for a person: {render.plain(wanted['text'])}")
-        step = render.plain(wanted["step"])
+        step = render.plain(shlex.quote(wanted["step"]))
         render.say(f"  onceward approve {found['build_id']} {step} --digest {wanted['digest']}")
     if found.get("next"):
-        render.say(f"next: {found['next']}")
+        render.say(f"next: {render.plain(found['next'])}")
 
 
 def _stage_line(stage: str, steps: Sequence[dict[str, Any]]) -> str:

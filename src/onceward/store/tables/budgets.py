@@ -96,10 +96,12 @@ def sums(rows: Reads) -> list[Row]:
 
 
 def debits_by_session(rows: Reads) -> list[Row]:
-    """Session, its build's name, lane and sum."""
+    """Session, its build's name, lane and total, the newest session first."""
     return rows.read(
         "SELECT t.parent_session_id, b.name, t.budget_lane, t.total FROM budget_totals t"
+        " JOIN sessions s ON s.session_id = t.parent_session_id"
         " LEFT JOIN builds b ON b.build_id = t.parent_session_id WHERE t.total > 0"
+        " ORDER BY s.created_at DESC, t.parent_session_id DESC"
     )
 
 
@@ -113,7 +115,8 @@ def debits_by_child(rows: Reads) -> list[Row]:
 
 
 def debits_by_day(rows: Reads, micros: int) -> list[Row]:
-    """Day since 1970 in UTC, lane and sum."""
+    """Day since 1970 in UTC, lane and sum, the newest day first."""
     return rows.read(
-        "SELECT at / ?, budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits GROUP BY 1, 2", (micros,)
+        "SELECT at / ?, budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits GROUP BY 1, 2 ORDER BY 1 DESC",
+        (micros,),
     )

@@ -53,6 +53,11 @@ def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:
         after = (page[-1][1], page[-1][2])
 
 
+def checkpoints_of_stage(rows: Reads, build_id: str, stage: str) -> list[Checkpoint]:
+    found = rows.read(f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ?", (build_id, stage))
+    return [Checkpoint(*row) for row in found]
+
+
 def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Checkpoint | None:
     found = rows.read(
         f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target)

@@ -162,7 +162,9 @@ class Tokens:
         """When each child of a session was started, and when it ended."""
         found = self._rows.read(
             "SELECT child_id, started_at, CASE WHEN phase = 'terminal' THEN updated_at END FROM urm_dispatch_token"
-            " WHERE parent_session_id = ? AND started_at IS NOT NULL",
+            " WHERE parent_session_id = ? AND started_at IS NOT NULL"
+            # Of one that its kernel's death cut off nobody knows when it ended.
+            " AND (reason IS NULL OR reason NOT IN ('terminated_on_restart', 'lease_orphaned'))",
             (session_id,),
         )
         return {child_id: (started, ended) for child_id, started, ended in found}
