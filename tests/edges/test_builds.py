@@ -54,6 +54,7 @@ def result(done):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("I-1", "B-14")
 def test_run_makes_the_workspace_and_says_what_happens(cli):
     done = cli("run", "plan.toml", check=0)
@@ -67,6 +68,7 @@ def test_run_makes_the_workspace_and_says_what_happens(cli):
     assert "└─ ü    SUCCESS" in cli("status", builds[1]["build_id"], check=0).stdout
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("I-1", "B-7")
 def test_json_lines_are_as_the_contract_says(cli):
     done = cli("run", "plan.toml", "--json", "--jobs", "1", check=0)
@@ -84,6 +86,7 @@ def test_json_lines_are_as_the_contract_says(cli):
     assert step["artifacts"][0]["name"] == "o"
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("B-9", "B-10", "I-1")
 def test_a_pause_exits_3_and_goes_on_with_its_token(cli):
     done = cli("run", "plan.toml", "--json", "--jobs", "1", "--budget", "usd=0.15", check=3)
@@ -112,6 +115,7 @@ def test_a_paused_build_may_be_declared_failed_or_abandoned(cli):
     assert "ILLEGAL_TRANSITION" in cli("abandon", last["build_id"], check=2).stderr
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("K-13", "I-1")
 def test_two_runs_at_once_are_a_conflict_and_the_second_changes_nothing(cli):
     witness = slow(cli, "2.13")
@@ -124,6 +128,7 @@ def test_two_runs_at_once_are_a_conflict_and_the_second_changes_nothing(cli):
     assert len(json.loads(cli("list", "--json").stdout)) == 1
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("L-24", "B-14")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_cleanly_and_says_how_to_resume(cli, times):
@@ -143,6 +148,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_resume(cli, times):
     assert cli(*command.split(), "--fork", check=0)
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("C-40", "B-1", "K-13")
 @pytest.mark.parametrize("verb", ["cancel", "abandon"])
 def test_a_running_build_is_given_up_from_another_terminal(cli, verb):
@@ -159,6 +165,7 @@ def test_a_running_build_is_given_up_from_another_terminal(cli, verb):
     assert {c["reason"] for c in children} == {"cancelled"}
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("B-15", "K-13")
 def test_an_approval_is_given_by_the_command_that_the_display_names(cli):
     text = PLAN.replace('name = "count"', 'name = "count"\napprove = "Is it good?"').replace(
@@ -307,6 +314,7 @@ def cli_words():
     return str(BIN / "onceward")
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("I-1", "L-20")
 def test_of_several_who_begin_in_a_fresh_folder_one_runs_and_the_others_are_told_so(cli):
     slow(cli, "2")

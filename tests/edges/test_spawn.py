@@ -31,6 +31,7 @@ def test_a_command_keeps_its_own_output_and_its_failure(cli):
     assert cli("spawn", "--", "true").returncode == 0
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("C-9", "C-30")
 def test_a_budget_ends_a_command_from_inside(cli):
     text = "onceward report --tokens 60 --usd 0.25 --note half && onceward report --tokens 60; echo $? > code; sleep 30"
@@ -85,6 +86,7 @@ def test_artifacts_are_fetched_whole_or_not_at_all(cli):
     assert json.loads(cli("gc", "--json", check=0).stdout) == {"removed": 0, "bytes": 0}
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("C-40", "K-13")
 def test_cancel_works_from_another_process(cli):
     running = start(cli, "spawn", "--session", "s1", "--new", "--", "sleep", "600.1")
@@ -116,10 +118,12 @@ def test_an_interrupted_spawn_ends_its_tree_and_says_so(cli, number, status):
     assert [child["reason"] for child in children] == ["terminated_on_restart", "lease_orphaned"]
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("L-21", "K-13")
 def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
     cli.env |= {"KEY": "sk-0123456789"}
-    text = "echo paid for: $KEY; exec sleep 600.2"
+    long = f"600.{os.getpid()}{time.monotonic_ns()}"
+    text = f"echo paid for: $KEY; exec sleep {long}"
     running = start(cli, "spawn", "--session", "s1", "--new", "--secret", "KEY", "--", "sh", "-c", text)
     assert running.stdout.readline() == "paid for: [redacted KEY]\n"
     done = cli("spawn", "--json", "--", "true")
@@ -135,7 +139,7 @@ def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
     (log,) = json.loads(cli("artifacts", "list", "s1", "--json", check=0).stdout)
     assert cli("artifacts", "cat", log["sha256"], check=0).stdout == "paid for: [redacted KEY]\n"
     assert list((cli.folder / ".onceward" / "running").iterdir()) == []
-    assert processes_with("600.2") == []
+    assert processes_with(long) == []
 
 
 @pytest.mark.rule("C-7")
@@ -190,6 +194,7 @@ def test_a_report_finds_its_way_when_the_program_between_closed_the_descriptors(
     assert "tokens 5 of 100" in done.stderr
 
 
+@pytest.mark.both_stores
 @pytest.mark.rule("E-4")
 def test_a_secret_stands_nowhere_not_even_where_somebody_put_it(cli):
     cli.env |= {"KEY": "sk-0123456789"}
