@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -16,8 +18,10 @@ from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
 from onceward.engine.reading import stream_lines
 from onceward.kernel import faults
+from onceward.kernel.records import Request
 from onceward.lifecycles.choices import Choices
 from onceward.wiring import Workspace
+from typing_in import until
 
 
 @pytest.fixture
@@ -77,6 +81,27 @@ class Site:
         with self.workspace.reading() as store:
             self.build_id = build_list(store)[0]["build_id"]
         return self.build_id
+
+    @contextmanager
+    def waiting(self, plan):
+        """A build that runs beside us and waits for a person."""
+        runner = threading.Thread(target=self.run, args=(plan,))
+        runner.start()
+        try:
+            until(lambda: any(said["status"] == "APPROVAL" for said in self.told))
+            yield
+        except BaseException:
+            self.ask("builds.abandon", build=self.build_id, failed=False)
+            raise
+        finally:
+            runner.join()
+
+    def ask(self, verb, **payload):
+        engine = self.workspace.engine()
+        try:
+            return engine.ask(Request(verb, uuid.uuid4().hex, payload, "tester"), 20)
+        finally:
+            engine.close()
 
     def lines(self):
         """What ran, in order; the witness is emptied."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from onceward import Plan
@@ -108,27 +106,14 @@ def test_a_step_that_waits_for_a_person_shows_what_is_to_be_approved(site):
     plan = Plan("asks", folder=site.folder)
     plan.stage(name="draft")(lambda task: "the text")
     plan.approval("agree", "Is it good?", needs="draft")
-    runner = threading.Thread(target=site.run, args=(plan,))
-    runner.start()
-    try:
-        for _ in range(300):
-            if any(said["status"] == "APPROVAL" for said in site.told):
-                break
-            threading.Event().wait(0.05)
+    with site.waiting(plan):
         told = explained(site, "agree")
         assert told.waits_for == ["a person to approve it: Is it good?"]
         assert told.made[0].startswith("to be approved: draft:main value.txt: onceward artifacts cat ")
         (command,) = told.next
-        digest = command.split("--digest ")[1]
         assert explained(site, site.build_id).waits_for == ["a person to approve agree:main: Is it good?"]
-    finally:
-        engine = site.workspace.engine()
-        from onceward.kernel.records import Request
-
-        payload = {"build": site.build_id, "step": "agree", "digest": digest, "refuse": False, "note": ""}
-        engine.ask(Request("builds.approve", "r1", payload, "tester"), 20)
-        engine.close()
-        runner.join()
+        digest = command.split("--digest ")[1]
+        site.ask("builds.approve", build=site.build_id, step="agree", digest=digest, refuse=False, note="")
     assert explained(site, "agree").why == ["tester approved it"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import pytest
@@ -13,8 +12,8 @@ from onceward import Plan
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
-from onceward.kernel.records import Request
 from onceward.wiring import Workspace
+from typing_in import until
 
 
 def told(site):
@@ -81,20 +80,10 @@ def test_an_approval_is_told_while_the_build_waits(noticed):
     plan = Plan("asks", folder=noticed.folder)
     plan.stage(name="draft")(lambda task: "text")
     plan.approval("agree", "Is it good?", needs="draft")
-    runner = threading.Thread(target=noticed.run, args=(plan,))
-    runner.start()
-    try:
-        for _ in range(300):
-            if told(noticed):
-                break
-            threading.Event().wait(0.05)
-        (notice,) = told(noticed)
+    with noticed.waiting(plan):
+        (notice,) = until(lambda: told(noticed))
         assert notice["step"] == "agree:main" and "Is it good?" in notice["text"]
-    finally:
-        engine = noticed.workspace.engine()
-        engine.ask(Request("builds.abandon", "r1", {"build": noticed.build_id, "failed": False}, "tester"), 20)
-        engine.close()
-        runner.join()
+        noticed.ask("builds.abandon", build=noticed.build_id, failed=False)
 
 
 @pytest.mark.rule("B-8")
