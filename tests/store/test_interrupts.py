@@ -22,6 +22,7 @@ from onceward.errors import OncewardError, RequestConflict, StaleVersion, Storag
 from onceward.kernel import faults
 from onceward.kernel.records import Move, Request
 from onceward.lifecycles import build as rules
+from onceward.store import writer
 from onceward.store.check import check
 from onceward.store.port import Transient
 from onceward.store.store import Store
@@ -399,3 +400,35 @@ def test_a_forked_copy_may_neither_read_nor_write(store):
     os.close(read_end)
     assert step(store, build_id).version == 2
     assert count(store, "events") == 2
+
+
+@pytest.mark.rule("K-9")
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_at_the_door_of_what_must_be_done_after_one_leaves_the_lead_to_nobody(store, monkeypatch, nth):
+    """The second interrupt comes before the first instruction of the very call that clears up after the first."""
+    through, calls = writer._through, []
+
+    def interrupted(work):
+        calls.append(work)
+        if len(calls) == nth:
+            raise KeyboardInterrupt
+        through(work)
+
+    def work(tx):
+        tx.append("workspace", "NOTED", "t", {"who": "interrupted"})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "_through", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.write(work)
+    monkeypatch.setattr(writer, "_through", through)
+
+    def note(who):
+        store.write(lambda tx: tx.append("workspace", "NOTED", "t", {"who": who}))
+
+    other = threading.Thread(target=note, args=("other",), daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
+    note("main")
+    assert notes(store) == ["main", "other"]

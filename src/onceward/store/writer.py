@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from onceward.errors import CommitUnknown, LockLost, OncewardError, Recovery, StorageError
@@ -27,7 +28,7 @@ Work = Callable[[Transaction], T]
 class _Slot:
     """One caller's work and what came of it."""
 
-    __slots__ = ("alone", "done", "error", "last_event", "result", "taken", "thread", "wake", "work")
+    __slots__ = ("alone", "batch", "done", "error", "last_event", "result", "taken", "thread", "wake", "work")
 
     def __init__(self, work: Work[Any], alone: bool) -> None:
         self.work = work
@@ -37,6 +38,8 @@ class _Slot:
         self.done = False
         self.taken = False
         self.thread = 0
+        self.batch: list[_Slot] = []
+        """Whom it takes along, if it has the lead."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.last_event: Event | None = None
@@ -108,22 +111,28 @@ class Writer:
                 self._waiting.remove(slot)
             if not slot.taken:
                 return self._pass_on(slot)
+        if self._head is slot:
+            # The very call that would have given the lead away was interrupted before it began.
+            return self._retire(slot)
         if not slot.done:
             slot.wake.acquire()
         return None
 
     def _lead(self, own: _Slot) -> None:
-        batch: list[_Slot] = []
         try:
+            self._committing = False
             own.thread = threading.get_ident()
-            self._gather(batch)
-            self._run(batch)
+            self._gather(own.batch)
+            self._run(own.batch)
         finally:
-            _through(lambda: self._retire(own, batch))
+            _through(lambda: self._retire(own))
 
-    def _retire(self, own: _Slot, batch: list[_Slot]) -> None:
+    def _retire(self, own: _Slot) -> None:
         """Wake those whose work is decided and hand the lead to the next in line; may be repeated."""
-        for slot in batch:
+        if not all(slot.done for slot in own.batch):
+            with suppress(OncewardError):
+                self._broken_off(own.batch)
+        for slot in own.batch:
             if not slot.done:
                 slot.finish(_interrupted())
             if slot is not own and slot.wake.locked():

@@ -187,8 +187,10 @@ class LiveDisplay(BuildDisplay):
                 self._lanes = self._begun.lanes()
         with suppress(OSError):
             busy = [] if last else self._begun.busy()
+            with self._mutex:
+                picture = self._picture(busy, last)
             with self._paint:
-                self._live.update(self._picture(busy, last), refresh=True)
+                self._live.update(picture, refresh=True)
 
     def _picture(self, busy: Sequence[Busy], last: bool) -> RenderableType:
         room = max(6, self._console.size.height - 3)
