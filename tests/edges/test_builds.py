@@ -335,11 +335,14 @@ def test_a_note_that_is_too_long_costs_only_itself(cli):
 
 @pytest.mark.rule("B-14")
 def test_logs_that_are_followed_end_with_a_kernel_that_was_killed(cli):
-    slow(cli, "60")
-    process = start(cli, "run", "slow.toml", "--jobs", "1")
-    until(lambda: (cli.folder / "witness").exists())
+    (cli.folder / "loud.toml").write_text(
+        'name = "loud"\n[[stage]]\nname = "wait"\ntargets = ["a"]\n'
+        'run = ["sh", "-c", "echo here; touch begun; sleep 60"]\n'
+    )
+    process = start(cli, "run", "loud.toml")
+    until((cli.folder / "begun").exists)
     follower = start(cli, "logs", "wait:a", "--follow")
-    time.sleep(0.3)
+    assert follower.stdout.readline() == "here\n"
     process.kill()
     process.communicate()
     assert follower.wait(20) == 0

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import termios
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -145,7 +144,9 @@ def test_many_steps_and_stages_are_drawn_on_one_screen_that_does_not_scroll_away
     with Terminal(folder, height=20) as terminal:
         terminal.start("onceward", "run", "many.py", "--keep-going")
         terminal.until("steps/s")
-        seen = [terminal.screen() for _ in range(5) if not time.sleep(0.2)]
+        seen = []
+        while (picture := terminal.screen()) and not picture.endswith("\n$"):
+            seen.append(picture)
         screen = terminal.end(60)
     under_way = [picture for picture in seen if "steps/s" in picture]
     assert under_way
@@ -231,7 +232,7 @@ def test_a_terminal_that_goes_away_changes_nothing(folder, drawn, status):
     process, ours = drawn
     if status:
         (folder / "fail").touch()
-    time.sleep(1.2)
+    until(lambda: state(folder) == "ACTIVE")
     os.close(ours)
     assert process.wait(30) == status
     assert state(folder) == ("FAILED" if status else "SUCCESS")

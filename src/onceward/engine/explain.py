@@ -73,12 +73,7 @@ def explain(store: Store, words: Sequence[str]) -> Explanation:
 def build_of(store: Store, prefix: str | None) -> Build:
     """The build that is meant: by its id, or the newest."""
     with store.read() as rows:
-        if prefix is not None:
-            return Builds(rows).named(prefix)
-        newest = Builds(rows).newest(1)
-    if not newest:
-        raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
-    return newest[0]
+        return Builds(rows).meant(prefix)
 
 
 def _build(store: Store, name: str) -> Explanation:
@@ -232,8 +227,7 @@ def _step_named(found: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _stage_of(rows: Reads, build: Build, name: str) -> dict[str, Any]:
-    stages = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages": []}')["stages"]
-    return next(dict(stage) for stage in stages if stage["name"] == name)
+    return dict(Body(plan_body(rows, build.plan_hash)).stages[name])
 
 
 def _what_step(stage: Mapping[str, Any], target: str) -> str:
@@ -243,10 +237,8 @@ def _what_step(stage: Mapping[str, Any], target: str) -> str:
     return f"asks a person: {work['approve']}" if "approve" in work else f"calls the function of stage {stage['name']}"
 
 
-def _why_step(
-    rows: Reads, build: Build, step: Mapping[str, Any], vacant_build: bool = False
-) -> tuple[list[str], str | None]:
-    """The reasons, and the build in which it was last done before."""
+def _why_step(rows: Reads, build: Build, step: Mapping[str, Any], orphaned: bool) -> tuple[list[str], str | None]:
+    """The reasons, and the build in which it was last done before; `orphaned` where the build's kernel is gone."""
     status, error = step["status"], step.get("error") or {}
     checkpoint = find_checkpoint(rows, build.build_id, step["stage"], step["target"])
     if status == "REUSED":
@@ -258,10 +250,10 @@ def _why_step(
             return [_who(rows, checkpoint)], None
         because, since = why_it_ran(rows, build, step["stage"], step["target"])
         return (["done before this build was resumed", *because] if status == "SKIPPED" else because), since
-    if status in ("running", "queued") and not vacant_build:
-        return why_it_ran(rows, build, step["stage"], step["target"])
     if status in ("running", "queued"):
-        return ["its kernel is gone: it runs no more, and runs again when the build is resumed"], None
+        if orphaned:
+            return ["its kernel is gone: it runs no more, and runs again when the build is resumed"], None
+        return why_it_ran(rows, build, step["stage"], step["target"])
     if error:
         exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
         said_ = error.get("message") or error.get("last_line") or error.get("reason") or "it failed"
@@ -281,20 +273,23 @@ def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> 
     here = step_name(stage["name"], target)
     said = [f"a person to approve it: {a['text']}" for a in found.get("approvals", ()) if a["step"] == here]
     for need in stage["needs"]:
-        steps = [s for s in found["steps"] if s["stage"] == need]
-        mine = [s for s in steps if s["target"] == target] or steps
-        open_ = [s for s in mine if s["status"] not in done]
+        open_ = [s for s in _steps_of(found, need, target) if s["status"] not in done]
         said += [f"{step_name(s['stage'], s['target'])}, which is {s['status']}" for s in open_[:5]]
         said += [f"and {len(open_) - 5:,} more of {need}"] if len(open_) > 5 else []
     return said or ["its turn" if found["state"] == "ACTIVE" else f"the build, which is {found['state']}"]
+
+
+def _steps_of(found: Mapping[str, Any], need: str, target: str) -> list[Mapping[str, Any]]:
+    """Of a needed stage the same-named step, or all where there is none."""
+    steps = [step for step in found["steps"] if step["stage"] == need]
+    return [step for step in steps if step["target"] == target] or steps
 
 
 def _flows_in(found: Mapping[str, Any], stage: Mapping[str, Any], target: str, wanted: bool) -> list[str]:
     """What a person is asked to approve: everything that flows into the step."""
     said = []
     for need in stage["needs"] if wanted else ():
-        steps = [s for s in found["steps"] if s["stage"] == need]
-        for step in [s for s in steps if s["target"] == target] or steps:
+        for step in _steps_of(found, need, target):
             for artifact in step.get("artifacts", ()):
                 where = f"{step_name(step['stage'], step['target'])} {artifact['name']}"
                 said.append(f"to be approved: {where}: onceward artifacts cat {artifact['sha256'][:12]}")

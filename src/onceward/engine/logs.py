@@ -9,7 +9,7 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.spool import Spool
 from onceward.engine.tenure import vacant
-from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.errors import InvalidConfig
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
@@ -23,10 +23,7 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
     """The child that is meant: by its id, or the newest attempt at a step of a build, or of the newest build."""
     if subject.startswith("chd_") and build is None:
         return resolve(rows, subject)[0]
-    newest = Builds(rows).newest(1)
-    if build is None and not newest:
-        raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
-    found = Builds(rows).named(build) if build is not None else newest[0]
+    found = Builds(rows).meant(build)
     attempts = []
     steps = set()
     meant = set()

@@ -93,16 +93,22 @@ class BuildDisplay:
             self._done += 1
         if status in _QUIET:
             self._quiet[status] = self._quiet.get(status, 0) + 1
-        if status == "STOPPING":
-            self._say(stopping(said, self._build))
-        elif status == "APPROVAL":
-            for line in approval(said, self._build):
-                self._say(line)
-        elif status == "STALE":
-            self._say(stale(said))
-        elif status != "running" and self._quiet.get(status, 0) <= _EACH:
+        if not self._announced(said) and status != "running" and self._quiet.get(status, 0) <= _EACH:
             more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
             self._say(f"[{self._done}/{self._total}] {step_line(said)}{more}")
+
+    def _announced(self, said: Mapping[str, Any]) -> bool:
+        """What a person must see in any case, if it is that."""
+        if said["status"] == "STOPPING":
+            self._say(_stopping(said, self._build))
+        elif said["status"] == "APPROVAL":
+            for line in approval(said, self._build):
+                self._say(line)
+        elif said["status"] == "STALE":
+            self._say(f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused")
+        else:
+            return False
+        return True
 
     def _say(self, line: str, to: TextIO | None = None) -> None:
         self._lines.put((line, to or self._err))
@@ -164,7 +170,7 @@ def step_line(said: Mapping[str, Any]) -> str:
 
 def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
     """What a person is asked, how to look at it, and what to type."""
-    step = shlex.quote(render.plain(said["step"]))
+    step = render.plain(shlex.quote(said["step"]))
     return [
         f"{render.plain(said['step'])} waits for a person: {render.plain(said['text'])}",
         f"  onceward explain {build_id} {step}",
@@ -172,11 +178,7 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
     ]
 
 
-def stale(said: Mapping[str, Any]) -> str:
-    return f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused"
-
-
-def stopping(said: Mapping[str, Any], build_id: str) -> str:
+def _stopping(said: Mapping[str, Any], build_id: str) -> str:
     names = said["waiting"]
     what = ", ".join(render.plain(name) for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
     return f"stopping {what}; Ctrl-C again waits no longer\ngo on later with: onceward resume {build_id}"
@@ -189,11 +191,11 @@ def _summary(outcome: Mapping[str, Any]) -> str:
     counts = [f"{count:,} {words.get(what, what)}" for what, count in steps.items() if count and what != "total"]
     left = steps["total"] - sum(count for what, count in steps.items() if what != "total")
     counts += [f"{left:,} not done"] if left and counts else []
-    colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow"}.get(outcome["state"], "red")
-    state = click.style("STOPPED" if outcome.get("stopped") else outcome["state"], fg=colour, bold=True)
-    reason = f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
-    reason = " (as asked; it can be resumed)" if outcome.get("stopped") else reason
-    colour = "yellow" if outcome.get("stopped") else colour
+    word, reason = outcome["state"], f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
+    if outcome.get("stopped"):
+        word, reason = "STOPPED", " (as asked; it can be resumed)"
+    colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow", "STOPPED": "yellow"}.get(word, "red")
+    state = click.style(word, fg=colour, bold=True)
     paid, whole = outcome["paid_usd"], outcome["cost_usd"]
     tokens = f" and {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
     money = f"paid {paid} usd now ({whole}{tokens} in all)" if paid != whole else f"paid {paid} usd{tokens}"

@@ -10,8 +10,6 @@ import msgspec
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 
-_COLOURS = {"SUCCESS": "green", "FAILED": "red", "BUDGET_PAUSE": "yellow", "CRASHED": "red", "IN_DOUBT": "yellow"}
-
 
 @click.command(cls=Command)
 @click.argument("words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build)
@@ -28,7 +26,7 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
     if given.json:
         render.document(msgspec.to_builtins(found))
         return
-    colour = _COLOURS.get(found.state)
+    colour = render.STATES.get(found.state)
     click.echo(f"{click.style(render.plain(found.id), bold=True)}  {click.style(found.state, fg=colour)}")
     _lines("is", found.what)
     _lines("because", found.why)
@@ -56,7 +54,7 @@ def why(given: Globals, words: tuple[str, ...]) -> None:
     if given.json:
         render.document(found)
         return
-    state = click.style(found["status"], fg=_COLOURS.get(found["status"]))
+    state = click.style(found["status"], fg=render.STATES.get(found["status"]))
     click.echo(f"{click.style(render.plain(found['step']), bold=True)}  {state}  in {found['build_id']}")
     _lines("because", found["because"])
     _lines("since", [found["since"]] if "since" in found else [])

@@ -82,11 +82,9 @@ def _amounts(estimate: Mapping[str, int]) -> list[tuple[str, str]]:
 def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping[str, int]) -> None:
     guessed = [step for step in steps if step.what == "run"]
     unknown = sum(not step.estimate for step in guessed)
-    for lane in sorted({*totals, *limits}):
-        name, total, limit = shown({"lane": lane, "total": totals.get(lane, 0), "limit": limits.get(lane)})
-        if totals.get(lane):
-            over = click.style("; it would pause", fg="yellow")
-            beyond = over if lane in limits and totals.get(lane, 0) > limits[lane] else ""
-            render.say(f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}")
+    for lane in sorted(lane for lane, amount in totals.items() if amount):
+        name, total, limit = shown({"lane": lane, "total": totals[lane], "limit": limits.get(lane)})
+        beyond = click.style("; it would pause", fg="yellow") if totals[lane] > limits.get(lane, totals[lane]) else ""
+        render.say(f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}")
     if guessed and unknown:
         render.say(f"no estimate for {render.counted(unknown, 'step')}: say estimate in the plan, or run it once")

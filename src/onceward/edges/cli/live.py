@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onceward.edges.cli import render
-from onceward.edges.cli.build_display import BuildDisplay, approval, stale, step_line, stopping
+from onceward.edges.cli.build_display import BuildDisplay, step_line
 from onceward.edges.cli.display import shown
 from onceward.errors import OncewardError
 
@@ -134,15 +134,12 @@ class LiveDisplay(BuildDisplay):
         self._ticker.join(_STILL_SECONDS)
         if self._paint.acquire(timeout=_STILL_SECONDS):
             try:
-                while not self._lines.empty():
-                    line = self._lines.get()
-                    if line is not None:
+                with suppress(OSError):
+                    while not self._lines.empty() and (line := self._lines.get()) is not None:
                         self._print(*line)
                 self._draw(last=True)
                 with suppress(OSError):
                     self._live.stop()
-            except OSError:
-                pass
             finally:
                 self._paint.release()
 
@@ -154,15 +151,10 @@ class LiveDisplay(BuildDisplay):
             bar.counts[_WORDS[status]] = bar.counts.get(_WORDS[status], 0) + 1
             if status not in ("SKIPPED", "REUSED"):
                 self._ends.append(time.monotonic())
-        if status == "STOPPING":
-            self._say(stopping(said, self._build))
-        elif status == "STALE":
-            self._say(stale(said))
-        elif status == "APPROVAL":
+        if status == "APPROVAL":
             self._asked[said["step"]] = said["text"]
-            for line in approval(said, self._build):
-                self._say(line)
-        elif status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes"):
+        loud = status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes")
+        if not self._announced(said) and loud:
             self._say(step_line(said))
 
     def _print(self, line: str, to: TextIO) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,17 +243,13 @@ def run(argv: list[str]) -> int:
         status = cli.main(argv, prog_name="onceward", standalone_mode=False, color=render.colour())
         if isinstance(status, int) and status:
             # What became of the work counts for more than whether anybody heard of it.
-            with suppress(OSError):
-                sys.stdout.flush()
             return status
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return 0
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (BrokenPipeError, SystemExit):
         # Whoever read us has seen enough (click turns that into an exit).
-        _give_up_on_output()
         return 0
     except (click.Abort, KeyboardInterrupt):
         render.problem("EXECUTION_FAILED", "interrupted", as_json)
@@ -283,18 +278,12 @@ def _system_error(failure: OSError, as_json: bool) -> int:
     from onceward.edges.cli import render
 
     if failure.filename is None:
-        _give_up_on_output()
         render.problem(
             "EXECUTION_FAILED", f"the command ran, but its answer could not be written: {failure.strerror}", as_json
         )
         return 1
     render.problem("INVALID_CONFIG", f"{failure.strerror}: {failure.filename}", as_json)
     return 2
-
-
-def _give_up_on_output() -> None:
-    """Keep Python from trying, and complaining, once more at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def file_argument(text: str) -> Path:

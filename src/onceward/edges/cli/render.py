@@ -13,6 +13,11 @@ import click
 
 from onceward.errors import OncewardError
 
+STATES = {
+    **{"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "BLOCKED": "red", "CRASHED": "red"},
+    **{"IN_DOUBT": "yellow", "BUDGET_PAUSE": "yellow", "running": "cyan"},
+}
+"""The colours of what a build or a step can be."""
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

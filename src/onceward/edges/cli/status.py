@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from onceward.edges.cli import render
+from onceward.edges.cli.build_display import approval
 from onceward.edges.cli.builds import build_table, state_of
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.kernel.money import to_micros, to_usd
 
-_COLOURS = {
-    **{"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "BLOCKED": "red", "IN_DOUBT": "yellow"},
-    **{"running": "cyan", "BUDGET_PAUSE": "yellow", "CRASHED": "red"},
-}
 _DONE = ("SUCCESS", "SKIPPED", "REUSED")
 _EACH = 12
 """How many steps of a stage are shown without being asked for all."""
@@ -35,7 +31,8 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
 
     with given.workspace().reading() as store:
         if subject is None:
-            sessions, builds = session_list(store), build_list(store, 10)
+            sessions = [s for s in session_list(store) if not s["session_id"].startswith("bld_")]
+            builds = build_list(store, 10)
         elif (subject.startswith("bld_") or subject == "latest") and not children:
             build = build_status(store, subject)
             render.document(build) if given.json else _build(build, everything)
@@ -45,10 +42,9 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             render.document(found) if given.json else _session(found)
             return
     if given.json:
-        by_hand = [s for s in sessions if not s["session_id"].startswith("bld_")]
-        render.document({"builds": builds, "sessions": by_hand})
+        render.document({"builds": builds, "sessions": sessions})
     else:
-        _newest(builds, [s for s in sessions if not s["session_id"].startswith("bld_")])
+        _newest(builds, sessions)
 
 
 def _newest(builds: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]) -> None:
@@ -63,7 +59,7 @@ def _newest(builds: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]
 
 def _build(found: dict[str, Any], everything: bool) -> None:
     reason = f" ({found['reason']})" if found.get("reason") and found["state"] != "ACTIVE" else ""
-    state = click.style(state_of(found), fg=_COLOURS.get(found["state"]), bold=True)
+    state = click.style(state_of(found), fg=render.STATES.get(found["state"]), bold=True)
     render.say(f"build {found['build_id']}, {render.plain(found['name'])}: {state}{reason}")
     _lanes(found)
     stages: dict[str, list[dict[str, Any]]] = {}
@@ -75,9 +71,8 @@ def _build(found: dict[str, Any], everything: bool) -> None:
         render.say(f"{'└─' if last else '├─'} {_stage_line(stage, steps)}")
         _steps(steps, "   " if last else "│  ", min(width, 40), everything)
     for wanted in found.get("approvals", ()):
-        render.say(f"{render.plain(wanted['step'])} waits for a person: {render.plain(wanted['text'])}")
-        step = render.plain(shlex.quote(wanted["step"]))
-        render.say(f"  onceward approve {found['build_id']} {step} --digest {wanted['digest']}")
+        for line in approval(wanted, found["build_id"]):
+            render.say(line)
     if found.get("next"):
         render.say(f"next: {render.plain(found['next'])}")
 
@@ -116,7 +111,7 @@ def _step_line(step: dict[str, Any], width: int) -> str:
     tries = f"{step['attempts']} tries" if step.get("attempts", 1) > 1 else ""
     took = f"{step['seconds']:.1f}s" if "seconds" in step else ""
     paid = step.get("cost_usd", "")
-    word = click.style(f"{step['status']:9s}", fg=_COLOURS.get(step["status"]), dim=step["status"] == "waiting")
+    word = click.style(f"{step['status']:9s}", fg=render.STATES.get(step["status"]), dim=step["status"] == "waiting")
     cells = (paid if paid != "0.00" else "", took, tries, render.plain(left or why[:80]))
     rest = "  ".join(cell for cell in cells if cell)
     return f"{render.plain(step['target']):{width}s}  {word} {rest}".rstrip()

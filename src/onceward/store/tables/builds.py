@@ -50,6 +50,15 @@ class Builds:
             recovery=[Recovery("see which there are", "onceward list")],
         )
 
+    def meant(self, prefix: str | None) -> Build:
+        """The build that is meant: by its id or the beginning of it, or the newest."""
+        if prefix is not None:
+            return self.named(prefix)
+        newest = self.newest(1)
+        if not newest:
+            raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
+        return newest[0]
+
 
 def last_detail(rows: Reads, build_id: str) -> dict[str, Any]:
     """What a build's last move says beside its state."""
