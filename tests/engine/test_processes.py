@@ -414,9 +414,10 @@ def test_two_children_of_one_name_are_one_too_many(processes):
 def test_a_supervisor_without_descriptors_refuses_and_lives(processes):
     keeper = start(processes, "sleep", "60")
     supervisor = processes._supervisor.pid
+    # The count may hold descriptors the supervisor is just letting go of, so the limit begins well below it.
     used = len(list(Path(f"/proc/{supervisor}/fd").iterdir()))
     refused = 0
-    for room in range(6):
+    for room in range(-4, 6):
         limit(supervisor, resource.RLIMIT_NOFILE, used + room)
         try:
             assert finish(start(processes, "true"))[1].exit == 0
