@@ -80,6 +80,14 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [f"notify {way}" for way in ("command", "webhook") if getattr(self, way)]
 
 
+class SealSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the history is sealed to, out of reach of whoever changes the store."""
+
+    file: str = ""
+    """A file beside `onceward.toml` or elsewhere: whoever has the workspace seals into it before leaving, and `verify`
+    holds the workspace against it."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -88,6 +96,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifacts: ArtifactSettings = ArtifactSettings()
     budget: BudgetSettings = BudgetSettings()
     notify: NotifySettings = NotifySettings()
+    seal: SealSettings = SealSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -108,6 +117,9 @@ TEMPLATE = """\
 
 # [notify]                        # when a person is needed: a pause, a failure, an approval, a step in doubt
 # command = ["mail", "-s", "Onceward needs you", "you@example.org"]    # or webhook = "https://..."
+
+# [seal]
+# file = "/mnt/elsewhere/onceward.seal"    # a signed seal of the history, renewed whenever something happened
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"

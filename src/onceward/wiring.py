@@ -6,16 +6,17 @@ import fcntl
 import getpass
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from onceward import settings as settings_module
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Asker, Engine, Kernel
+from onceward.engine.keyring import Keyring
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
-from onceward.engine.reading import lane_list, session_named
+from onceward.engine.reading import lane_list, session_named, subject_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Notice, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
@@ -28,6 +29,12 @@ from onceward.store.migrate import Migration
 from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
+
+if TYPE_CHECKING:
+    from onceward.evidence.bundle import Page
+    from onceward.evidence.findings import Findings
+    from onceward.evidence.seal import Receipt
+    from onceward.evidence.workspace import Progress
 
 
 class Workspace:
@@ -59,6 +66,11 @@ class Workspace:
     def locks(self) -> TargetLock:
         """The target locks of this workspace, files in its own folder."""
         return TargetLock(self.folder / "locks")
+
+    @property
+    def keyring(self) -> Keyring:
+        """The key files of this workspace that this machine has."""
+        return Keyring(self.folder / "keys")
 
     def create(self) -> list[str]:
         """Make the folder, the settings file and the store, where they are not there yet."""
@@ -133,6 +145,7 @@ class Workspace:
                 artifact_bytes=self.settings.artifacts.max_bytes,
                 limits=settings_module.limits_of(self.settings),
                 notices=self.notices(store),
+                seal_file=self.seal_file,
             )
         except BaseException:
             store.close()
@@ -153,6 +166,42 @@ class Workspace:
         """The lanes of a session's budget."""
         with self.reading() as store:
             return lane_list(store, session_id)
+
+    def verify(self, seals: Sequence[Path], progress: Progress | None) -> Findings:
+        """Everything this workspace has, held against itself and against seals that were kept elsewhere."""
+        from onceward.evidence.seal import read_receipt
+        from onceward.evidence.workspace import verify_workspace
+
+        kept = self.seal_file
+        paths = [*seals, *([kept] if kept is not None and kept.exists() else [])]
+        receipts = [(path.name, read_receipt(path.read_bytes(), path.name)) for path in paths]
+        with self.reading() as store:
+            return verify_workspace(store, self.folder, receipts, progress)
+
+    def prepare_seal(self, path: Path | None) -> Receipt:
+        """The seal of everything there is now; one that is at `path` already must be an older one of this history."""
+        from onceward.engine import seals
+        from onceward.evidence.seal import read_receipt
+
+        older = read_receipt(path.read_bytes(), path.name) if path is not None and path.exists() else None
+        with self.reading() as store, store.read() as rows:
+            return seals.prepare(rows, self.keyring.signer(rows, self.principal), older)
+
+    def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, Page]:
+        """The bundle of a build or session, in a new file."""
+        from onceward.evidence.export import export
+        from onceward.evidence.records import Rows
+
+        with self.artifacts() as artifacts:
+            session = subject_named(artifacts.store, subject)
+            target = path or Path.cwd() / f"{session}.bundle.tar"
+            with artifacts.store.read() as rows:
+                return target, export(Rows(rows), session, target, artifacts.read, whole)
+
+    @property
+    def seal_file(self) -> Path | None:
+        """Where the settings want the newest seal to be kept."""
+        return self.folder.parent / self.settings.seal.file if self.settings.seal.file else None
 
     def root_id(self) -> str:
         """The mark of the artifact root, made with it: two machines that read the same one see the same artifacts."""
@@ -177,7 +226,7 @@ class Workspace:
         try:
             return self.kernel()
         except LockConflict:
-            return Asker(self.store(), self.kernel)
+            return Asker(self.store(), self.kernel, self.keyring)
 
     def sinks(self, store: Store) -> list[Sink]:
         if not self.settings.sink:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from onceward.engine.reading import stream_lines
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
-from onceward.store.check import check
 from onceward.store.tables.budgets import spent_by
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens
@@ -184,7 +184,7 @@ def examine(workspace, build, whole):
     kernel = workspace.kernel()
     try:
         with kernel.store.read() as rows:
-            assert check(rows).faults == []
+            assert verify_rows(rows).faults == []
             total = 0
             for token in Tokens(rows).of_session(build):
                 spent = spent_by(rows, token.child_id).get("usd_micros", 0)

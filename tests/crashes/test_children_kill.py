@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.lifecycles.child import CODES
-from onceward.store.check import check
 from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens
-from onceward.store.tables.events import all_events, streams
+from onceward.store.tables.events import events_by_name, streams
 from onceward.wiring import Workspace
 
 VICTIM = "children_victim.py"
@@ -68,11 +68,11 @@ def examine(workspace: Workspace, acks: Path, witness: Path) -> None:
     kernel = workspace.kernel()
     kernel.streams.project()
     with kernel.store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
         assert sums(rows) == []
         tokens = {t.child_id: t for n in range(3) for t in Tokens(rows).of_session(f"ses_{n}")}
         told = {}
-        for event in all_events(rows):
+        for event in events_by_name(rows):
             facts = event.facts()
             if event.stream.startswith("child:"):
                 told.setdefault(event.stream[6:], []).append((facts["event"], facts["detail"]))

@@ -13,10 +13,10 @@ import pytest
 from crashes.victim import open_store, work_of
 from helpers import count
 from onceward.engine.tenure import acquire, release
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.kernel.records import Request
 from onceward.store import migrate
-from onceward.store.check import check
 from onceward.store.tables.requests import Requests
 
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "60"))
@@ -68,7 +68,7 @@ def examine(place: str, told: dict[str, object], ids: list[str]) -> None:
     try:
         acquire(store, "examiner")
         with store.read() as rows:
-            found = check(rows)
+            found = verify_rows(rows)
             ledger = Requests(rows)
             stored = {i: ledger.find(Request("work", i, {}, "victim")) for i in (*list(told)[-40:], *ids)}
             ((notes,),) = rows.read('SELECT count(*) FROM events WHERE body LIKE \'%"event":"NOTED"%\'')

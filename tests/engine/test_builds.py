@@ -12,8 +12,8 @@ import pytest
 from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig, InvalidResumeState, StorageError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
-from onceward.store.check import check
 from onceward.store.tables.checkpoints import checkpoints_of
 
 
@@ -43,7 +43,7 @@ def sound(site):
     store = site.workspace.store()
     try:
         with store.read() as rows:
-            assert check(rows).faults == []
+            assert verify_rows(rows).faults == []
     finally:
         store.close()
 
@@ -501,7 +501,7 @@ def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, ref
         other = type(site.workspace)(
             site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
         )
-        engine = Asker(other.store(), other.kernel)
+        engine = Asker(other.store(), other.kernel, other.keyring)
         until(lambda: any(t["status"] == "APPROVAL" for t in site.told))
         until(lambda: "apart:z" in site.witness.read_text())
         digest = next(t["digest"] for t in site.told if t["status"] == "APPROVAL")

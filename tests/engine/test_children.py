@@ -24,9 +24,9 @@ from onceward.errors import (
     NetworkError,
     ReplayOrderInvalid,
 )
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.records import Request
 from onceward.lifecycles.child import CODES, run_id
-from onceward.store.check import check
 from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of
@@ -56,7 +56,7 @@ def token(kernel, child_id):
 
 def sound(kernel):
     with kernel.store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
         assert sums(rows) == []
 
 
@@ -295,7 +295,7 @@ def test_a_total_that_is_not_the_sum_of_its_debits_is_found(kernel):
     run_all(kernel.open_session("ses_a", 1), [function(lambda task: task.spend(tokens=5))])
     kernel.store.write(lambda tx: tx.write("UPDATE budget_totals SET total = 6 WHERE budget_lane = 'tokens'"))
     with kernel.store.read() as rows:
-        assert check(rows).faults == ["session ses_a: tokens says 6, but its debits make 5"]
+        assert verify_rows(rows).first() == "totals: ses_a: tokens says 6, but its debits make 5"
 
 
 @pytest.mark.rule("C-30")

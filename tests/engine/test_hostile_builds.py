@@ -32,7 +32,7 @@ def until(true, seconds=20):
 
 def asker(site):
     other = type(site.workspace)(site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester")
-    return Asker(other.store(), other.kernel)
+    return Asker(other.store(), other.kernel, other.keyring)
 
 
 @pytest.mark.rule("B-7")

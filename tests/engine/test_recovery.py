@@ -25,7 +25,7 @@ from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, ask_to_end, recovery_done
-from onceward.store.tables.events import all_events
+from onceward.store.tables.events import events_by_name
 from onceward.wiring import Workspace
 
 HERE = own_identity()
@@ -57,7 +57,7 @@ def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
 def story(store: Store) -> list[tuple[str, str, dict]]:
     """What the streams say, without what names the kernel that wrote it."""
     with store.read() as rows:
-        return [(e.stream, e.facts()["event"], e.facts()["detail"]) for e in all_events(rows)]
+        return [(e.stream, e.facts()["event"], e.facts()["detail"]) for e in events_by_name(rows)]
 
 
 def die(database, sources) -> list[str]:
@@ -90,7 +90,7 @@ def test_each_child_ends_by_its_phase_alone_in_the_order_of_dispatch(dead):
     store = heir_of(database, sources)
     assert recover(store, "heir", HERE).recovered == 10
     with store.read() as rows:
-        written = sorted((e for e in all_events(rows) if e.stream.startswith("child:")), key=lambda e: e.position)
+        written = sorted((e for e in events_by_name(rows) if e.stream.startswith("child:")), key=lambda e: e.position)
     ends = [(e.stream[6:], e.facts()["detail"]) for e in written if e.facts()["event"] == "WORKER_FAIL"]
     # Session after session; the dispatched by their order, then the queued by theirs.
     assert [child for child, _ in ends] == [f"chd_{s}_{n}" for s in ("ses_a", "ses_b") for n in range(5)]
@@ -111,10 +111,10 @@ def test_recovering_twice_changes_no_byte(dead):
     store = heir_of(database, sources)
     recover(store, "heir", HERE)
     with store.read() as rows:
-        before = [e.line() for e in all_events(rows)]
+        before = [e.line() for e in events_by_name(rows)]
     assert recover(store, "heir", HERE).recovered == 0
     with store.read() as rows:
-        assert [e.line() for e in all_events(rows)] == before
+        assert [e.line() for e in events_by_name(rows)] == before
     store.close()
 
 

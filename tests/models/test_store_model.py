@@ -12,12 +12,12 @@ from conftest import schema_url
 from helpers import get, orphan_lock
 from onceward.engine.tenure import acquire
 from onceward.errors import IllegalTransition, LockLost, RequestConflict, StaleVersion
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.kernel.records import Move, Request
 from onceward.kernel.sources import ScriptedSources
 from onceward.lifecycles.build import BUILD, create
 from onceward.store import migrate
-from onceward.store.check import check
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.events import streams
@@ -188,7 +188,7 @@ class StoreModel(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "store"):
             with self.store.read() as rows:
-                assert check(rows).faults == []
+                assert verify_rows(rows).faults == []
             assert all(get(self.store, b).state == state for b, (state, _) in self.states.items())
             self.store.close()
 

@@ -6,8 +6,8 @@ import pytest
 
 from helpers import count, create, everything, step
 from onceward.errors import IntegrityFault, OncewardError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.canon import ZERO_HASH
-from onceward.store.check import check
 
 
 def raw(store, sql, params=()):
@@ -65,7 +65,7 @@ def test_insert_or_replace_does_not_get_past_the_guard(store, build_id, kind):
         with pytest.raises(IntegrityFault):
             raw(store, sql)
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
 
 
 @pytest.mark.rule("K-5")
@@ -116,7 +116,7 @@ def test_a_state_written_without_its_event_is_refused(store, build_id, sql):
     with pytest.raises(IntegrityFault):
         raw(store, sql)
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
 
 
 @pytest.mark.rule("K-4")

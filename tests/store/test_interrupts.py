@@ -19,11 +19,11 @@ import pytest
 from helpers import count, create, get, step
 from onceward.engine.tenure import acquire
 from onceward.errors import OncewardError, RequestConflict, StaleVersion, StorageError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.kernel.records import Move, Request
 from onceward.lifecycles import build as rules
 from onceward.store import writer
-from onceward.store.check import check
 from onceward.store.port import Transient
 from onceward.store.store import Store
 
@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_point_of_a_lone_write_leaves_the_store_usable(store
     for name in ("a", "b", "c"):
         store.write(note(name))
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
 
 
 @pytest.mark.guarantee("G4")
@@ -374,7 +374,7 @@ def test_a_hundred_real_interrupts_leave_nobody_waiting_and_no_false_word(store_
     assert [name for name, word in said["told"].items() if word == "ok" and name not in found] == []
     assert [name for name, word in said["told"].items() if word == "failed" and name in found] == []
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
     store.close()
 
 

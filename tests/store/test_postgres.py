@@ -7,8 +7,8 @@ import pytest
 
 from helpers import count, create, get, step
 from onceward.errors import InvalidConfig, StorageError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.records import Request
-from onceward.store.check import check
 from onceward.store.pipeline import Pipeline, Refusal
 from onceward.store.port import Transient
 from onceward.store.postgres import PostgresDatabase, split_schema
@@ -61,7 +61,7 @@ def test_a_connection_lost_in_the_commit_is_looked_up(store, database):
     with pytest.raises(StorageError, match="open it again"):
         step(store, build_id)
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
         assert rows.read("SELECT 1::bigint FROM requests") == []
 
 

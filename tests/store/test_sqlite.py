@@ -15,9 +15,9 @@ import pytest
 from helpers import count, create, everything, orphan_lock, step
 from onceward.engine.tenure import acquire
 from onceward.errors import CorruptState, InvalidConfig, StorageError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.limits import WAL_CHECKPOINT_PAGES
 from onceward.store import migrate
-from onceward.store.check import check
 from onceward.store.filesystems import filesystem_of, is_network
 from onceward.store.sqlite import SqliteDatabase, require_safe_version
 from onceward.store.store import Store
@@ -107,7 +107,7 @@ def test_a_torn_database_is_found(store, database, sources):
     database.path.write_bytes(data)
     broken = Store(database, sources)
     with pytest.raises(CorruptState), broken.read() as rows:
-        check(rows)
+        verify_rows(rows)
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def test_a_full_disk_is_reported_truthfully_and_mending_it_is_enough(tmp_path, s
         heir = Store(database, sources, ["log"])
         acquire(heir, "heir")
         with heir.read() as rows:
-            assert check(rows).faults == []
+            assert verify_rows(rows).faults == []
         known = everything(heir)["builds"]
         assert known in (len(done), len(done) + (full.value.context["outcome"] == "unknown"))
         assert count(heir, "events") == count(heir, "event_outbox")

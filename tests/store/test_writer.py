@@ -10,10 +10,10 @@ import pytest
 from helpers import count, create, everything, get, orphan_lock, step
 from onceward.engine.tenure import acquire, release
 from onceward.errors import CommitUnknown, LockConflict, LockLost, StaleVersion, StorageError
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.kernel.records import Request
 from onceward.lifecycles import build as rules
-from onceward.store.check import check
 from onceward.store.port import CommitFailed
 from onceward.store.store import Store
 
@@ -30,9 +30,9 @@ def test_callers_that_meet_share_commits_and_lose_nothing(store):
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(work, builds)) == [21] * 12
     with store.read() as rows:
-        found = check(rows)
+        found = verify_rows(rows)
     assert found.faults == []
-    assert found.events == 12 * 21
+    assert found.checked["events"] == 12 * 21
 
 
 def test_a_failing_caller_takes_only_its_own_work_down(store):
@@ -56,7 +56,7 @@ def test_a_failing_caller_takes_only_its_own_work_down(store):
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(work, range(12)))
     with store.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
     assert count(store, "events") == 80
 
 
@@ -228,7 +228,7 @@ def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stop
     acquire(heir, "heir")
     assert heir.answer(request, work if not applied else None).replayed is applied
     with heir.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
     heir.close()
 
 
@@ -272,6 +272,6 @@ def test_a_crash_at_every_point_of_a_transaction_leaves_all_or_nothing(store, da
     answer = heir.answer(request, work if not applied else None)
     assert answer.replayed is applied
     with heir.read() as rows:
-        assert check(rows).faults == []
+        assert verify_rows(rows).faults == []
     assert count(heir, "events") == count(heir, "event_outbox")
     heir.close()

@@ -185,6 +185,7 @@ class Ending:
             "step": attempt.name,
             "context_hash": attempt.context_hash,
             **({"outputs": result_digest(self.outputs)} if completed else {}),
+            **({"logs": {"log": log.sha256}} if log is not None else {}),
         }
         # What it read may be neither the old nor the new: it flows on, but it is nobody else's result.
         stale = completed and attempt.inputs_changed()

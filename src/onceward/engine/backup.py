@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onceward.errors import CorruptState, IntegrityFault, InvalidConfig, NotFound, OncewardError, Recovery
+from onceward.evidence.export import publish
+from onceward.evidence.findings import Findings
+from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.store import migrate
-from onceward.store.check import Findings, check
 from onceward.store.copy import copy_rows
 from onceward.store.port import Database
 from onceward.store.store import Store
@@ -38,12 +40,12 @@ def backup(
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         database = new_file(partial)
         with store.read() as rows:
-            expected = check(rows)
+            expected = verify_rows(rows)
             if expected.faults:
                 raise IntegrityFault(
-                    f"the store itself is damaged, so no backup was made: {expected.faults[0]}",
-                    context={"faults": expected.faults[:20]},
-                    recovery=[Recovery("see what is wrong", "onceward doctor")],
+                    f"the store itself is damaged, so no backup was made: {expected.first()}",
+                    context=_listed(expected),
+                    recovery=[Recovery("see what is wrong", "onceward verify")],
                 )
             counts = _fill(store.database, rows, database, store)
         faults.point("backup.copied")
@@ -51,7 +53,7 @@ def backup(
         _require_same(expected, old_file(partial))
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        _name(partial, path)
+        publish(partial, path)
     finally:
         for leftover in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal"))):
             leftover.unlink(missing_ok=True)
@@ -67,9 +69,9 @@ def restore(path: Path, old_file: Callable[[Path], Database], empty: Callable[[]
     session = source.connect()
     try:
         session.snapshot()
-        expected = check(session)
+        expected = verify_rows(session)
         if expected.faults:
-            raise CorruptState(f"{path} is damaged: {expected.faults[0]}", context={"faults": expected.faults[:20]})
+            raise CorruptState(f"{path} is damaged: {expected.first()}", context=_listed(expected))
         store = empty()
         try:
             counts = _fill(source, session, store.database, store)
@@ -81,17 +83,13 @@ def restore(path: Path, old_file: Callable[[Path], Database], empty: Callable[[]
     return _told(path, expected, counts)
 
 
-def _name(partial: Path, path: Path) -> None:
-    """Give the finished file its name, unless something took the name meanwhile."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise InvalidConfig(f"{path} appeared meanwhile; a backup never overwrites") from None
-    _sync_folder(path.parent)
-
-
 def _told(path: Path, found: Findings, counts: dict[str, int]) -> dict[str, Any]:
-    return {"file": str(path), "events": found.events, "streams": found.streams, "rows": sum(counts.values())}
+    seen = {what: found.checked.get(what, 0) for what in ("events", "streams")}
+    return {"file": str(path), **seen, "rows": sum(counts.values())}
+
+
+def _listed(found: Findings) -> dict[str, Any]:
+    return {"faults": [f"{fault.rule}: {fault.subject}: {fault.detail}" for fault in found.faults[:20]]}
 
 
 def _require_backup(source: Database, path: Path) -> None:
@@ -127,7 +125,7 @@ def _require_same(expected: Findings, database: Database) -> None:
     session = database.connect(kernel=True)
     try:
         session.snapshot()
-        found = check(session)
+        found = verify_rows(session)
         session.rollback()
     finally:
         session.close()
@@ -135,11 +133,3 @@ def _require_same(expected: Findings, database: Database) -> None:
         raise CorruptState(
             "the copy does not agree with the original", context={"expected": repr(expected), "found": repr(found)}
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

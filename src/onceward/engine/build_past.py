@@ -12,7 +12,7 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_verbs import decided
 from onceward.engine.outputs import read_back
 from onceward.kernel.canon import canonical
-from onceward.lifecycles.plan import Output
+from onceward.lifecycles.plan import Output, manifest_line, result_digest
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import find_approval, want_approval
 from onceward.store.tables.builds import Builds
@@ -113,8 +113,7 @@ class Past:
         """What the whole build made, as one digest: every step's outputs by name and content (B-5)."""
         made = hashlib.sha256()
         for checkpoint in checkpoints_of(rows, self._run.build_id):
-            place = canonical([checkpoint.stage, checkpoint.target])
-            made.update(place + checkpoint.outputs.encode() + b"\n")
+            made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
         return made.hexdigest()
 
     def _stage(self, step: int) -> Any:
@@ -185,7 +184,8 @@ class Past:
             origin=checkpoint.build_id,
         )
         put_checkpoint(tx, taken, tx.now)
-        said = {"context_hash": checkpoint.context_hash, "origin": checkpoint.build_id}
+        outputs = result_digest(read_back(checkpoint.outputs))
+        said = {"context_hash": checkpoint.context_hash, "origin": checkpoint.build_id, "outputs": outputs}
         self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
 
     def _ask(self, tx: Transaction, step: int, context: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine import child_dispatch
+from onceward.engine import attest, child_dispatch
 from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
 from onceward.engine.build_past import Past
@@ -377,7 +377,7 @@ class BuildRun:
             else:
                 made = self.past.output_digest(tx)
                 move = rules.move(build, "SUCCESS", "normal_completion", self.kernel.principal, {"outputs": made})
-            tx.move(move)
+            attest.end(tx, move, build.plan_hash, self.kernel.signer)
             return move.target
 
         self.store.write(conclude)

@@ -159,6 +159,9 @@ def _closing(
     if running.note:
         ended = Ended(ended.reason, {**ended.detail, "note": running.note[:1000]}, ended.retryable)
 
+    if blobs:
+        logs = {name: blob.sha256 for name, blob in blobs.items()}
+        ended = msgspec.structs.replace(ended, detail={**ended.detail, "logs": logs})
     step = work.step.close(token, ended, value) if work.step is not None else None
     if step is not None:
         ended = msgspec.structs.replace(ended, detail={**ended.detail, **step.detail})

@@ -13,7 +13,7 @@ import msgspec
 from onceward.engine import tenure
 from onceward.engine.reading import outbox_status
 from onceward.errors import OncewardError
-from onceward.store.check import check
+from onceward.evidence.verify import verify_rows
 from onceward.store.store import Store
 
 
@@ -84,12 +84,14 @@ def _database(store: Store) -> Iterable[Check]:
 
 def _evidence(store: Store) -> Iterable[Check]:
     with store.read() as rows:
-        found = check(rows)
-    seen = f"events {found.events:,}, streams {found.streams:,}, subjects {found.subjects:,}"
+        found = verify_rows(rows)
     if found.faults:
-        yield Check("evidence", "fail", found.faults[0], "restore the last good backup: onceward restore FILE")
-    else:
-        yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
+        yield Check(
+            "evidence", "fail", found.first(), "see all of it: onceward verify; then restore the last good backup"
+        )
+        return
+    seen = ", ".join(f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures"))
+    yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
 
 
 def _writer_lock(store: Store) -> Iterable[Check]:

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from onceward.engine import tenure
+from onceward.engine import acts, seals, tenure
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
 from onceward.engine.heartbeat import Heartbeat
+from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.outbox import Delivery, deliver
-from onceward.engine.principals import authorize, welcome
+from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.sinks import Notice, Sink
 from onceward.engine.spool import Spool
@@ -32,6 +33,7 @@ from onceward.errors import (
     OncewardError,
     StoredError,
 )
+from onceward.evidence.seal import read_receipt
 from onceward.kernel.canon import bounded
 from onceward.kernel.limits import ARTIFACT_BYTES, LEAVING_SECONDS, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
@@ -39,6 +41,7 @@ from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
 from onceward.store.tables.children import note_recovery
+from onceward.store.tables.keys import keys_of
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Ledger, Requests, answer_request
 from onceward.store.transaction import Transaction
@@ -73,11 +76,13 @@ class Kernel:
         artifact_bytes: int = ARTIFACT_BYTES,
         limits: Mapping[str, int] | None = None,
         notices: Sequence[Notice] = (),
+        seal_file: Path | None = None,
     ) -> None:
         self.store = store
         self.principal = principal
         self.sinks, self.notices = sinks, notices
         self._why_lost = ""
+        self._seal_file = seal_file
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
@@ -88,6 +93,8 @@ class Kernel:
         self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
         self.folder = folder
+        self.signer: Signer | None = None
+        """The key its principal acts with; nobody's while the principal is unknown."""
         self.work = folder / "work"
         """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
@@ -99,13 +106,26 @@ class Kernel:
                 capped = dict(limits or {}) or bool(workspace_lanes(rows))
             if capped:
                 store.write(lambda tx: set_workspace_limits(tx, limits or {}))
-            with store.read() as rows:
-                nobody = not Principals(rows).all()
-            if nobody:
-                store.write(lambda tx: welcome(tx, principal))
+            self._sign_in()
         except BaseException:
             self.close()
             raise
+
+    def _sign_in(self) -> None:
+        """Show that whoever we act as is us: by its key, or, if it never had one, by a new one that is its own."""
+        with self.store.read() as rows:
+            known = Principals(rows)
+            if known.find(self.principal) is None and known.all():
+                return
+            signer = Keyring(self.folder / "keys").signer(rows, self.principal)
+
+        def enter(tx: Transaction) -> None:
+            welcome(tx, self.principal)
+            add_key(tx, self.principal, signer.key.public, signer.proof(), self.principal)
+
+        if signer.fresh:
+            self.store.write(enter)
+        self.signer = signer
 
     def require(self, role: str) -> None:
         """PERMISSION_DENIED unless the principal of this kernel has a role."""
@@ -132,6 +152,9 @@ class Kernel:
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
         request.check()
+        if self.signer is not None and request.principal == self.principal and request.signature is None:
+            with self.store.read() as rows:
+                request = acts.sign(rows, self.signer, request)
         answer = _told(self.store.answer(request, _run(request)))
         self._heed()
         return answer
@@ -200,6 +223,7 @@ class Kernel:
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
             leaving.callback(_quietly(self._notify))
+            leaving.callback(_quietly(self._seal))
             leaving.callback(_quietly(self.streams.seal))
             leaving.callback(_quietly(self.artifacts.make_room))
             leaving.callback(self.processes.close)
@@ -207,6 +231,20 @@ class Kernel:
                 leaving.callback(_quietly(children.close))
             for children in self._sessions:
                 leaving.callback(children.stop)
+
+    def _seal(self) -> None:
+        """Before we go, sign what happened into a second place (X60)."""
+        if self._seal_file is None or self.signer is None or self.lost.is_set():
+            return
+        with self.store.read() as rows:
+            if not seals.needed(rows):
+                return
+        older = read_receipt(self._seal_file.read_bytes(), "the seal") if self._seal_file.exists() else None
+        with self.store.read() as rows:
+            receipt = seals.prepare(rows, self.signer, older)
+        payload = {"envelope": receipt.envelope.document()}
+        self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
+        seals.write(self._seal_file, receipt)
 
     def _release(self) -> None:
         """Give the writer lock back; with a function that cannot be ended it is kept until this process is gone, for
@@ -260,17 +298,23 @@ class Kernel:
 class Asker:
     """Files a request for the live kernel and waits for its answer; if that kernel goes, becomes the next."""
 
-    def __init__(self, store: Store, become: Callable[[], Kernel]) -> None:
+    def __init__(self, store: Store, become: Callable[[], Kernel], keyring: Keyring) -> None:
         self.store = store
         self._become = become
+        self._keyring = keyring
 
     def ask(self, request: Request, wait: float) -> Answer | Pending:
         request.check()
         with self.store.read() as rows:
             authorize(rows, request.principal, _verb(request.verb).role)
             found = Requests(rows).find(request)
-        if found is not None and found.answered_at is not None:
-            return _told(Answer(found.value(), replayed=True))
+            if found is not None and found.answered_at is not None:
+                return _told(Answer(found.value(), replayed=True))
+            signer = self._keyring.signer(rows, request.principal)
+            request = acts.sign(rows, signer, request)
+        if signer.fresh:
+            # The first thing a principal does makes its key known; requests are carried out in order.
+            self.store.file(_first_key(signer))
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:
@@ -322,9 +366,18 @@ def _run(request: Request) -> Callable[[Transaction, str], Any]:
 
     def run(tx: Transaction, resource_id: str) -> Any:
         authorize(tx, request.principal, verb.role)
-        return {"ok": verb.run(tx, request.principal, request.payload)}
+        if request.verb == "keys.add" and not keys_of(tx, request.principal):
+            # There is no key yet that could vouch for the first; it vouches for itself.
+            return {"ok": verb.run(tx, request.principal, request.payload)}
+        envelope = acts.authenticate(tx, request)
+        with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
+            return {"ok": verb.run(tx, request.principal, request.payload)}
 
     return run
+
+
+def _first_key(signer: Signer) -> Request:
+    return Request("keys.add", signer.key.fingerprint, {"key": signer.offer()}, signer.principal)
 
 
 def _told(answer: Answer) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import msgspec
 
 from onceward.engine.child_dispatch import exported
+from onceward.engine.keyring import Keyring
 from onceward.errors import NotFound, Recovery
 from onceward.kernel.chain import STREAM, check_stream
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.kernel.records import Token
 from onceward.kernel.sources import iso
+from onceward.lifecycles.duties import unseparated
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.artifacts import newest_refs, refs_of
 from onceward.store.tables.budgets import lanes_of, spent_by
+from onceward.store.tables.builds import Builds
 from onceward.store.tables.children import Sessions, Tokens, last_detail_of, resolve
 from onceward.store.tables.events import events_of, streams
+from onceward.store.tables.keys import Key, all_keys, keys_named, keys_of, workspace_id
 from onceward.store.tables.outbox import backlogs
 from onceward.store.tables.principals import Principals
 
@@ -83,8 +88,84 @@ def outbox_status(store: Store, sinks: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def principal_list(store: Store) -> list[dict[str, Any]]:
+    """Everybody, with the newest key that is in force."""
     with store.read() as rows:
-        return [{"name": p.name, "roles": sorted(p.roles)} for p in Principals(rows).all()]
+        keys = {key.principal: key.fingerprint for key in all_keys(rows) if key.revoked_seq is None}
+        found = Principals(rows).all()
+    return [
+        {"name": p.name, "roles": sorted(p.roles), **({"key": keys[p.name]} if p.name in keys else {})} for p in found
+    ]
+
+
+def principal_named(store: Store, name: str) -> dict[str, Any]:
+    for found in principal_list(store):
+        if found["name"] == name:
+            return found
+    raise NotFound(
+        f"there is no principal {name[:80]!a}", recovery=[Recovery("see who there is", "onceward principals list")]
+    )
+
+
+def duties_left(store: Store) -> str:
+    """Which duties are not separated, in words; empty where each could be somebody else's."""
+    with store.read() as rows:
+        duties, people = unseparated({p.name: p.roles for p in Principals(rows).all()})
+    if not duties:
+        return ""
+    who = f"only {' and '.join(people)} may" if people else "nobody may"
+    return (
+        f"Not separated yet: {who} act as {', '.join(duties[:-1])} and {duties[-1]}."
+        f" Somebody else may with: onceward principals add NAME --role {duties[-1]}"
+    )
+
+
+class KeyStanding(msgspec.Struct, frozen=True):
+    """How a principal stands with its keys: whether it ever had one, and whether it can act here."""
+
+    workspace: str
+    known: bool
+    able: bool
+
+
+def standing_of(store: Store, keyring: Keyring, principal: str) -> KeyStanding:
+    with store.read() as rows:
+        here = Principals(rows).find(principal) is not None
+        keys = keys_of(rows, principal)
+        able = here and (not keys or any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys))
+        return KeyStanding(workspace_id(rows), bool(keys), able)
+
+
+def key_list(store: Store, keyring: Keyring) -> list[dict[str, Any]]:
+    with store.read() as rows:
+        return [_key(key, keyring) for key in all_keys(rows)]
+
+
+def key_shown(store: Store, keyring: Keyring, principal: str, prefix: str | None) -> dict[str, Any]:
+    """One key with its public part and, where its file is here, what an admin elsewhere needs to accept it."""
+    with store.read() as rows:
+        found = keys_named(rows, prefix.lower()) if prefix else keys_of(rows, principal)[-1:]
+        workspace = workspace_id(rows)
+    if len(found) != 1:
+        raise NotFound(
+            f"more than one key begins with {prefix}"
+            if found
+            else f"there is no key {prefix or f'of {principal} yet'}",
+            recovery=[Recovery("see which there are", "onceward keys list"), Recovery("make one", "onceward keys new")],
+        )
+    key = found[0]
+    public = base64.b64encode(key.public_key).decode()
+    said = {**_key(key, keyring), "state": "in force" if key.revoked_seq is None else "revoked", "public": public}
+    said["offer"] = f"ed25519:{key.public_key.hex()}:{key.proof.hex()}"
+    if keyring.has(key.fingerprint):
+        said["file"] = str(keyring.path_of(key.fingerprint))
+    return {**said, "workspace": workspace}
+
+
+def _key(key: Key, keyring: Keyring) -> dict[str, Any]:
+    said = {"key": key.fingerprint, "principal": key.principal, "added_seq": key.added_seq}
+    if key.revoked_seq is not None:
+        said["revoked_seq"] = key.revoked_seq
+    return {**said, "here": keyring.has(key.fingerprint)}
 
 
 def lane_list(store: Store, session_id: str) -> list[dict[str, Any]]:
@@ -105,6 +186,14 @@ def session_named(store: Store, prefix: str) -> str:
         context={"session_id": prefix},
         recovery=[Recovery("see which there are", "onceward status"), Recovery("open a new one of that id with --new")],
     )
+
+
+def subject_named(store: Store, name: str) -> str:
+    """The session of the build or session that a name means; `latest` is the newest build."""
+    if name != "latest" and not name.startswith("bld_"):
+        return session_named(store, name)
+    with store.read() as rows:
+        return Builds(rows).named(name).build_id
 
 
 def session_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:

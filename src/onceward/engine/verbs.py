@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from onceward.engine import build_verbs as builds
-from onceward.engine import child_dispatch, principals
+from onceward.engine import child_dispatch, principals, seals
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
 from onceward.kernel.records import check_name
@@ -24,19 +24,56 @@ class Verb(msgspec.Struct, frozen=True):
     """What may be asked: who may ask it and what it does, inside the answer's own transaction."""
 
     role: str
+    """Empty where anybody who is known may ask."""
     run: Callable[[Transaction, str, Any], Any]
 
 
 class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     roles: list[str]
+    key: str = ""
+    """What `keys show` printed for its owner."""
 
 
 def _add_principal(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, AddPrincipal)
-    principals.add(tx, asked.name, asked.roles, actor)
-    found = tx.principals.find(asked.name)
-    return {"name": asked.name, "roles": sorted(found.roles if found else ())}
+    principals.add(tx, asked.name, asked.roles, actor, asked.key)
+    return _principal(tx, asked.name)
+
+
+class TakeRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    roles: list[str]
+
+
+def _take_roles(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, TakeRoles)
+    principals.take_roles(tx, asked.name, asked.roles, actor)
+    return _principal(tx, asked.name)
+
+
+def _principal(tx: Transaction, name: str) -> Any:
+    found = tx.principals.find(name)
+    return {"name": name, "roles": sorted(found.roles if found else ())}
+
+
+class AddKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+
+
+def _add_key(tx: Transaction, actor: str, payload: Any) -> Any:
+    public, proof = principals.read_offer(_convert(payload, AddKey).key)
+    return {"principal": actor, "key": principals.add_key(tx, actor, public, proof, actor)}
+
+
+class RevokeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    reason: str = ""
+
+
+def _revoke_key(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, RevokeKey)
+    return principals.revoke(tx, asked.key, asked.reason[:1000], actor)
 
 
 def _flush_outbox(tx: Transaction, actor: str, payload: Any) -> Any:
@@ -117,8 +154,20 @@ def _approve(tx: Transaction, actor: str, payload: Any) -> Any:
     return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:1000])
 
 
+class AddSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    envelope: dict[str, Any]
+
+
+def _add_seal(tx: Transaction, actor: str, payload: Any) -> Any:
+    return seals.add(tx, actor, _convert(payload, AddSeal).envelope)
+
+
 VERBS: dict[str, Verb] = {
+    "seals.add": Verb("operator", _add_seal),
     "principals.add": Verb("admin", _add_principal),
+    "principals.take": Verb("admin", _take_roles),
+    "keys.add": Verb("", _add_key),
+    "keys.revoke": Verb("", _revoke_key),
     "locks.clear": Verb("operator", _clear_lock),
     "outbox.flush": Verb("operator", _flush_outbox),
     "children.cancel": Verb("operator", _cancel),

@@ -75,9 +75,12 @@ class Machine:
         """The states that may be found in a store between two transactions."""
         return tuple(state for state in self.states if state not in self.transient)
 
+    def find(self, source: str, target: str, reason: str | None) -> Arrow | None:
+        return self._index.get((source, target, reason))
+
     def follow(self, source: str, target: str, reason: str | None) -> Arrow:
         """The arrow of this move, or ILLEGAL_TRANSITION saying what would be allowed."""
-        arrow = self._index.get((source, target, reason))
+        arrow = self.find(source, target, reason)
         if arrow is None:
             raise self._refusal(source, target, reason)
         return arrow

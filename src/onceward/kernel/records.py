@@ -149,6 +149,8 @@ class Request(msgspec.Struct, frozen=True):
     request_id: str
     payload: Any
     principal: str
+    signature: bytes | None = None
+    """The DSSE envelope of its statement, as canonical bytes."""
 
     def check(self) -> bytes:
         """The payload's canonical bytes; refuses an id or payload that cannot be stored."""

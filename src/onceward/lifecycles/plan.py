@@ -252,6 +252,11 @@ def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
     return some
 
 
+def manifest_line(stage: str, target: str, outputs: str) -> bytes:
+    """A step in the list of what a build made: which, and its outputs as its checkpoint holds them."""
+    return canonical_of_checked([stage, target])[:-1] + b"," + outputs.encode() + b"]\n"
+
+
 def result_digest(outputs: Sequence[Output]) -> str:
     """What a step made, as one digest: names, kinds and contents."""
     return sha256_hex(canonical_of_checked([[out.name, out.kind, out.sha256] for out in outputs]))

@@ -14,6 +14,9 @@ TABLES: Final = (
     ("events", ("position",)),
     ("principals", ("name",)),
     ("principal_roles", ("name", "role")),
+    ("keys", ("fingerprint",)),
+    ("signatures", ("statement_hash",)),
+    ("seals", ("seal_no",)),
     ("plans", ("plan_hash",)),
     ("builds", ("build_id",)),
     ("checkpoints", ("build_id", "stage", "target")),
@@ -47,7 +50,7 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
         columns = source.columns(rows, table)
         insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         counts[table] = 0
-        for row in _pages(rows, table, key, columns):
+        for row in pages(rows, table, key, columns):
             tx.write(insert, row)
             counts[table] += 1
         faults.point("restore.table")
@@ -61,7 +64,8 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
     return counts
 
 
-def _pages(rows: Reads, table: str, key: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+def pages(rows: Reads, table: str, key: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+    """Every row of a table in the order of its key, in flat memory."""
     keys = ", ".join(key)
     select = f"SELECT {', '.join(columns)} FROM {table}"
     order = f" ORDER BY {keys} LIMIT {_PAGE}"

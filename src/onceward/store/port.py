@@ -13,6 +13,7 @@ from onceward.errors import (
     InvalidConfig,
     LeaseConflict,
     OncewardError,
+    PermissionDenied,
     ReplayOrderInvalid,
     StorageError,
 )
@@ -146,6 +147,9 @@ _REFUSALS = {
     "events_chain": "the event does not follow the last one of its stream",
     "events_stream_seq": "two events claim one place in a stream",
     "events_stream_prev": "two events claim one predecessor",
+    "keys_kept": "keys are never changed or deleted, and revoked once",
+    "seals_kept": "seals are never changed or deleted",
+    "signatures_kept": "signatures are never changed or deleted",
     "singleton_lock_fence": "the fence only grows",
     "streams_name": "a stream has two numbers",
     "budget_debits_kept": "debits are never changed or deleted",
@@ -160,6 +164,7 @@ _CODED: dict[str, tuple[type[OncewardError], str]] = {
     "budget_totals_mode": (AccountingModeInvalid, "only running_total_v1 is known"),
     "budget_totals_lane": (InvalidConfig, "there is no such budget lane"),
     "principal_roles_role": (InvalidConfig, "there is no such role"),
+    "keys_public": (PermissionDenied, "this key belongs to a principal already, and one key never to two"),
 }
 
 

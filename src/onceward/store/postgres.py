@@ -363,4 +363,6 @@ def _on(name: str, settings: dict[str, str], advice: str) -> tuple[str, str, str
 
 def _in_postgres(sql: str) -> str:
     sql = re.sub(r"\) STRICT(, WITHOUT ROWID)?;", ");", sql)
+    # Text is ordered by its bytes, as in SQLite.
+    sql = re.sub(r"(?m)(^  \w+ TEXT|\bADD COLUMN \w+ TEXT)\b", r'\1 COLLATE "C"', sql)
     return re.sub(r"\bBLOB\b", "BYTEA", re.sub(r"\bINTEGER\b", "BIGINT", sql))

@@ -46,6 +46,8 @@ class Transaction:
         self.fence = fence
         self.sources = sources
         self.last_event: Event | None = None
+        self.signed: str | None = None
+        """The hash of the signed statement that asks for what is being done."""
         self._now: Micros | None = None
         self._failed: OncewardError | None = None
 
@@ -120,7 +122,7 @@ class Transaction:
             return None
         stream = check_stream(subject.stream(move.subject))
         check_name(move.actor, "actor")
-        context = {**context_of(move.session or move.subject), "actor": move.actor, "fence": self.fence}
+        context = self._context(context_of(move.session or move.subject), move.actor)
         detail = _detail(move, version)
         posted = None
         if move.session is not None:
@@ -145,10 +147,14 @@ class Transaction:
         said = dict(detail)
         check(said, _DETAIL_DEPTH)
         kind, _, subject = stream.partition(":")
-        context = {**(context_of(subject) if kind == "session" else {}), "actor": actor, "fence": self.fence}
+        context = self._context(context_of(subject) if kind == "session" else {}, actor)
         event, linked = self._link(stream, kind, name, context, said)
         self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
+
+    def _context(self, of: dict[str, str], actor: str) -> dict[str, Any]:
+        signed = {"signed": self.signed} if self.signed else {}
+        return {**of, "actor": actor, "fence": self.fence, **signed}
 
     def _link(
         self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.asking import ask, pending
+from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.kernel.records import ROLES
+from onceward.lifecycles.duties import ALLOWS
 
 
 @click.group(cls=Group)
@@ -18,32 +21,61 @@ def principals() -> None:
 @principals.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """Everybody this workspace knows."""
-    from onceward.engine.reading import principal_list
+    """Everybody this workspace knows, and which duties nobody else could do."""
+    from onceward.engine.reading import duties_left, principal_list
 
-    store = given.workspace().store()
-    try:
-        found = principal_list(store)
-    finally:
-        store.close()
+    with given.workspace().reading() as store:
+        found, left = principal_list(store), duties_left(store)
     if given.json:
         render.document(found)
-    else:
-        render.table(("principal", "roles"), [(p["name"], ", ".join(p["roles"])) for p in found])
+        return
+    rows = [(p["name"], ", ".join(p["roles"]), p.get("key", "none yet")[:16]) for p in found]
+    render.table(("principal", "roles", "key"), rows)
+    if left:
+        render.say(render.plain(left))
 
 
 @principals.command(cls=Command)
 @click.argument("name")
-@click.option("--role", "roles", multiple=True, required=True, type=click.Choice(ROLES), help="May be repeated.")
+@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="May be repeated.")
+@click.option("--key", default="", metavar="OFFER", help="A key of theirs, as `keys new` or `keys show` printed it.")
 @asking_options
 @pass_globals
-def add(given: Globals, name: str, roles: tuple[str, ...]) -> int:
-    """Make NAME known, or give it more roles."""
-    asked = ask(given, "principals.add", {"name": name, "roles": sorted(set(roles))})
-    if asked.pending:
-        return pending(given, asked)
+def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
+    """Make NAME known, or give it more roles or a key. Without --key it gets one when it first acts."""
+    if not roles and not key:
+        raise click.UsageError("say which --role, or bring a --key")
+    payload = {"name": name, "roles": sorted(set(roles)), **({"key": key} if key else {})}
+    return tell(given, ask(given, "principals.add", payload), _say)
+
+
+@principals.command(cls=Command)
+@click.argument("name", required=False)
+@click.option("--take", "roles", multiple=True, type=click.Choice(ROLES), help="Take a role away. May be repeated.")
+@asking_options
+@pass_globals
+def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
+    """What each role may do; or the roles of NAME, and with --take fewer of them."""
+    from onceward.engine.reading import principal_named
+
+    if name is None:
+        if roles:
+            raise click.UsageError("say from whom")
+        if given.json:
+            render.document([{"role": role, "may": ALLOWS[role]} for role in ROLES])
+        else:
+            render.table(("role", "may"), [(role, ALLOWS[role]) for role in ROLES])
+        return 0
+    if roles:
+        return tell(given, ask(given, "principals.take", {"name": name, "roles": sorted(set(roles))}), _say)
+    with given.workspace().reading() as store:
+        found = principal_named(store, name)
     if given.json:
-        render.document(asked.value)
+        render.document(found)
     else:
-        render.say(f"{render.plain(asked.value['name'])}: {', '.join(asked.value['roles'])}")
+        _say(found)
     return 0
+
+
+def _say(value: dict[str, Any]) -> None:
+    render.say(f"{render.plain(value['name'])}: {', '.join(value['roles']) or 'no role'}")

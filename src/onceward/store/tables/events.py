@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from onceward.errors import NotFound
+from onceward.kernel.canon import ZERO_HASH
 from onceward.kernel.chain import Event
-from onceward.store.port import Reads
+from onceward.store.port import Reads, Row
 
 _PAGE = 1000
+_FIELDS = "e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
 
 
 def streams(rows: Reads) -> list[tuple[str, int]]:
@@ -40,21 +42,46 @@ def events_of(rows: Reads, stream: str, after: int = 0) -> Iterator[Event]:
         after = page[-1][0]
 
 
-def all_events(rows: Reads) -> Iterator[Event]:
-    """Every event, stream after stream, each in order: one pass in flat memory."""
-    after = (0, 0)
-    while True:
-        page = rows.read(
-            "SELECT e.stream_no, s.stream, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
-            " FROM events e LEFT JOIN streams s ON s.stream_no = e.stream_no"
-            " WHERE (e.stream_no, e.seq) > (?, ?) ORDER BY e.stream_no, e.seq LIMIT ?",
-            (*after, _PAGE),
-        )
-        for _, stream, seq, at, source, body, prev_hash, hash_, position in page:
-            yield Event(stream or "", seq, at, source, body.encode(), prev_hash, hash_, position)
-        if len(page) < _PAGE:
-            return
-        after = (page[-1][0], page[-1][2])
+def events_by_name(rows: Reads) -> Iterator[Event]:
+    """Every event, streams in the order of their names, each in order: one pass in flat memory. What belongs to no
+    stream comes first."""
+    unnamed = rows.read(
+        f"SELECT '', {_FIELDS}, e.stream_no FROM events e"
+        " WHERE NOT EXISTS (SELECT 1 FROM streams s WHERE s.stream_no = e.stream_no) ORDER BY e.position LIMIT 100"
+    )
+    page = unnamed + _from(rows, "")
+    while page:
+        last: Row = page[-1]
+        for stream, seq, at, source, body, prev_hash, hash_, position, _ in page:
+            yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+        # The page may have ended within a stream.
+        page = [
+            (last[0], *row)
+            for row in rows.read(
+                f"SELECT {_FIELDS}, e.stream_no FROM events e WHERE e.stream_no = ? AND e.seq > ?"
+                " ORDER BY e.seq LIMIT ?",
+                (last[-1], last[1], _PAGE),
+            )
+        ] or _from(rows, last[0])
+
+
+def events_named(rows: Reads, names: Sequence[str]) -> Iterator[Event]:
+    """The events of some streams, by name and seq."""
+    found = rows.read(
+        f"SELECT s.stream, {_FIELDS} FROM streams s JOIN events e ON e.stream_no = s.stream_no"
+        f" WHERE s.stream IN ({', '.join('?' * len(names))}) ORDER BY s.stream, e.seq",
+        names,
+    )
+    for stream, seq, at, source, body, prev_hash, hash_, position in found:
+        yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+
+
+def _from(rows: Reads, stream: str) -> list[Row]:
+    return rows.read(
+        f"SELECT s.stream, {_FIELDS}, e.stream_no FROM streams s JOIN events e ON e.stream_no = s.stream_no"
+        " WHERE s.stream > ? ORDER BY s.stream, e.seq LIMIT ?",
+        (stream, _PAGE),
+    )
 
 
 def event_at(rows: Reads, position: int) -> Event | None:
@@ -67,6 +94,27 @@ def event_at(rows: Reads, position: int) -> Event | None:
         return None
     stream, seq, at, source, body, prev_hash, hash_, position = found[0]
     return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+
+
+def head_of(rows: Reads, stream: str) -> tuple[int, bytes]:
+    """Seq and hash of a stream's last event; zeros where there is none."""
+    found = rows.read(
+        "SELECT e.seq, e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ?"
+        " ORDER BY e.seq DESC LIMIT 1",
+        (stream,),
+    )
+    return (found[0][0], found[0][1]) if found else (0, ZERO_HASH)
+
+
+def hash_at(rows: Reads, stream: str, seq: int) -> bytes | None:
+    """The hash of a stream's event of that seq; of seq 0, what the first one names."""
+    if seq == 0:
+        return ZERO_HASH
+    found = rows.read(
+        "SELECT e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ? AND e.seq = ?",
+        (stream, seq),
+    )
+    return found[0][0] if found else None
 
 
 def told(rows: Reads, stream: str, event: str, step: str) -> bool:

@@ -36,3 +36,8 @@ def add_principal(tx: Writes, name: str, roles: Iterable[str], by: str, now: int
             "INSERT INTO principal_roles (name, role) VALUES (?, ?) ON CONFLICT (name, role) DO NOTHING",
             (name, role),
         )
+
+
+def remove_roles(tx: Writes, name: str, roles: Iterable[str]) -> None:
+    for role in sorted(roles):
+        tx.write("DELETE FROM principal_roles WHERE name = ? AND role = ?", (name, role))

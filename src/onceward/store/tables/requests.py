@@ -21,19 +21,20 @@ class Ledger(msgspec.Struct, frozen=True):
     payload: str
     payload_hash: str
     principal: str
+    signature: bytes | None
     resource_id: str
     answered_at: int | None
     answer: str | None
 
     @property
     def request(self) -> Request:
-        return Request(self.verb, self.request_id, msgspec.json.decode(self.payload), self.principal)
+        return Request(self.verb, self.request_id, msgspec.json.decode(self.payload), self.principal, self.signature)
 
     def value(self) -> Any:
         return msgspec.json.decode(self.answer or "null")
 
 
-_COLUMNS = "request_no, verb, request_id, payload, payload_hash, principal, resource_id, answered_at, answer"
+_COLUMNS = "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, answered_at, answer"
 
 
 class Requests:
@@ -69,14 +70,15 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
     """Put a request into the ledger, still unanswered; one already there stays as it is."""
     payload = request.check().decode()
     tx.write(
-        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, resource_id, asked_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
+        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
         (
             request.verb,
             request.request_id,
             payload,
             request.payload_hash(),
             request.principal,
+            request.signature,
             resource_id,
             now,
         ),

@@ -1,0 +1,105 @@
+"""Signed acts: whoever asks signs exactly what is asked, and nothing is done that was not signed so (K-13, X54)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from onceward.engine.keyring import Signer
+from onceward.errors import InvalidConfig, PermissionDenied, Recovery
+from onceward.evidence.signing import ACT, Envelope, genuine, read_envelope, statement
+from onceward.kernel.canon import canonical, parse
+from onceward.kernel.records import Request
+from onceward.store.port import Reads
+from onceward.store.tables.events import hash_at, head_of
+from onceward.store.tables.keys import Signature, find_key, put_signature, workspace_id
+from onceward.store.transaction import Transaction
+
+
+def sign(rows: Reads, signer: Signer, request: Request) -> Request:
+    """The request with its statement signed: what, by whom, where, once, and after which moment of the history."""
+    said = _said(request, signer.workspace, signer.key.fingerprint, head_of(rows, "workspace"))
+    envelope = signer.key.sign(said)
+    return msgspec.structs.replace(request, signature=canonical(envelope.document()))
+
+
+def _said(request: Request, workspace: str, fingerprint: str, head: tuple[int, bytes]) -> bytes:
+    predicate = {
+        "act": request.verb,
+        "head": {"hash": head[1].hex(), "seq": head[0], "stream": "workspace"},
+        "key": fingerprint,
+        "nonce": request.request_id,
+        "payload": request.payload,
+        "principal": request.principal,
+        "workspace": workspace,
+    }
+    return statement(ACT, [(request.verb, request.payload_hash())], predicate)
+
+
+def authenticate(rows: Reads, request: Request) -> Envelope:
+    """The envelope of a request that its principal really signed, for this workspace and this history; else refused."""
+    if request.signature is None:
+        raise _refused(request, "it is not signed")
+    try:
+        envelope = read_envelope(parse(request.signature))
+    except InvalidConfig as error:
+        raise _refused(request, error.message) from None
+    key = find_key(rows, envelope.fingerprint)
+    if key is None or key.principal != request.principal:
+        raise _refused(request, f"it is signed with a key that is not one of {request.principal}")
+    if key.revoked_seq is not None:
+        raise _refused(request, f"its key {key.fingerprint[:16]} was revoked")
+    if not genuine(key.public_key, envelope):
+        raise _refused(request, "its signature is not genuine")
+    head = _head(envelope)
+    if head is None or hash_at(rows, "workspace", head[0]) != head[1]:
+        raise _refused(request, "it was signed for another history than this one")
+    if envelope.statement != _said(request, workspace_id(rows), key.fingerprint, head):
+        raise _refused(request, "it is not what was signed")
+    return envelope
+
+
+def _head(envelope: Envelope) -> tuple[int, bytes] | None:
+    try:
+        found = envelope.said()["predicate"]["head"]
+        return (int(found["seq"]), bytes.fromhex(found["hash"]))
+    except (InvalidConfig, KeyError, TypeError, ValueError):
+        return None
+
+
+def _refused(request: Request, why: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"the request {request.request_id[:80]} of {request.principal} is refused: {why}",
+        context={"principal": request.principal, "verb": request.verb},
+        recovery=[Recovery("ask again with this Onceward, which signs what it asks")],
+    )
+
+
+@contextmanager
+def acting(tx: Transaction, envelope: Envelope, act: str, principal: str, nonce: str) -> Iterator[None]:
+    """While this lasts, every event names the statement it follows, which is kept with its place in the order."""
+    note(tx, envelope, {"act": act, "principal": principal, "nonce": nonce}, principal)
+    tx.signed = envelope.statement_hash
+    try:
+        yield
+    finally:
+        tx.signed = None
+
+
+def note(tx: Transaction, envelope: Envelope, detail: dict[str, Any], actor: str) -> None:
+    """Keep what was signed; the workspace's stream says where among the comings and goings of keys."""
+    said = {**detail, "key": envelope.fingerprint, "statement": envelope.statement_hash}
+    event = tx.append("workspace", "ACT_SIGNED", actor, said)
+    put_signature(
+        tx,
+        Signature(
+            envelope.statement_hash,
+            envelope.statement.decode(),
+            envelope.fingerprint,
+            envelope.signature,
+            event.seq,
+        ),
+    )

@@ -1,0 +1,120 @@
+"""Key files: one a key, mode 0600, in the workspace's folder and never in its store (E-4)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from onceward.errors import InvalidConfig, PermissionDenied, Recovery
+from onceward.evidence.signing import SigningKey
+from onceward.store.port import Reads
+from onceward.store.tables.keys import Key, keys_of, workspace_id
+
+_HEADER = "Onceward key of "
+
+
+class Signer:
+    """A principal with a key at hand. `fresh` if the workspace has not been told of the key."""
+
+    def __init__(self, principal: str, workspace: str, key: SigningKey, fresh: bool) -> None:
+        self.principal, self.workspace, self.key, self.fresh = principal, workspace, key, fresh
+
+    def proof(self) -> bytes:
+        return self.key.proof(self.workspace, self.principal)
+
+    def offer(self) -> str:
+        """What an admin needs to make this key known: the public key, and the proof that its owner has it."""
+        return f"ed25519:{self.key.public.hex()}:{self.proof().hex()}"
+
+
+class Keyring:
+    """The keys that this machine has for a workspace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def signer(self, rows: Reads, principal: str) -> Signer:
+        """The principal's newest key that is in force and here. Whoever never had one gets one without asking."""
+        known = keys_of(rows, principal)
+        workspace = workspace_id(rows)
+        if not known:
+            return self.make(principal, workspace)
+        active = [key for key in known if key.revoked_seq is None]
+        for key in reversed(active):
+            if self.has(key.fingerprint):
+                return Signer(principal, workspace, self._read(key.fingerprint), fresh=False)
+        raise self._without(principal, active)
+
+    def make(self, principal: str, workspace: str, *, another: bool = False) -> Signer:
+        """A new key for a principal, or the one that was made and not told of."""
+        waiting = None if another else self._waiting(principal)
+        key = self._read(waiting) if waiting else SigningKey.generate()
+        if not waiting:
+            self._write(key, principal)
+        return Signer(principal, workspace, key, fresh=True)
+
+    def has(self, fingerprint: str) -> bool:
+        return self.path_of(fingerprint).is_file()
+
+    def path_of(self, fingerprint: str) -> Path:
+        return self.folder / f"{fingerprint}.pem"
+
+    def _waiting(self, principal: str) -> str | None:
+        """A key of a principal that never had one told of: it was made, and then something went wrong."""
+        if self.folder.is_dir():
+            for path in sorted(self.folder.glob("*.pem")):
+                with suppress(OSError, UnicodeDecodeError):
+                    if path.read_text("utf-8").partition("\n")[0] == _HEADER + principal:
+                        return path.stem
+        return None
+
+    def _read(self, fingerprint: str) -> SigningKey:
+        path = self.path_of(fingerprint)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                told = os.fstat(descriptor)
+                data = file.read(10_000)
+        except OSError as error:
+            raise InvalidConfig(f"cannot read the key file {path}: {error.strerror}") from error
+        if stat.S_IMODE(told.st_mode) & 0o077:
+            raise InvalidConfig(
+                f"others may read the key file {path}; it is used only while they may not",
+                context={"file": str(path)},
+                recovery=[Recovery("take their rights away", f"chmod 600 '{path}'")],
+            )
+        try:
+            key = SigningKey.read(data[data.find(b"-----BEGIN") :])
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{path}: {error.message}", context={"file": str(path)}) from None
+        if key.fingerprint != fingerprint:
+            raise InvalidConfig(f"the key file {path} holds another key than its name says")
+        return key
+
+    def _write(self, key: SigningKey, principal: str) -> None:
+        path = self.path_of(key.fingerprint)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(f"{_HEADER}{principal}\n".encode() + key.pem())
+                file.flush()
+                os.fsync(descriptor)
+        except OSError as error:
+            raise InvalidConfig(f"cannot write a key file in {self.folder}: {error.strerror}") from error
+
+    def _without(self, principal: str, active: list[Key]) -> PermissionDenied:
+        if not active:
+            what = f"every key of {principal} was revoked"
+        else:
+            what = f"{principal} acts with the key {active[-1].fingerprint[:16]}, which is not in {self.folder}"
+        return PermissionDenied(
+            what,
+            context={"principal": principal, "keys": [key.fingerprint for key in active]},
+            recovery=[
+                Recovery("act as somebody whose key is here, or bring the key file"),
+                Recovery("or make another and have an admin accept it", f"onceward --as {principal} keys new"),
+            ],
+        )

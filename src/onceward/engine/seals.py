@@ -1,0 +1,88 @@
+"""Making a seal: whoever asks computes the heads and signs them; the kernel computes them again before it believes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from onceward.engine import acts
+from onceward.engine.keyring import Signer
+from onceward.errors import InvalidConfig, PermissionDenied, Recovery, StaleVersion
+from onceward.evidence.seal import Receipt, heads_at, seal_statement, since
+from onceward.evidence.signing import genuine, read_envelope
+from onceward.kernel.canon import canonical
+from onceward.kernel.merkle import Tree
+from onceward.store.port import Reads
+from onceward.store.tables.events import head_of, last_position
+from onceward.store.tables.keys import Seal, all_seals, find_key, find_signature, newest_seal, put_seal, workspace_id
+from onceward.store.transaction import Transaction
+
+
+def prepare(rows: Reads, signer: Signer, older: Receipt | None = None) -> Receipt:
+    """The seal of everything there is now, signed but not yet recorded; with the way from an older one that it is to
+    take the place of."""
+    position = last_position(rows)
+    before = [seal.statement_hash for seal in all_seals(rows)]
+    heads = list(heads_at(rows, position))
+    tree = Tree()
+    for head in heads:
+        tree.add(head.leaf())
+    fingerprint = signer.key.fingerprint
+    said = seal_statement(signer.workspace, signer.principal, fingerprint, position, tree.size, tree.root(), before)
+    return Receipt(signer.key.sign(said), signer.key.public, heads, since(older, before) if older else None)
+
+
+def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
+    """Record a seal that is genuine, by the principal who asks, and true."""
+    envelope = read_envelope(document)
+    key = find_key(tx, envelope.fingerprint)
+    if key is None or (key.principal, key.revoked_seq) != (actor, None) or not genuine(key.public_key, envelope):
+        raise PermissionDenied(f"the seal is not signed by {actor}", context={"principal": actor})
+    try:
+        position = int(envelope.said()["predicate"]["position"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidConfig("this is not a seal", context={"field": "envelope"}) from None
+    if not 0 < position <= last_position(tx):
+        raise InvalidConfig("the seal is of events that are not here", context={"position": position})
+    before = [seal.statement_hash for seal in all_seals(tx)]
+    tree = Tree()
+    for head in heads_at(tx, position):
+        tree.add(head.leaf())
+    root = tree.root()
+    if envelope.statement != seal_statement(
+        workspace_id(tx), actor, key.fingerprint, position, tree.size, root, before
+    ):
+        raise StaleVersion(
+            "another seal came first, or the seal is not of this history",
+            recovery=[Recovery("seal again", "onceward seal")],
+        )
+    acts.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
+    number = len(before) + 1
+    put_seal(tx, Seal(number, position, tree.size, root.hex(), envelope.statement_hash))
+    return {"seal": number, "position": position, "streams": tree.size, "root": root.hex(), "key": key.fingerprint}
+
+
+def needed(rows: Reads) -> bool:
+    """Whether something happened since the last seal, beside the seal itself."""
+    newest = newest_seal(rows)
+    if newest is None:
+        return last_position(rows) > 0
+    signed = find_signature(rows, newest.statement_hash)
+    seq, _ = head_of(rows, "workspace")
+    return signed is None or signed.seq != seq or last_position(rows) > newest.position + 2
+
+
+def write(path: Path, receipt: Receipt) -> None:
+    """Put a seal where it is safe from whoever changes the store: whole, or not at all."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(canonical(receipt.document()) + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise InvalidConfig(f"cannot write the seal {path}: {error.strerror}", context={"file": str(path)}) from error

@@ -1,0 +1,302 @@
+"""A bundle: one file with everything that proves a build or session, in a form that any language can check (E-2)."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+from onceward.evidence.records import (
+    ArtifactRow,
+    BuildRow,
+    Child,
+    Debit,
+    PermitRow,
+    PlanRow,
+    PrincipalRow,
+    RefRow,
+    RequestRow,
+    Role,
+    SessionRow,
+    Total,
+)
+from onceward.evidence.signing import Envelope, read_envelope
+from onceward.kernel.canon import canonical, parse
+from onceward.kernel.chain import Event
+from onceward.kernel.sources import from_iso
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.checkpoints import Checkpoint
+from onceward.store.tables.keys import Key, Seal, Signature
+
+T = TypeVar("T")
+FORMAT: Final = "onceward-bundle@1"
+KINDS: Final = ("build", "session")
+_BLOCK: Final = 512
+_CHUNK: Final = 1 << 20
+
+FILES: Final[Mapping[Any, str]] = {
+    BuildRow: "builds.ndjson",
+    SessionRow: "sessions.ndjson",
+    Child: "tokens.ndjson",
+    Total: "totals.ndjson",
+    Debit: "debits.ndjson",
+    PlanRow: "plans.ndjson",
+    Checkpoint: "checkpoints.ndjson",
+    Approval: "approvals.ndjson",
+    PermitRow: "permits.ndjson",
+    RefRow: "refs.ndjson",
+    ArtifactRow: "artifacts.ndjson",
+    Key: "keys.ndjson",
+    Signature: "signatures.ndjson",
+}
+"""Where each kind of record stands in a bundle."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A file of a bundle, as its first page lists it."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The first page of a bundle."""
+
+    artifacts: str
+    """`whole` if their bytes are here, `digests` if only their names are."""
+    files: list[Member]
+    format: str
+    kind: str
+    subject: str
+    workspace: str = ""
+    """Whose keys signed what is here; without signatures it does not matter."""
+
+
+def header(name: str, size: int) -> bytes:
+    """The one tar header that a member of this name and size can have: no time, no owner, no choice."""
+    told = tarfile.TarInfo(name)
+    told.size = size
+    return told.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
+
+
+def padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+class BadBundle(InvalidConfig):
+    """The file is not a bundle, or not the one it was; `context["rule"]` is `bundle`."""
+
+
+class Reader:
+    """The members of a bundle, each where it should be and what it should be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("rb")
+        self._places: dict[str, tuple[int, int]] = {}
+        first = self._first()
+        self.page = first
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _first(self) -> Page:
+        name, size = self._header(0)
+        if name != "bundle.json" or size > 64 << 20:
+            raise BadBundle(f"{self.path.name} is not a bundle: its first page is missing", context={"rule": "bundle"})
+        self._places[name] = (_BLOCK, size)
+        data = b"".join(self.pieces(name))
+        try:
+            found = parse(data)
+            page = msgspec.convert(found, Page)
+            if canonical(found) != data or canonical(msgspec.to_builtins(page)) != data:
+                raise InvalidConfig("not in canonical form")
+            if page.format != FORMAT or page.kind not in KINDS or page.artifacts not in ("whole", "digests"):
+                raise InvalidConfig("of no known kind")
+        except (msgspec.ValidationError, InvalidConfig) as error:
+            why = f"the first page of {self.path.name} cannot be read: {error}"
+            raise BadBundle(why, context={"rule": "bundle"}) from None
+        return page
+
+    def check_members(self) -> Iterator[str]:
+        """What of the file is not as its first page says. Every byte is looked at."""
+        at = _BLOCK + self._places["bundle.json"][1]
+        at += len(padding(at))
+        if self._rest(_BLOCK + self._places["bundle.json"][1], at).strip(b"\0"):
+            yield "there is something between bundle.json and what follows"
+        for member in self.page.files:
+            try:
+                name, size = self._header(at)
+            except InvalidConfig as error:
+                yield f"{member.name}: {error.message}"
+                return
+            if (name, size) != (member.name, member.size):
+                yield f"{member.name} is not where it should be"
+                return
+            self._places[name] = (at + _BLOCK, size)
+            made = hashlib.sha256()
+            for piece in self.pieces(name):
+                made.update(piece)
+            if made.hexdigest() != member.sha256:
+                yield f"{name} is not what its digest says"
+            end = at + _BLOCK + size
+            at = end + len(padding(size))
+            if self._rest(end, at).strip(b"\0"):
+                yield f"there is something after {name}"
+        self._file.seek(at)
+        if self._file.read(3 * _BLOCK) != bytes(2 * _BLOCK):
+            yield "the file does not end where it should"
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        at, size = self._places[name]
+        left = size
+        while left > 0:
+            self._file.seek(at + size - left)
+            piece = self._file.read(min(_CHUNK, left))
+            if not piece:
+                return
+            left -= len(piece)
+            yield piece
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a member, without their ends; nothing where there is no such member."""
+        if name not in self._places:
+            return
+        rest = b""
+        for piece in self.pieces(name):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+        if rest:
+            raise BadBundle(f"the last line of {name} has no end", context={"rule": "bundle"})
+
+    def has(self, name: str) -> bool:
+        return name in self._places
+
+    def _header(self, at: int) -> tuple[str, int]:
+        self._file.seek(at)
+        block = self._file.read(_BLOCK)
+        try:
+            told = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+            if header(told.name, told.size) != block:
+                raise ValueError
+        except (tarfile.TarError, ValueError, UnicodeError):
+            raise BadBundle("its header is not the one it should have", context={"rule": "bundle"}) from None
+        return told.name, told.size
+
+    def _rest(self, at: int, end: int) -> bytes:
+        self._file.seek(at)
+        found = self._file.read(end - at)
+        return found if len(found) == end - at else b"cut"
+
+
+def line_of(record: msgspec.Struct) -> bytes:
+    """A record as a line: what is absent is left out, bytes are hex, a signature is its DSSE envelope."""
+    if isinstance(record, Signature):
+        envelope = Envelope(record.statement.encode(), record.fingerprint, record.signature)
+        return canonical({"envelope": envelope.document(), "seq": record.seq}) + b"\n"
+    said = {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in msgspec.structs.asdict(record).items()
+        if value is not None
+    }
+    if isinstance(record, Child):
+        said["schema"] = "scheduler_dispatch_token@1"
+        if record.worker_run_id is not None:
+            said["lease_id"] = record.worker_run_id
+    return canonical(said) + b"\n"
+
+
+def record_of(kind: type[T], line: bytes) -> T:
+    """The record of a line; refused if it says anything that we would not have written."""
+    try:
+        said: dict[str, Any] = parse(line)
+        if kind is Signature:
+            envelope = read_envelope(said["envelope"])
+            text = envelope.statement.decode()
+            found: Any = Signature(envelope.statement_hash, text, envelope.fingerprint, envelope.signature, said["seq"])
+        else:
+            fields = kind.__struct_fields__  # type: ignore[attr-defined]
+            values = {name: said.get(name) for name in fields}
+            if kind is Key:
+                values["public_key"], values["proof"] = bytes.fromhex(said["public_key"]), bytes.fromhex(said["proof"])
+            found = msgspec.convert(values, kind)
+        if line_of(found) != line + b"\n":
+            raise ValueError
+    except (msgspec.ValidationError, InvalidConfig, KeyError, TypeError, ValueError, AttributeError):
+        raise BadBundle(f"a line is no record of {FILES[kind]}: {line[:60]!a}", context={"rule": "bundle"}) from None
+    return found  # type: ignore[no-any-return]
+
+
+def event_of(line: bytes) -> Event:
+    """The event of a line, byte for byte."""
+    try:
+        said = parse(line)
+        body = canonical({name: said[name] for name in ("context", "detail", "event")})
+        found = Event(
+            *(said["stream_id"], said["seq"], from_iso(said["ts"]), said["source"], body),
+            *(bytes.fromhex(said["prev_hash"]), bytes.fromhex(said["hash"])),
+        )
+        if found.line() != line:
+            raise ValueError
+    except (InvalidConfig, KeyError, TypeError, ValueError, AttributeError):
+        raise BadBundle(f"a line is no event: {line[:60]!a}", context={"rule": "chain"}) from None
+    return found
+
+
+class BundleRecords:
+    """A bundle's records, in the shape that `verify` takes."""
+
+    whole = False
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._ends: dict[str, bytes] = {}
+        self._hashes: dict[tuple[str, int], bytes] = {}
+        self.heads: dict[str, tuple[int, bytes]] = {}
+        for event in self.events():
+            self.heads[event.stream] = (event.seq, event.hash)
+            if event.source == "child" and event.stream.startswith("child:"):
+                self._ends[event.stream[6:]] = event.body
+            elif event.source == "build":
+                self._hashes[event.stream, event.seq] = event.hash
+            elif b'"event":"STEP_REUSED"' in event.body:
+                said = event.facts()["detail"]
+                taken = {**said, "reason": "completed"}
+                self._ends.setdefault(said.get("child_id", ""), canonical({"detail": taken}))
+        self._refs: dict[str, set[tuple[str, str, str, str]]] = {}
+        for ref in self.all(RefRow):
+            self._refs.setdefault(ref.owner, set()).add((ref.owner, ref.name, ref.kind, ref.sha256))
+        self._places = {(c.build_id, c.stage, c.target) for c in self.all(Checkpoint)}
+
+    def workspace(self) -> str:
+        return self._reader.page.workspace
+
+    def events(self) -> Iterator[Event]:
+        return (event_of(line) for line in self._reader.lines("events.ndjson"))
+
+    def all(self, kind: type[T]) -> Iterator[T]:
+        if kind in (Seal, Role, PrincipalRow, RequestRow):
+            return iter(())
+        found = (record_of(kind, line) for line in self._reader.lines(FILES[kind]))
+        return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]
+
+    def hash_at(self, stream: str, seq: int) -> bytes | None:
+        return self._hashes.get((stream, seq))
+
+    def ends_of(self, children: Sequence[str]) -> dict[str, bytes]:
+        return {child: self._ends[child] for child in children if child in self._ends}
+
+    def places(self, places: Sequence[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+        return self._places.intersection(places)
+
+    def refs_of(self, owners: Sequence[str]) -> set[tuple[str, str, str, str]]:
+        return set().union(*(self._refs.get(owner, set()) for owner in owners))
+
+    def asked(self, verb: str, request_id: str) -> str | None:
+        return None

@@ -1,0 +1,173 @@
+"""`verify BUNDLE`: what the file says of itself, and what it proves to whoever has the public keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from onceward.errors import IntegrityFault, InvalidConfig
+from onceward.evidence.bundle import BundleRecords, Reader
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import ArtifactRow, BuildRow, RefRow, SessionRow
+from onceward.evidence.seal import Head, read_receipt
+from onceward.evidence.signing import read_envelope
+from onceward.evidence.verify import verify
+from onceward.kernel.canon import canonical, parse
+from onceward.kernel.merkle import included
+from onceward.lifecycles.plan import manifest_line
+from onceward.store.tables.checkpoints import Checkpoint
+from onceward.store.tables.keys import Key, Signature
+
+Progress = Callable[[str, int, int], None]
+
+
+def verify_bundle(
+    path: Path, seals: Sequence[Path] = (), trusted: Sequence[str] = (), progress: Progress | None = None
+) -> Findings:
+    """Everything about a bundle, with nothing but the file, the seals and the keys that are given."""
+    findings = Findings()
+    try:
+        reader = Reader(path)
+    except InvalidConfig as error:
+        findings.fault("bundle", path.name, error.message)
+        return findings
+    try:
+        for why in reader.check_members():
+            findings.fault("bundle", path.name, why)
+        if findings.ok:
+            _verify_inside(reader, findings, seals, trusted, progress)
+    except InvalidConfig as error:
+        findings.fault(error.context.get("rule", "bundle"), path.name, error.message)
+    finally:
+        reader.close()
+    return findings
+
+
+def _verify_inside(
+    reader: Reader, findings: Findings, seals: Sequence[Path], trusted: Sequence[str], progress: Progress | None
+) -> None:
+    records = BundleRecords(reader)
+
+    def events(seen: int) -> None:
+        if progress is not None:
+            progress("events", seen, seen)
+
+    verify(records, progress=events, into=findings)
+    _subject(reader, records, findings)
+    _artifacts(reader, records, findings)
+    _manifest(reader, records, findings)
+    keys = {key.fingerprint: key for key in records.all(Key)}
+    signers = {signature.fingerprint for signature in records.all(Signature)}
+    if reader.has("seal.json"):
+        signers.add(_sealed(reader, records, findings, keys))
+    for seal in seals:
+        _held_against(seal, reader, records, findings)
+    _trusted(findings, signers, trusted)
+
+
+def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:
+    """A bundle is about the one thing it says."""
+    page = reader.page
+    found = [row.build_id for row in records.all(BuildRow)]
+    sessions = [row.session_id for row in records.all(SessionRow)]
+    if (found if page.kind == "build" else sessions) != [page.subject] or (found and page.kind != "build"):
+        findings.fault("bundle", page.subject, f"it is not a bundle of this {page.kind}")
+    streams = {stream for stream in records.heads if stream.startswith("session:")}
+    if streams != {f"session:{page.subject}"}:
+        findings.fault("bundle", page.subject, "its stream is not there, or there are others")
+
+
+def _artifacts(reader: Reader, records: BundleRecords, findings: Findings) -> None:
+    known = {}
+    for artifact in records.all(ArtifactRow):
+        findings.count("artifacts")
+        known[artifact.sha256] = artifact.size
+    members = {m.name: m for m in reader.page.files if m.name.startswith("artifacts/")}
+    for sha256, size in known.items():
+        member = members.pop(f"artifacts/{sha256}", None)
+        if member is None and reader.page.artifacts == "whole":
+            findings.fault("artifact", sha256[:16], "its bytes are not in the bundle")
+        elif member is not None and (member.sha256, member.size) != (sha256, size):
+            findings.fault("artifact", sha256[:16], "its bytes are not what its digest says")
+    for name in members:
+        findings.fault("bundle", name, "nothing tells of it")
+    for ref in records.all(RefRow):
+        if ref.sha256 not in known:
+            findings.fault("ref", f"{ref.owner} {ref.name}", "what it refers to is not known")
+
+
+def _manifest(reader: Reader, records: BundleRecords, findings: Findings) -> None:
+    """The list of what was made is the one that the last event and its signature speak of."""
+    made = hashlib.sha256()
+    for checkpoint in records.all(Checkpoint):
+        made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
+    listed = hashlib.sha256(b"".join(reader.pieces("manifest.ndjson"))) if reader.has("manifest.ndjson") else None
+    if listed is not None and listed.digest() != made.digest():
+        findings.fault("manifest", reader.page.subject, "the list of what was made is not what the steps made")
+
+
+def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, Key]) -> str:
+    """The stream of the subject is among those that were sealed."""
+    from onceward.evidence.signing import genuine
+
+    stream = f"session:{reader.page.subject}"
+    data = b"".join(reader.pieces("seal.json"))
+    try:
+        found = parse(data)
+        envelope = read_envelope(found["envelope"])
+        told, head, proof = envelope.said()["predicate"], Head(*found["head"]), found["proof"]
+        if canonical(found) != data:
+            raise ValueError
+        index, path = proof["index"], [bytes.fromhex(step) for step in proof["path"]]
+        held = included(head.leaf(), index, told["streams"], path, bytes.fromhex(told["root"]))
+    except (InvalidConfig, KeyError, TypeError, ValueError):
+        findings.fault("seal", stream, "the seal cannot be read")
+        return ""
+    findings.count("seals")
+    key = keys.get(envelope.fingerprint)
+    if key is None or not genuine(key.public_key, envelope) or told["workspace"] != records.workspace():
+        findings.fault("seal", stream, "the seal is not genuine")
+    elif told["principal"] != key.principal:
+        findings.fault("seal", stream, "the seal is signed for somebody else")
+    seq, hash_ = records.heads.get(stream, (0, b""))
+    if (head.stream, head.seq, head.hash) != (stream, seq, hash_.hex()):
+        findings.fault("seal", stream, "what was sealed is not where the stream ends here")
+    elif not held:
+        findings.fault("seal", stream, "nothing shows that it is one of the streams that were sealed")
+    return envelope.fingerprint
+
+
+def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: Findings) -> None:
+    """A seal that was kept elsewhere knows this stream as it is here, or as it was."""
+    try:
+        receipt = read_receipt(path.read_bytes(), path.name)
+    except IntegrityFault as error:
+        findings.fault("seal", path.name, error.message)
+        return
+    findings.count("seals")
+    stream = f"session:{reader.page.subject}"
+    if receipt.said["workspace"] != records.workspace():
+        findings.fault("seal", path.name, "it is the seal of another workspace")
+        return
+    sealed = next((head for head in receipt.heads if head.stream == stream), None)
+    if sealed is None:
+        findings.fault("seal", path.name, f"it does not know {stream}: it is older, or was kept without its heads")
+        return
+    for event in records.events():
+        if (event.stream, event.seq) == (stream, sealed.seq):
+            if event.hash.hex() != sealed.hash:
+                findings.fault("seal", path.name, f"{stream} is not what it was at event {sealed.seq}")
+            return
+    findings.fault("seal", path.name, f"{stream} had {sealed.seq} events and has {records.heads[stream][0]}")
+
+
+def _trusted(findings: Findings, signers: set[str], trusted: Sequence[str]) -> None:
+    wanted = tuple(key.strip().lower() for key in trusted)
+    if any(len(key) < 16 for key in wanted):
+        raise InvalidConfig("--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"})
+    if wanted and not signers:
+        findings.fault("signature", "bundle", "nobody signed any of it")
+    for signer in sorted(signers):
+        if wanted and not signer.startswith(wanted):
+            findings.fault("signature", signer[:16], "it signed something, and is none of the keys that are trusted")

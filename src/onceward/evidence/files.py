@@ -1,0 +1,108 @@
+"""What a workspace keeps as files: streams, which repeat the rows, and artifacts, which are what their digests say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from onceward.evidence.findings import Findings
+from onceward.kernel.chain import Event
+from onceward.store.copy import pages
+from onceward.store.port import Reads
+
+_CHUNK = 1 << 20
+
+
+class StreamFiles:
+    """Holds the files of streams against their events as these come by. Made before the rows are read: whatever a file
+    has by then was committed, and what a kernel at work adds later is not looked at."""
+
+    def __init__(self, folder: Path, findings: Findings) -> None:
+        self._folder, self._findings = folder, findings
+        self._sizes = {path.stem: path.stat().st_size for path in folder.glob("*.ndjson")} if folder.is_dir() else {}
+        self._complete = self._watermark()
+        self._name = ""
+        self._file: BinaryIO | None = None
+        self._left = 0
+        self._wrong = False
+
+    def line(self, event: Event) -> None:
+        if event.stream != self._name:
+            self._turn_to(event.stream)
+        if self._wrong:
+            return
+        if self._left <= 0 or self._file is None:
+            if event.position <= self._complete:
+                self._fault(f"it lacks event {event.seq}, which was written there")
+            return
+        line = event.line() + b"\n"
+        found = self._file.read(min(len(line), self._left))
+        self._left -= len(found)
+        if found != line[: len(found)] or (len(found) < len(line) and event.position <= self._complete):
+            self._fault(f"line {event.seq} is not what was recorded")
+
+    def finish(self) -> None:
+        self._turn_to("")
+        for name in sorted(self._sizes):
+            self._findings.fault("file", name, "there is no such stream")
+
+    def _turn_to(self, stream: str) -> None:
+        if self._file is not None:
+            if self._left > 0 and not self._wrong:
+                self._fault("it goes on after the last event")
+            self._file.close()
+            self._file = None
+        self._name, self._wrong = stream, False
+        self._left = self._sizes.pop(stream, 0)
+        if stream and self._left:
+            try:
+                self._file = (self._folder / f"{stream}.ndjson").open("rb")
+                self._findings.count("files")
+            except OSError as error:
+                self._fault(f"it cannot be read: {error.strerror}")
+
+    def _fault(self, why: str) -> None:
+        self._wrong = True
+        self._findings.fault("file", self._name, why)
+
+    def _watermark(self) -> int:
+        """Up to which event the files were complete when they were last looked at."""
+        try:
+            return int((self._folder / ".watermark").read_text("ascii").split()[0])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+
+def verify_artifacts(rows: Reads, root: Path, findings: Findings, progress: Callable[[int], None] | None) -> None:
+    """Every artifact's bytes, in its row or in its file."""
+    for number, (sha256, size, data) in enumerate(pages(rows, "artifacts", ("sha256",), ("sha256", "size", "data"))):
+        findings.count("artifacts")
+        if progress is not None and not number & 63:
+            progress(number)
+        why = None if data is None else _unlike(sha256, size, len(data), hashlib.sha256(data).hexdigest())
+        if data is None:
+            why = _look_at(root / sha256[:2] / sha256, sha256, size)
+        if why:
+            findings.fault("artifact", sha256[:16], why)
+
+
+def _look_at(path: Path, sha256: str, size: int) -> str | None:
+    made, found = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_CHUNK):
+                made.update(piece)
+                found += len(piece)
+    except FileNotFoundError:
+        return "it is gone"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return _unlike(sha256, size, found, made.hexdigest())
+
+
+def _unlike(sha256: str, size: int, found: int, made: str) -> str | None:
+    if made != sha256:
+        return "its bytes are not what its digest says"
+    return None if found == size else f"it has {found:,} bytes, not {size:,}"

@@ -1,0 +1,205 @@
+"""Keys, roles and signatures, followed through the workspace's stream: who could sign what at which place (X52-X54)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.errors import OncewardError
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import PrincipalRow, Records, Role
+from onceward.evidence.signing import ACT, BUILD, SEAL, STATEMENT, Envelope, genuine, objection, possession
+from onceward.kernel.canon import digest, sha256_hex
+from onceward.kernel.chain import Event
+from onceward.store.tables.keys import Key, Signature
+
+if TYPE_CHECKING:
+    from onceward.evidence.walk import Body, Context, Detail
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """An event that says a statement asked for it."""
+
+    place: str
+    actor: str
+    event: str
+    step: str
+    digest: str
+
+
+class Authority:
+    """Follows keys as they come and go, and holds every signature against them."""
+
+    def __init__(self, records: Records, findings: Findings) -> None:
+        self._records, self._findings = records, findings
+        self._workspace = records.workspace()
+        self._keys = {key.fingerprint: key for key in records.all(Key)}
+        self._told: dict[str, tuple[int, int | None]] = {}
+        """From where to where each key was in force, by the events."""
+        self._signatures = records.all(Signature)
+        self._claims: dict[str, list[Claim]] = {}
+        self._newest: tuple[str, dict[str, Any]] | None = None
+        """The act that was read last."""
+        self._roles: dict[str, set[str]] = {}
+        self.statements: dict[str, dict[str, Any]] = {}
+        """What genuine seals say, by the hash of their statement."""
+
+    def claim(self, event: Event, context: Context, detail: Detail, name: str) -> None:
+        place = f"{event.stream}#{event.seq}"
+        said = Claim(place, context.actor, name, detail.step, detail.digest)
+        if self._newest is not None and self._newest[0] == context.signed:
+            # The workspace's stream says what was signed before it says what was done about it.
+            why = _unlike(said, self._newest[1])
+            if why:
+                self._findings.fault("signature", place, why)
+            return
+        self._claims.setdefault(context.signed, []).append(said)
+
+    def follow(self, event: Event, body: Body) -> None:
+        """One event of the workspace's stream."""
+        detail, place = body.detail, f"workspace#{event.seq}"
+        if body.event == "KEY_ADDED":
+            self._add(event.seq, detail)
+        elif body.event == "KEY_REVOKED":
+            begun = self._told.get(detail.key, (0, None))[0]
+            self._told[detail.key] = (begun, event.seq)
+        elif body.event == "PRINCIPAL_ADDED":
+            self._roles.setdefault(detail.principal, set()).update(detail.roles or ())
+        elif body.event == "ROLES_TAKEN":
+            self._roles.setdefault(detail.principal, set()).difference_update(detail.roles or ())
+        elif body.event == "ACT_SIGNED":
+            self._act(event.seq, detail, place)
+
+    def _add(self, seq: int, detail: Detail) -> None:
+        self._told[detail.key] = (seq, None)
+        key = self._keys.get(detail.key)
+        if key is None:
+            self._findings.fault("key", detail.key[:16], "the events tell of a key that is not there")
+            return
+        said = (detail.principal, detail.public, detail.proof)
+        if said != (key.principal, key.public_key.hex(), key.proof.hex()):
+            self._findings.fault("key", key.fingerprint[:16], "it is not the key that its event tells of")
+
+    def _act(self, seq: int, detail: Detail, place: str) -> None:
+        found = next(self._signatures, None)
+        while found is not None and found.seq < seq:
+            self._findings.fault("signature", found.statement_hash[:16], "no event tells of it")
+            found = next(self._signatures, None)
+        if found is None or found.seq != seq:
+            self._findings.fault("signature", place, "the signature that it tells of is not there")
+            if found is not None:
+                self._findings.fault("signature", found.statement_hash[:16], "it is not where the events tell of it")
+            return
+        self._findings.count("signatures")
+        why = self._objection(found, detail)
+        if why:
+            self._findings.fault("signature", place, why)
+
+    def _objection(self, found: Signature, detail: Detail) -> str | None:
+        """What is wrong with a signature at its place."""
+        envelope = Envelope(found.statement.encode(), found.fingerprint, found.signature)
+        if found.statement_hash != envelope.statement_hash:
+            return "its statement is not what its hash says"
+        if (found.statement_hash, found.fingerprint) != (detail.statement, detail.key):
+            return "it is another signature than the event tells of"
+        key, force = self._keys.get(found.fingerprint), self._told.get(found.fingerprint)
+        if key is None or force is None or force[0] > found.seq or force[1] is not None:
+            return f"the key {found.fingerprint[:16]} was not in force there"
+        if not genuine(key.public_key, envelope):
+            return "it is not genuine"
+        try:
+            said = envelope.said()
+        except OncewardError as error:
+            return error.message
+        return self._read(said, key, detail, found)
+
+    def _read(self, said: dict[str, Any], key: Key, detail: Detail, found: Signature) -> str | None:
+        """The bytes are genuine: hold what they say against what the records say, field by field."""
+        try:
+            told = said["predicate"]
+            names = (said["_type"], told["principal"], told["key"], told["workspace"])
+            if (
+                names != (STATEMENT, key.principal, key.fingerprint, self._workspace)
+                or detail.principal != key.principal
+            ):
+                return "it is signed for somebody or something else"
+            if said["predicateType"] == ACT:
+                return self._read_act(said, told, detail, found)
+            if said["predicateType"] == BUILD:
+                return self._read_build(told)
+            if said["predicateType"] == SEAL:
+                self.statements[found.statement_hash] = told
+                return None
+        except (KeyError, TypeError, IndexError):
+            return "its statement lacks something"
+        return "its statement is of no known kind"
+
+    def _read_act(self, said: dict[str, Any], told: dict[str, Any], detail: Detail, found: Signature) -> str | None:
+        if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
+            return "it is signed for another act"
+        if not self._stands(told["head"]):
+            return "it was signed after another history than this one"
+        (subject,) = said["subject"]
+        if subject["digest"]["sha256"] != digest(told["payload"]):
+            return "what is asked is not what its digest says"
+        if self._records.asked(told["act"], told["nonce"]) not in (None, subject["digest"]["sha256"]):
+            return "the request that was signed is not there"
+        self._newest = (found.statement_hash, told)
+        return next(filter(None, (_unlike(claim, told) for claim in self._claims.pop(found.statement_hash, ()))), None)
+
+    def _read_build(self, told: dict[str, Any]) -> str | None:
+        return None if self._stands(told["head"]) else "the build's stream is not what was signed"
+
+    def _stands(self, head: dict[str, Any]) -> bool:
+        if not self._records.whole and head["stream"] == "workspace":
+            return True
+        found = self._records.hash_at(head["stream"], head["seq"])
+        return found is not None and found.hex() == head["hash"]
+
+    def finish(self) -> None:
+        """What is left over when every event was seen."""
+        for left in self._signatures:
+            self._findings.fault("signature", left.statement_hash[:16], "no event tells of it")
+        for statement, claims in sorted(self._claims.items()):
+            self._findings.fault("signature", claims[0].place, f"nobody signed {statement[:16]}, which it names")
+        self._check_keys()
+        if self._records.whole:
+            held: dict[str, set[str]] = {}
+            for role in self._records.all(Role):
+                held.setdefault(role.name, set()).add(role.role)
+            known = {principal.name for principal in self._records.all(PrincipalRow)}
+            for name in sorted(known ^ self._roles.keys()):
+                self._findings.fault("role", name, "no event made it known" if name in known else "it is not there")
+            for name in sorted(held.keys() | self._roles.keys()):
+                if held.get(name, set()) != self._roles.get(name, set()):
+                    self._findings.fault("role", name, "it does not have the roles that the events gave it")
+
+    def _check_keys(self) -> None:
+        owners: dict[bytes, str] = {}
+        for key in self._keys.values():
+            self._findings.count("keys")
+            name = key.fingerprint[:16]
+            if self._told.get(key.fingerprint) != (key.added_seq, key.revoked_seq):
+                self._findings.fault("key", name, "it was added or revoked elsewhere than the events say")
+            why = objection(key.public_key)
+            if why or sha256_hex(key.public_key) != key.fingerprint:
+                self._findings.fault("key", name, why or "its bytes are not what its fingerprint says")
+                continue
+            proof = Envelope(possession(self._workspace, key.principal, key.public_key), key.fingerprint, key.proof)
+            if not genuine(key.public_key, proof):
+                self._findings.fault("key", name, f"nothing shows that {key.principal} had it")
+            other = owners.setdefault(key.public_key, key.principal)
+            if other != key.principal:
+                self._findings.fault("duty", name, f"both {other} and {key.principal} have it")
+
+
+def _unlike(claim: Claim, told: dict[str, Any]) -> str | None:
+    """How an event differs from the signed act that it says it follows."""
+    if claim.actor != told["principal"]:
+        return f"{claim.place} was done by {claim.actor}, and signed by {told['principal']}"
+    if claim.event.startswith("APPROVAL_"):
+        wanted = "APPROVAL_REFUSED" if told["payload"].get("refuse") else "APPROVAL_GIVEN"
+        if (told["payload"]["digest"], wanted) != (claim.digest, claim.event):
+            return f"{claim.place} is not what was signed"
+    return None

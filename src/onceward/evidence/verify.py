@@ -1,0 +1,253 @@
+"""`verify`: everything that is recorded held against everything else, offline, each fault by its rule (E-1)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import (
+    BuildRow,
+    Child,
+    Debit,
+    PermitRow,
+    PlanRow,
+    Records,
+    RefRow,
+    RequestRow,
+    Rows,
+    Total,
+    batches,
+)
+from onceward.evidence.walk import Anchor, Walk, weight
+from onceward.kernel.canon import digest, sha256_hex
+from onceward.kernel.chain import Event
+from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
+from onceward.store.port import Reads
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.budgets import workspace_lanes
+from onceward.store.tables.checkpoints import Checkpoint
+
+
+def verify_rows(rows: Reads) -> Findings:
+    """What a store's rows say of themselves; its files are looked at by `verify` of a workspace."""
+    return verify(Rows(rows))
+
+
+def verify(
+    records: Records,
+    *,
+    anchors: Sequence[Anchor] = (),
+    line: Callable[[Event], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+    into: Findings | None = None,
+) -> Findings:
+    """One pass over the events, then one over each other kind of record."""
+    findings = into if into is not None else Findings()
+    walk = Walk(records, findings, anchors=anchors, line=line, progress=progress)
+    walk.run()
+    walk.authority.finish()
+    _totals(records, findings, walk)
+    _plans(records, findings)
+    _checkpoints(records, findings, walk)
+    _left_by_children(records, findings)
+    _approvals(records, findings, walk)
+    _permits(records, findings, walk)
+    _refs(records, findings)
+    if isinstance(records, Rows):
+        _bookkeeping(records, findings)
+    return findings
+
+
+def _totals(records: Records, findings: Findings, walk: Walk) -> None:
+    totals: dict[tuple[str, str], Total] = {}
+    whole: dict[str, int] = {}
+    for total in records.all(Total):
+        totals[total.parent_session_id, total.budget_lane] = total
+    for session, limits in walk.limits.items():
+        for lane, limit in limits.items():
+            if (session, lane) not in totals or totals[session, lane].limit_amount != limit:
+                findings.fault("totals", session, f"the limit of {lane} is not what its last event says")
+    for (session, lane), debits in groupby(records.all(Debit), lambda d: (d.parent_session_id, d.budget_lane)):
+        summed = 0
+        for number, debit in enumerate(debits, 1):
+            if debit.debit_seq != number:
+                findings.fault("gap", f"{session} {lane}", f"debit {debit.debit_seq} stands where {number} should")
+            summed += debit.amount
+            if debit.child_id not in walk.open:
+                stream = f"session:{session}"
+                walk.spent[stream] = walk.spent.get(stream, 0) - debit.amount * weight(debit.child_id, lane)
+            findings.count("debits")
+        whole[lane] = whole.get(lane, 0) + summed
+        row = totals.pop((session, lane), None)
+        if row is None or row.total != summed:
+            said = "is not there" if row is None else f"says {row.total}"
+            findings.fault("totals", session, f"{lane} {said}, but its debits make {summed}")
+    for (session, lane), row in totals.items():
+        if row.total:
+            findings.fault("totals", session, f"{lane} says {row.total}, but it has no debits")
+    for stream, left in sorted(walk.spent.items()):
+        if left:
+            findings.fault("totals", stream, "its children did not spend what their last events say")
+    if isinstance(records, Rows):
+        for lane, _, said in workspace_lanes(records.rows):
+            if said != whole.get(lane, 0):
+                findings.fault("totals", "workspace", f"{lane} says {said}, but all debits make {whole.get(lane, 0)}")
+
+
+def _plans(records: Records, findings: Findings) -> None:
+    known = set()
+    for plan in records.all(PlanRow):
+        findings.count("plans")
+        known.add(plan.plan_hash)
+        if sha256_hex(plan.body.encode()) != plan.plan_hash:
+            findings.fault("plan", plan.plan_hash[:16], "it is not what its hash says")
+    for build in records.all(BuildRow):
+        if build.plan_hash and build.plan_hash not in known:
+            findings.fault("plan", build.build_id, "its plan is not there")
+
+
+def _checkpoints(records: Records, findings: Findings, walk: Walk) -> None:
+    made, current = hashlib.sha256(), ""
+
+    def close() -> None:
+        said = walk.made.pop(current, None)
+        if said is not None and said != made.hexdigest():
+            findings.fault("manifest", current, "its steps did not make what its last event says")
+
+    for some in batches(records.all(Checkpoint)):
+        ends = records.ends_of(sorted({c.child_id for c in some if c.child_id}))
+        for checkpoint in some:
+            if checkpoint.build_id != current:
+                close()
+                made, current = hashlib.sha256(), checkpoint.build_id
+            made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
+            findings.count("checkpoints")
+            why = _unlike(checkpoint, ends)
+            if why:
+                step = step_name(checkpoint.stage, checkpoint.target)
+                findings.fault("checkpoint", f"{checkpoint.build_id} {step}", why)
+    close()
+    empty = hashlib.sha256().hexdigest()
+    for build, said in walk.made.items():
+        if said != empty:
+            findings.fault("manifest", build, "it made something, and no step of it is there")
+
+
+def _unlike(checkpoint: Checkpoint, ends: dict[str, bytes]) -> str | None:
+    """How a checkpoint differs from the last event of the child that made it."""
+    if checkpoint.child_id is None or checkpoint.how == "approved":
+        return None
+    if checkpoint.child_id not in ends:
+        return "the child that made it is not there"
+    detail = _detail(ends[checkpoint.child_id])
+    contexts = (detail.get("context_hash"), digest([detail.get("context_hash"), checkpoint.child_id]))
+    if "context_hash" in detail and checkpoint.context_hash not in contexts:
+        return "its context is not that of the child that made it"
+    if checkpoint.status == "SUCCESS" and checkpoint.how != "accepted":
+        if detail.get("reason") != "completed":
+            return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
+        outputs = [Output(*output) for output in msgspec.json.decode(checkpoint.outputs)]
+        if detail.get("outputs") != result_digest(outputs):
+            return "its outputs are not what its child's last event says"
+    elif checkpoint.status == "FAILED" and detail.get("reason") == "completed" and checkpoint.how == "executed":
+        return "it says FAILED, but its child completed"
+    return None
+
+
+def _detail(body: bytes) -> dict[str, Any]:
+    """What an event says; nothing where it cannot be read, which the pass over the events told of."""
+    try:
+        return dict(msgspec.json.decode(body)["detail"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _left_by_children(records: Records, findings: Findings) -> None:
+    """Whoever ended as a step of a build left a checkpoint; what it said is the log that its last event names."""
+    for some in batches(records.all(Child)):
+        ids = [child.child_id for child in some if child.phase == "terminal"]
+        kept = records.refs_of(ids)
+        for child_id, body in records.ends_of(ids).items():
+            for name, sha256 in _detail(body).get("logs", {}).items():
+                if (child_id, name, "log", sha256) not in kept:
+                    findings.fault("ref", f"{child_id} {name}", "its log is not the one that its last event names")
+        steps = {}
+        for child in some:
+            work = msgspec.json.decode(child.work)
+            if child.phase == "terminal" and "context_hash" in work:
+                steps[child.parent_session_id, work["stage"], work["target"]] = child.child_id
+        found = records.places(sorted(steps))
+        for place in sorted(steps.keys() - found):
+            findings.fault(
+                "checkpoint", f"{place[0]} {step_name(*place[1:])}", "its step ended, and left no checkpoint"
+            )
+
+
+def _approvals(records: Records, findings: Findings, walk: Walk) -> None:
+    for approval in records.all(Approval):
+        findings.count("approvals")
+        step = step_name(approval.stage, approval.target)
+        said = walk.decided.pop((approval.build_id, step, approval.digest), None)
+        if said != (None if approval.decision is None else (approval.decision, approval.actor)):
+            findings.fault("approval", f"{approval.build_id} {step}", "who decided what is not what the events say")
+    for build, step, _ in walk.decided:
+        findings.fault("approval", f"{build} {step}", "the events tell of a decision that is not there")
+
+
+def _permits(records: Records, findings: Findings, walk: Walk) -> None:
+    for permit in records.all(PermitRow):
+        findings.count("permits")
+        if walk.minted.pop(permit.permit_id, None) != permit.build_id:
+            findings.fault("permit", permit.permit_id, "no event of its build minted it")
+    for permit_id in walk.minted:
+        findings.fault("permit", permit_id, "an event minted it, and it is not there")
+
+
+def _refs(records: Records, findings: Findings) -> None:
+    """Every output of a step is an artifact that its child refers to, and all that is referred to is known."""
+    for some in batches(records.all(RefRow)):
+        findings.count("refs", len(some))
+    for some_checkpoints in batches(records.all(Checkpoint)):
+        _outputs_kept(records, findings, some_checkpoints)
+    if not isinstance(records, Rows):
+        return
+    lost = records.rows.read(
+        "SELECT r.owner, r.name FROM artifact_refs r LEFT JOIN artifacts a ON a.sha256 = r.sha256"
+        " WHERE a.sha256 IS NULL ORDER BY r.owner, r.name LIMIT 100"
+    )
+    for owner, name in lost:
+        findings.fault("ref", f"{owner} {name}", "what it refers to is not known")
+
+
+def _outputs_kept(records: Records, findings: Findings, some: Sequence[Checkpoint]) -> None:
+    kept = records.refs_of(sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"}))
+    for checkpoint in some:
+        owner = checkpoint.child_id or checkpoint.build_id
+        for name, kind, sha256, _ in msgspec.json.decode(checkpoint.outputs):
+            if (owner, name, kind, sha256) not in kept:
+                findings.fault("ref", f"{owner} {name}", f"nothing keeps the output {sha256[:16]} of its step")
+
+
+def _bookkeeping(records: Rows, findings: Findings) -> None:
+    """Requests and the outbox: not evidence of the work, but they must not contradict it."""
+    for request in records.all(RequestRow):
+        findings.count("requests")
+        if sha256_hex(request.payload.encode()) != request.payload_hash:
+            findings.fault("request", f"{request.verb} {request.request_id}", "it is not what its hash says")
+    lost = records.rows.read(
+        "SELECT o.sink, o.position FROM event_outbox o LEFT JOIN events e ON e.position = o.position"
+        " WHERE e.position IS NULL ORDER BY o.sink, o.position LIMIT 100"
+    )
+    for sink, position in lost:
+        findings.fault("outbox", f"{sink} {position}", "there is no such event to deliver")
+    again = records.rows.read(
+        "SELECT o.sink, o.position FROM event_outbox o JOIN outbox_used u ON u.sink = o.sink"
+        " AND u.dedupe_key = o.dedupe_key ORDER BY o.sink, o.position LIMIT 100"
+    )
+    for sink, position in again:
+        findings.fault("outbox", f"{sink} {position}", "it was delivered before")

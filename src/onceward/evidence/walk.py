@@ -1,0 +1,372 @@
+"""One pass over every event: chains, histories, and what the rest of the records must agree with, in flat memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import BuildRow, Child, Records, SessionRow
+from onceward.evidence.signatures import Authority
+from onceward.kernel.canon import ZERO_HASH
+from onceward.kernel.chain import STREAM, Event, link
+from onceward.kernel.machine import Machine
+from onceward.lifecycles.build import BUILD
+from onceward.lifecycles.child import CHILD
+from onceward.store.tables.subjects import SUBJECTS
+
+T = TypeVar("T")
+_SALT = os.urandom(16).hex()
+_BATCH = 300
+
+
+class Context(msgspec.Struct):
+    actor: str = ""
+    fence: int = 0
+    build_id: str = ""
+    session_id: str = ""
+    signed: str = ""
+
+
+class Detail(msgspec.Struct):
+    """What the rules look at; an event may say more."""
+
+    came_from: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    reason: str | None = None
+    transition_seq: int = 0
+    child_id: str = ""
+    parent_seq: int = 0
+    parent_stream_id: str = ""
+    dispatch_seq: int | None = None
+    lease_id: str | None = None
+    code: str | None = None
+    spent: dict[str, int] | None = None
+    logs: dict[str, str] | None = None
+    limits: dict[str, int] | None = None
+    outputs: Any = None
+    step: str = ""
+    digest: str = ""
+    decision: str = ""
+    permit_id: str = ""
+    plan_hash: str = ""
+    principal: str = ""
+    roles: list[str] | None = None
+    key: str = ""
+    public: str = ""
+    proof: str = ""
+    statement: str = ""
+    act: str = ""
+    nonce: str = ""
+
+
+class Body(msgspec.Struct):
+    context: Context
+    detail: Detail
+    event: str
+
+
+class Anchor(msgspec.Struct):
+    """A place in the order of all events at which the head of every stream is wanted."""
+
+    position: int
+    take: Callable[[str, int, bytes], None]
+
+
+decode_body = msgspec.json.Decoder(Body).decode
+
+
+class Walk:
+    """What has to be remembered from event to event, and from stream to stream."""
+
+    def __init__(
+        self,
+        records: Records,
+        findings: Findings,
+        *,
+        anchors: Sequence[Anchor] = (),
+        line: Callable[[Event], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.records, self.findings = records, findings
+        self._anchors, self._line, self._progress = anchors, line, progress
+        self._tokens = Ahead(records.all(Child), lambda child: child.child_id)
+        self._builds = Ahead(records.all(BuildRow), lambda build: build.build_id)
+        self.authority = Authority(records, findings)
+        self.spent: dict[str, int] = {}
+        """By session a sum that says which child spent how much, without remembering each."""
+        self.open: set[str] = set()
+        """Children that have not ended."""
+        self._copies: dict[str, int] = {}
+        self.made: dict[str, str] = {}
+        """What finished builds made, by their last event."""
+        self.decided: dict[tuple[str, str, str], tuple[str, str]] = {}
+        self.minted: dict[str, str] = {}
+        self.limits: dict[str, dict[str, int]] = {}
+        """What sessions may spend, by their last event about it."""
+        self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
+        self._reused: list[tuple[str, str, str]] = []
+        self._seen, self._newest = 0, 0
+
+    def run(self) -> None:
+        name: str | None = None
+        stream: _Stream | None = None
+        for event in self.records.events():
+            if event.stream != name:
+                self._end(stream)
+                name = event.stream
+                stream = self._begin(name)
+            assert stream is not None
+            self._one(stream, event)
+        self._end(stream)
+        for child in self._tokens.rest():
+            self._without_stream(child)
+        for session in self._sessions.rest():
+            self.findings.fault("state", session.session_id, "no event opened the session")
+        for build in self._builds.rest():
+            self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
+        if self.records.whole and self._seen != self._newest:
+            self.findings.fault(
+                "gap", "events", f"there are {self._seen:,} events, but the newest is number {self._newest:,}"
+            )
+        self._compare_copies()
+        self._check_reused()
+        self.findings.count("events", self._seen)
+
+    def _begin(self, name: str) -> _Stream:
+        self.findings.count("streams")
+        if not STREAM.fullmatch(name):
+            self.findings.fault("stream", name or "(unnamed)", "this is no stream's name")
+        return _Stream(name)
+
+    def _one(self, stream: _Stream, event: Event) -> None:
+        self._seen += 1
+        if self._progress is not None and not self._seen & 4095:
+            self._progress(self._seen)
+        if event.position > self._newest:
+            self._newest = event.position
+        stream.follow(event, self.findings, self.records.whole)
+        for number, anchor in enumerate(self._anchors):
+            if event.position <= anchor.position:
+                stream.heads[number] = (event.seq, event.hash)
+        if self._line is not None:
+            self._line(event)
+        try:
+            body = decode_body(event.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.findings.fault("chain", f"{event.stream}#{event.seq}", "its body is no event")
+            return
+        if body.context.fence < stream.fence:
+            self.findings.fault("fence", f"{event.stream}#{event.seq}", "an older kernel wrote after a newer one")
+        stream.fence = body.context.fence
+        if body.context.signed:
+            self.authority.claim(event, body.context, body.detail, body.event)
+        if stream.kind == "child":
+            self._of_child(stream, event, body)
+        elif stream.kind == "session":
+            self._of_session(stream, event, body)
+        elif stream.kind == "workspace":
+            self.authority.follow(event, body)
+
+    def _of_child(self, stream: _Stream, event: Event, body: Body) -> None:
+        detail = body.detail
+        stream.move(CHILD, event, body, self.findings)
+        if detail.child_id != stream.subject:
+            self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}")
+        session = detail.parent_stream_id
+        self._copies[session] = self._copies.get(session, 0) + hash(event.body)
+        if detail.to == "terminal":
+            stream.ends += 1
+            if detail.spent:
+                for lane, amount in detail.spent.items():
+                    self.spent[session] = self.spent.get(session, 0) + amount * weight(stream.subject, lane)
+        if detail.dispatch_seq is not None:
+            stream.dispatch = (detail.dispatch_seq, detail.lease_id)
+
+    def _of_session(self, stream: _Stream, event: Event, body: Body) -> None:
+        detail, name = body.detail, body.event
+        if event.source == "build":
+            stream.move(BUILD, event, body, self.findings)
+            if name == "BUILD_CREATED":
+                stream.plan_hash = detail.plan_hash
+            elif name == "BUILD_SUCCEEDED":
+                self.made[stream.subject] = detail.outputs or ""
+        elif event.source == "child":
+            if detail.parent_seq != event.seq:
+                self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it says it is number {detail.parent_seq}")
+            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash(event.body)
+        elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
+            self.limits[stream.subject] = detail.limits or {}
+            stream.opened = True
+        elif name in ("APPROVAL_GIVEN", "APPROVAL_REFUSED"):
+            self.decided[stream.subject, detail.step, detail.digest] = (detail.decision, body.context.actor)
+        elif name == "STEP_REUSED":
+            self._reused.append((stream.subject, *split_step(detail.step)))
+            if len(self._reused) == _BATCH:
+                self._check_reused()
+        if name in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
+            if detail.permit_id in self.minted:
+                self.findings.fault("permit", detail.permit_id, "it was minted twice")
+            self.minted[detail.permit_id] = stream.subject
+
+    def _end(self, stream: _Stream | None) -> None:
+        if stream is None:
+            return
+        for number, anchor in enumerate(self._anchors):
+            if number in stream.heads:
+                anchor.take(stream.name, *stream.heads[number])
+        if stream.kind == "child":
+            self._end_child(stream)
+        elif stream.kind == "session":
+            if stream.opened:
+                self._end_session(stream)
+            if stream.version:
+                self._end_build(stream)
+
+    def _end_child(self, stream: _Stream) -> None:
+        for passed in self._tokens.before(stream.subject):
+            self._without_stream(passed)
+        child = self._tokens.at(stream.subject)
+        if child is None:
+            self.findings.fault("phase", stream.subject, "its stream tells of a child that is not there")
+            return
+        self.findings.count("children")
+        if child.phase != "terminal":
+            self.open.add(child.child_id)
+        said = (stream.state, stream.version, stream.reason, stream.code)
+        if said != (child.phase, child.version, child.reason, child.code):
+            self.findings.fault("phase", child.child_id, f"it is {child.phase}, but its last event says {stream.state}")
+        if stream.dispatch is not None and stream.dispatch != (child.dispatch_seq, child.worker_run_id):
+            self.findings.fault("phase", child.child_id, f"its place in the order is not {child.dispatch_seq}")
+        if stream.ends > 1:
+            self.findings.fault("terminal", child.child_id, f"it ends {stream.ends} times")
+
+    def _without_stream(self, child: Child) -> None:
+        """A child that never began has no event yet."""
+        self.findings.count("children")
+        self.open.add(child.child_id)
+        if child.phase not in SUBJECTS["child"].silent:
+            self.findings.fault("phase", child.child_id, f"it is {child.phase}, and no event says so")
+
+    def _end_session(self, stream: _Stream) -> None:
+        for passed in self._sessions.before(stream.subject):
+            self.findings.fault("state", passed.session_id, "no event opened the session")
+        if self._sessions.at(stream.subject) is None:
+            self.findings.fault("state", stream.subject, "its stream tells of a session that is not there")
+
+    def _end_build(self, stream: _Stream) -> None:
+        for passed in self._builds.before(stream.subject):
+            self.findings.fault("state", passed.build_id, f"the build is {passed.state}, and no event says so")
+        build = self._builds.at(stream.subject)
+        if build is None:
+            self.findings.fault("state", stream.subject, "its stream tells of a build that is not there")
+            return
+        self.findings.count("builds")
+        if (stream.state, stream.version) != (build.state, build.version):
+            said = f"it is {build.state} at version {build.version}, but its last event says"
+            self.findings.fault("state", build.build_id, f"{said} {stream.state} at {stream.version}")
+        if stream.plan_hash != build.plan_hash:
+            self.findings.fault("plan", build.build_id, "it was made for another plan than it names")
+
+    def _check_reused(self) -> None:
+        """What was taken over from another build is there."""
+        found = self.records.places(sorted(set(self._reused)))
+        for build, stage, target in sorted(set(self._reused) - found):
+            self.findings.fault("checkpoint", f"{build} {stage}:{target}", "it was taken over, and is not there")
+        self._reused.clear()
+
+    def _compare_copies(self) -> None:
+        for session in sorted(session for session, left in self._copies.items() if left):
+            self.findings.fault("copy", session or "(none)", "it does not say what the streams of its children say")
+
+
+class _Stream:
+    """What is remembered within one stream."""
+
+    __slots__ = (
+        *("name", "kind", "subject", "seq", "hash", "position", "fence", "heads", "state", "version", "reason"),
+        *("code", "ends", "dispatch", "plan_hash", "opened"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind, _, self.subject = name.partition(":")
+        self.seq, self.hash, self.position, self.fence = 0, ZERO_HASH, 0, 0
+        self.heads: dict[int, tuple[int, bytes]] = {}
+        self.state, self.version = "", 0
+        self.reason: str | None = None
+        self.code: str | None = None
+        self.ends = 0
+        self.dispatch: tuple[int, str | None] | None = None
+        self.plan_hash = ""
+        self.opened = False
+
+    def follow(self, event: Event, findings: Findings, whole: bool) -> None:
+        """The event must be the next of this stream."""
+        seq, prev_hash = event.seq, event.prev_hash
+        if seq != self.seq + 1 and (whole or self.kind != "workspace"):
+            findings.fault("gap", f"{self.name}#{seq}", f"seq {seq} follows {self.seq}")
+        elif prev_hash != self.hash and seq == self.seq + 1:
+            findings.fault("chain", f"{self.name}#{seq}", "it does not name the hash of its predecessor")
+        # The hash is over the line, in which the rest follows where the body ends.
+        made = link(event.stream, seq, event.at, event.source, event.body, prev_hash)
+        if made != event.hash or event.body[-1:] != b"}":
+            findings.fault("chain", f"{self.name}#{seq}", "it does not have the hash it claims")
+        if whole and event.position <= self.position:
+            findings.fault("gap", f"{self.name}#{seq}", "it stands before its predecessor in the order of all events")
+        self.seq, self.hash, self.position = seq, event.hash, event.position
+
+    def move(self, machine: Machine, event: Event, body: Body, findings: Findings) -> None:
+        """The event must be an arrow of the machine that follows the last one; silent moves may lie between."""
+        detail = body.detail
+        source = detail.came_from or "new"
+        arrow = machine.find(source, detail.to or "", detail.reason)
+        if arrow is None or arrow.event != body.event:
+            said = f"{body.event} from {source} to {detail.to} ({detail.reason}) is no arrow of the {machine.name}"
+            findings.fault("history", f"{self.name}#{event.seq}", said)
+        silent = SUBJECTS[machine.name].silent
+        follows = source == (self.state or "new") or (source in silent and self.state in ("", *silent))
+        if not follows or detail.transition_seq <= self.version:
+            said = f"{body.event} from {source} does not follow {self.state or 'nothing'}"
+            findings.fault("history", f"{self.name}#{event.seq}", said)
+        self.state, self.version = detail.to or "", detail.transition_seq
+        self.reason, self.code = detail.reason, detail.code
+
+
+class Ahead:
+    """An ordered run of records that is read along with another."""
+
+    def __init__(self, items: Iterator[Any], key: Callable[[Any], str]) -> None:
+        self._items, self._key = items, key
+        self._next = next(items, None)
+
+    def before(self, key: str) -> Iterator[Any]:
+        """Those that come before `key`."""
+        while self._next is not None and self._key(self._next) < key:
+            passed, self._next = self._next, next(self._items, None)
+            yield passed
+
+    def at(self, key: str) -> Any:
+        """The one of that key, or None."""
+        if self._next is None or self._key(self._next) != key:
+            return None
+        found, self._next = self._next, next(self._items, None)
+        return found
+
+    def rest(self) -> Iterator[Any]:
+        while self._next is not None:
+            passed, self._next = self._next, next(self._items, None)
+            yield passed
+
+
+def split_step(name: str) -> tuple[str, str]:
+    stage, _, target = name.partition(":")
+    return stage, target
+
+
+def weight(child: str, lane: str) -> int:
+    """A number nobody can foresee that stands for a child's spending in a lane."""
+    return hash((_SALT, child, lane))

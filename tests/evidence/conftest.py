@@ -1,0 +1,3 @@
+from sites import hook, kernel, site, workspace
+
+__all__ = ["hook", "kernel", "site", "workspace"]

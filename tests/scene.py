@@ -1,0 +1,135 @@
+"""A workspace in which much happened: approved, reused, failed and paused builds, keys that came and went, seals."""
+
+from __future__ import annotations
+
+import uuid
+
+import apsw
+import psycopg
+
+from onceward.kernel.records import Request
+from onceward.wiring import Workspace
+from sites import Site
+
+_SPEND = """echo '{"spend":{"usd":"0.01","tokens":3}}' >&$ONCEWARD_REPORT_FD"""
+PLAN = f'''
+name = "tiny"
+[budget]
+usd = "BUDGET"
+[[stage]]
+name = "write"
+targets = ["a", "b"]
+run = ["sh", "-c", """echo hello {{target}} | tee $ONCEWARD_OUT/x.txt; {_SPEND}"""]
+[[stage]]
+name = "join"
+needs = ["write"]
+targets = ["all"]
+run = ["sh", "-c", "LAST"]
+'''
+ASKING = PLAN + '\n[[stage]]\nname = "ok"\nneeds = ["join"]\ntargets = ["all"]\napprove = "is it good?"\n'
+
+
+def plan(text=PLAN, budget="5.00", last="echo done"):
+    return text.replace("BUDGET", budget).replace("LAST", last)
+
+
+def ask(workspace, verb, principal="tester", **payload):
+    acting = Workspace(workspace.folder, store_url=workspace.settings.store.url, principal=principal)
+    engine = acting.engine()
+    try:
+        return engine.ask(Request(verb, uuid.uuid4().hex, payload, principal), 20).value
+    finally:
+        engine.close()
+
+
+def seal(workspace):
+    receipt = workspace.prepare_seal(None)
+    ask(workspace, "seals.add", envelope=receipt.envelope.document())
+    return receipt
+
+
+def happen(workspace, folder):
+    """Everything that leaves evidence, once; answers the builds by what became of them."""
+    site = Site(workspace, folder)
+    workspace.kernel().close()
+    ask(workspace, "principals.add", name="bob", roles=["reviewer", "viewer"])
+    ask(workspace, "principals.take", name="bob", roles=["viewer"])
+    ids = {}
+    with site.waiting(plan(ASKING)):
+        (wanted,) = site.status()["approvals"]
+        told = {"step": "ok:all", "digest": wanted["digest"], "note": "fine"}
+        ask(workspace, "builds.approve", "bob", build=site.build_id, **told)
+    ids["approved"] = site.build_id
+    assert site.run(plan(), jobs=1)["steps"]["reused"] == 3
+    ids["reused"] = site.build_id
+    assert site.run(plan(last="echo oh no; exit 1"), jobs=1)["state"] == "FAILED"
+    ids["failed"] = site.build_id
+    assert site.run(plan(budget="0.01", last="echo more"), jobs=1, force=True)["state"] == "BUDGET_PAUSE"
+    ids["paused"] = site.build_id
+    ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
+    rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
+    with workspace.reading() as store, store.read() as rows:
+        old = workspace.keyring.signer(rows, "tester").key.fingerprint
+    ask(workspace, "keys.add", key=rotated.offer())
+    ask(workspace, "keys.revoke", key=old)
+    seal(workspace)
+    return ids
+
+
+def _workspace_id(workspace):
+    with workspace.reading() as store, store.read() as rows:
+        return rows.read("SELECT workspace_id FROM workspace")[0][0]
+
+
+class Bare:
+    """The rows of a store with nothing that protects them: what somebody with the database's password has."""
+
+    def __init__(self, workspace, postgres_url=None):
+        url = workspace.settings.store.url
+        self.kind = "sqlite" if url == "sqlite" else "postgresql"
+        if self.kind == "sqlite":
+            self._open = apsw.Connection(":memory:")
+            with self._open.backup("main", apsw.Connection(str(workspace.folder / "onceward.db")), "main") as copy:
+                copy.step()
+            for (name,) in self.read("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
+                self._open.execute(f"DROP TRIGGER {name}")
+            self._open.execute("PRAGMA foreign_keys = OFF")
+        else:
+            bare, _, schema = url.rpartition("schema=")
+            self._open = psycopg.connect(bare.rstrip("?&"), autocommit=True)
+            self._open.execute(f"SET search_path TO {schema}")
+            self._open.execute("SET session_replication_role = replica")
+
+    def read(self, sql, params=()):
+        if self.kind == "sqlite":
+            return list(self._open.execute(sql, tuple(params)))
+        return self._open.execute(sql.replace("%", "%%").replace("?", "%s"), tuple(params)).fetchall()
+
+    def write(self, sql, params=()):
+        if self.kind == "postgresql":
+            sql = sql.replace("%", "%%").replace("?", "%s")
+        self._open.execute(sql, tuple(params))
+
+    def __enter__(self):
+        """What is done here is undone at the end."""
+        self._open.execute("BEGIN")
+        return self
+
+    def __exit__(self, *failure):
+        self._open.execute("ROLLBACK")
+
+    def keys(self, table, key):
+        return self.read(f"SELECT {', '.join(key)} FROM {table} ORDER BY {', '.join(key)}")
+
+    def columns(self, table):
+        if self.kind == "sqlite":
+            return [row[1] for row in self.read(f"SELECT * FROM pragma_table_info('{table}')")]
+        found = self.read(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema()"
+            " AND table_name = ? ORDER BY ordinal_position",
+            (table,),
+        )
+        return [name for (name,) in found]
+
+    def close(self):
+        self._open.close()

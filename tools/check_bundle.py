@@ -1,0 +1,169 @@
+# mypy: ignore-errors
+"""Checks a bundle with nothing but Python's standard library, from the description inside it.
+
+    python3 check_bundle.py FILE [FINGERPRINT ...]
+
+Prints what it found and exits 0, or says what is wrong and exits 5. With fingerprints only those keys are trusted.
+"""
+
+import base64
+import hashlib
+import json
+import sys
+import tarfile
+
+P = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, -1, P) % P
+BASE_Y = 4 * pow(5, -1, P) % P
+
+
+def sha(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical(value):
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def require(true, why):
+    if not true:
+        sys.exit(print(f"WRONG: {why}", file=sys.stderr) or 5)
+
+
+def point(data):
+    """The point of the curve that 32 bytes encode, as x, y, z, x*y."""
+    number = int.from_bytes(data, "little")
+    y, sign = number & (2**255 - 1), number >> 255
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    if (x * x - square) % P:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    require(y < P and (x * x - square) % P == 0 and (x or not sign), "a key or signature is no point of the curve")
+    x = P - x if x & 1 != sign else x
+    return x, y, 1, x * y % P
+
+
+def add(p, q):
+    a, b = (p[1] - p[0]) * (q[1] - q[0]) % P, (p[1] + p[0]) * (q[1] + q[0]) % P
+    c, d = 2 * p[3] * q[3] * D % P, 2 * p[2] * q[2] % P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % P, g * h % P, f * g % P, e * h % P
+
+
+def times(number, p):
+    found = (0, 1, 1, 0)
+    while number:
+        found, p, number = add(found, p) if number & 1 else found, add(p, p), number >> 1
+    return found
+
+
+def signed(public, signature, message):
+    """RFC 8032: whether s*B = R + h*A."""
+    base = point(BASE_Y.to_bytes(32, "little"))
+    r, s = point(signature[:32]), int.from_bytes(signature[32:], "little")
+    h = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % ORDER
+    left, right = times(s, base), add(r, times(h, point(public)))
+    return s < ORDER and all((left[i] * right[2] - right[i] * left[2]) % P == 0 for i in (0, 1))
+
+
+def statement(envelope, keys):
+    """What a DSSE envelope says, once its signature is checked."""
+    payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"].encode()
+    (one,) = envelope["signatures"]
+    key = keys.get(one["keyid"])
+    require(key is not None, f"the key {one['keyid'][:16]} is not in the bundle")
+    public = bytes.fromhex(key["public_key"])
+    require(sha(public) == one["keyid"], "a key is not what its fingerprint says")
+    message = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+    require(signed(public, base64.b64decode(one["sig"]), message), "a signature is not genuine")
+    return json.loads(payload), sha(payload), key
+
+
+def root_of(leaf, index, size, path):
+    """RFC 9162, 2.1.3.2: the root to which a leaf and its path lead."""
+    found, at, last = hashlib.sha256(b"\0" + leaf).digest(), index, size - 1
+    for beside in map(bytes.fromhex, path):
+        if at & 1 or at == last:
+            found = hashlib.sha256(b"\1" + beside + found).digest()
+            while at and not at & 1:
+                at, last = at >> 1, last >> 1
+        else:
+            found = hashlib.sha256(b"\1" + found + beside).digest()
+        at, last = at >> 1, last >> 1
+    return found.hex() if last == 0 else None
+
+
+def chains(lines):
+    """Every event in its chain; answers the heads of the streams and all events by their place."""
+    heads, events = {}, {}
+    for line in lines:
+        event = json.loads(line)
+        require(canonical(event) == line, "a line is not canonical")
+        stream, seq, claimed = event["stream_id"], event["seq"], event.pop("hash")
+        require(sha(canonical(event)) == claimed, f"{stream}#{seq} has another hash than it claims")
+        before = heads.get(stream, (0, "0" * 64))
+        follows = (seq, event["prev_hash"]) == (before[0] + 1, before[1])
+        require(follows or stream == "workspace", f"{stream}#{seq} breaks its chain")
+        heads[stream] = (seq, claimed)
+        events[stream, seq] = {**event, "hash": claimed}
+    for (stream, seq), event in events.items():
+        if stream.startswith("child:"):
+            copy = events.get((event["detail"]["parent_stream_id"], event["detail"]["parent_seq"]), {})
+            same = all(event[part] == copy.get(part) for part in ("context", "detail", "event"))
+            require(same, f"{stream}#{seq} is not what its session says")
+    return heads, events
+
+
+def main(path, trusted):
+    with tarfile.open(path) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}
+    page = json.loads(files.pop("bundle.json"))
+    listed = {file["name"]: (file["size"], file["sha256"]) for file in page["files"]}
+    require(listed == {name: (len(data), sha(data)) for name, data in files.items()}, "a file is not what is listed")
+    rows = {name: [json.loads(line) for line in data.splitlines()] for name, data in files.items() if "ndjson" in name}
+    heads, events = chains(files["events.ndjson"].splitlines())
+    session = f"session:{page['subject']}"
+    keys = {key["fingerprint"]: key for key in rows["keys.ndjson"]}
+    for total in rows["totals.ndjson"]:
+        lane = (total["parent_session_id"], total["budget_lane"])
+        debits = [d["amount"] for d in rows["debits.ndjson"] if (d["parent_session_id"], d["budget_lane"]) == lane]
+        require(sum(debits) == total["total"], f"the debits of {lane[1]} do not make its total")
+    for plan in rows["plans.ndjson"]:
+        require(sha(plan["body"].encode()) == plan["plan_hash"], "the plan is not what its hash says")
+    for event in events.values():
+        if event["event"] == "BUILD_SUCCEEDED":
+            require(sha(files["manifest.ndjson"]) == event["detail"]["outputs"], "it made something else than it says")
+    for row in rows["artifacts.ndjson"]:
+        data = files.get(f"artifacts/{row['sha256']}")
+        require(
+            page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]), "an artifact differs"
+        )
+    signers = set()
+    for row in rows["signatures.ndjson"]:
+        said, hash_, key = statement(row["envelope"], keys)
+        act = events["workspace", row["seq"]]
+        require(act["event"] == "ACT_SIGNED" and act["detail"]["statement"] == hash_, "no event tells of a signature")
+        require(key["added_seq"] < row["seq"] < key.get("revoked_seq", 2**53), "a key was not in force")
+        head = said["predicate"]["head"]
+        if head["stream"] == session:
+            require(
+                events[session, head["seq"]]["hash"] == head["hash"], "the build's end is not the one that was signed"
+            )
+        signers.add(key["fingerprint"])
+    if "seal.json" in files:
+        seal = json.loads(files["seal.json"])
+        said, _, key = statement(seal["envelope"], keys)
+        stream, seq, hash_ = seal["head"]
+        require((stream, (seq, hash_)) == (session, heads[session]), "the seal is of another end")
+        leaf = canonical({"hash": hash_, "seq": seq, "stream": stream})
+        root = root_of(leaf, seal["proof"]["index"], said["predicate"]["streams"], seal["proof"]["path"])
+        require(root == said["predicate"]["root"], "the stream is not one of those that were sealed")
+        signers.add(key["fingerprint"])
+    known = signers and all(signer.startswith(trusted) for signer in signers)
+    require(known or not trusted, "somebody signed who is not trusted")
+    print(f"sound: {page['kind']} {page['subject']}, {len(events)} events, signed by {', '.join(sorted(signers))}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], tuple(sys.argv[2:]))
