@@ -12,6 +12,9 @@ import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.evidence.records import (
+    KINDS as KEYS,
+)
+from onceward.evidence.records import (
     ArtifactRow,
     BuildRow,
     Child,
@@ -100,8 +103,11 @@ class Reader:
         self.path = path
         self._file: BinaryIO = path.open("rb")
         self._places: dict[str, tuple[int, int]] = {}
-        first = self._first()
-        self.page = first
+        try:
+            self.page = self._first()
+        except BaseException:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -195,6 +201,11 @@ class Reader:
         return found if len(found) == end - at else b"cut"
 
 
+def in_order(child: Child) -> tuple[bool, int, int]:
+    """By dispatch, then those that were never dispatched, by their place in the queue (K-1)."""
+    return (child.dispatch_seq is None, child.dispatch_seq or 0, child.queue_seq)
+
+
 def line_of(record: msgspec.Struct) -> bytes:
     """A record as a line: what is absent is left out, bytes are hex, a signature is its DSSE envelope."""
     if isinstance(record, Signature):
@@ -278,13 +289,31 @@ class BundleRecords:
         return self._reader.page.workspace
 
     def events(self) -> Iterator[Event]:
-        return (event_of(line) for line in self._reader.lines("events.ndjson"))
+        before = ("", 0)
+        for line in self._reader.lines("events.ndjson"):
+            event = event_of(line)
+            if (event.stream, event.seq) <= before:
+                raise BadBundle(f"{event.stream}#{event.seq} is not where it belongs", context={"rule": "gap"})
+            before = (event.stream, event.seq)
+            yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
         if kind in (Seal, Role, PrincipalRow, RequestRow):
             return iter(())
-        found = (record_of(kind, line) for line in self._reader.lines(FILES[kind]))
+        found = self._in_order(kind)
         return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]
+
+    def _in_order(self, kind: type[T]) -> Iterator[T]:
+        """The records of a file, each once and where it belongs."""
+        key = KEYS[kind][1]
+        before: Any = None
+        for line in self._reader.lines(FILES[kind]):
+            record = record_of(kind, line)
+            place = in_order(record) if isinstance(record, Child) else tuple(getattr(record, name) for name in key)
+            if before is not None and place <= before:
+                raise BadBundle(f"{FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"})
+            before = place
+            yield record
 
     def hash_at(self, stream: str, seq: int) -> bytes | None:
         return self._hashes.get((stream, seq))

@@ -26,6 +26,8 @@ def verify_bundle(
     path: Path, seals: Sequence[Path] = (), trusted: Sequence[str] = (), progress: Progress | None = None
 ) -> Findings:
     """Everything about a bundle, with nothing but the file, the seals and the keys that are given."""
+    if any(len(key.strip()) < 16 for key in trusted):
+        raise InvalidConfig("--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"})
     findings = Findings()
     try:
         reader = Reader(path)
@@ -164,8 +166,6 @@ def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: 
 
 def _trusted(findings: Findings, signers: set[str], trusted: Sequence[str]) -> None:
     wanted = tuple(key.strip().lower() for key in trusted)
-    if any(len(key) < 16 for key in wanted):
-        raise InvalidConfig("--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"})
     if wanted and not signers:
         findings.fault("signature", "bundle", "nobody signed any of it")
     for signer in sorted(signers):

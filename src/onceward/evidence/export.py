@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
-from onceward.evidence.bundle import FILES, FORMAT, Member, Page, header, line_of, padding
+from onceward.evidence.bundle import FILES, FORMAT, Member, Page, header, in_order, line_of, padding
 from onceward.evidence.records import (
     ArtifactRow,
     BuildRow,
@@ -61,11 +61,12 @@ class Selection:
         """Every file of records, and what stands in it."""
         session = self.session_id
         plans = {build.plan_hash for build in self.builds}
+        children = sorted(self.children, key=in_order)
         refs = self._refs()
         found: dict[Any, Iterable[msgspec.Struct]] = {
             BuildRow: self.builds,
             SessionRow: self.sessions,
-            Child: _in_order(self.children),
+            Child: children,
             Total: self.rows.of(Total, parent_session_id=session),
             Debit: self.rows.of(Debit, parent_session_id=session),
             PlanRow: [plan for plan_hash in sorted(plans) for plan in self.rows.of(PlanRow, plan_hash=plan_hash)],
@@ -93,14 +94,28 @@ class Selection:
         for event in events_of(rows, f"session:{self.session_id}"):
             if b'"signed":"' in event.body:
                 self._signed.add(event.facts()["context"].get("signed", ""))
-        found = [find_signature(rows, signed) for signed in sorted(self._signed)]
-        found += signatures_about(rows, self.session_id)
-        self.signatures = sorted({s.statement_hash: s for s in found if s is not None}.values(), key=lambda s: s.seq)
+        signatures = {signature.statement_hash: signature for signature in signatures_about(rows, self.session_id)}
+        keys: dict[str, Key] = {}
         self.seal = self._seal()
-        wanted = {signature.fingerprint for signature in self.signatures}
-        wanted |= {self.seal[1]} if self.seal else set()
-        keys = [find_key(rows, fingerprint) for fingerprint in sorted(wanted)]
-        self.keys = [key for key in keys if key is not None]
+        wanted = {self.seal[1]} if self.seal else set()
+        while self._signed or wanted:
+            # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
+            found = [find_signature(rows, signed) for signed in self._signed if signed not in signatures]
+            signatures |= {signature.statement_hash: signature for signature in found if signature is not None}
+            wanted |= {signature.fingerprint for signature in signatures.values()}
+            fresh = [find_key(rows, fingerprint) for fingerprint in wanted if fingerprint not in keys]
+            keys |= {key.fingerprint: key for key in fresh if key is not None}
+            self._signed = {signed for key in fresh if key is not None for signed in self._signed_for(key)}
+            wanted = set()
+        self.signatures = sorted(signatures.values(), key=lambda signature: signature.seq)
+        self.keys = [keys[fingerprint] for fingerprint in sorted(keys)]
+
+    def _signed_for(self, key: Key) -> Iterator[str]:
+        """The statements that asked for a key to come and to go."""
+        for seq in (key.added_seq, key.revoked_seq):
+            if seq is not None:
+                event = next(events_of(self.rows.rows, "workspace", seq - 1))
+                yield from filter(None, [event.facts()["context"].get("signed")])
 
     def _seal(self) -> tuple[bytes, str] | None:
         """The newest seal, if it knows the whole stream of the subject: with the proof that it does."""
@@ -135,11 +150,6 @@ class Selection:
             wanted |= {key.added_seq} | ({key.revoked_seq} if key.revoked_seq is not None else set())
         for seq in sorted(wanted):
             yield next(events_of(rows, "workspace", seq - 1))
-
-
-def _in_order(children: Iterable[Child]) -> list[Child]:
-    """By dispatch, then those that were never dispatched, by their place in the queue (K-1)."""
-    return sorted(children, key=lambda c: (c.dispatch_seq is None, c.dispatch_seq or 0, c.queue_seq))
 
 
 def export(rows: Rows, session_id: str, path: Path, pieces: Callable[[str], Iterator[bytes]], whole: bool) -> Page:

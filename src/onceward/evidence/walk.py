@@ -192,8 +192,8 @@ class Walk:
             stream.move(BUILD, event, body, self.findings)
             if name == "BUILD_CREATED":
                 stream.plan_hash = detail.plan_hash
-            elif name == "BUILD_SUCCEEDED":
-                self.made[stream.subject] = detail.outputs or ""
+            elif name == "BUILD_SUCCEEDED" and detail.outputs:
+                self.made[stream.subject] = detail.outputs
         elif event.source == "child":
             if detail.parent_seq != event.seq:
                 self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it says it is number {detail.parent_seq}")

@@ -156,6 +156,7 @@ _REFUSALS = {
     "budget_debits_duration_once": "a run's time is charged once",
     "urm_dispatch_token_slot": "a slot of a session has one running child",
 }
+_ONE_KEY = "this key belongs to a principal already, and one key never to two"
 _CODED: dict[str, tuple[type[OncewardError], str]] = {
     "urm_dispatch_token_dispatch_seq": (ReplayOrderInvalid, "two dispatches of a session claim one place in its order"),
     "urm_dispatch_token_queue_seq": (LeaseConflict, "two children of a session claim one place in its queue"),
@@ -164,7 +165,8 @@ _CODED: dict[str, tuple[type[OncewardError], str]] = {
     "budget_totals_mode": (AccountingModeInvalid, "only running_total_v1 is known"),
     "budget_totals_lane": (InvalidConfig, "there is no such budget lane"),
     "principal_roles_role": (InvalidConfig, "there is no such role"),
-    "keys_public": (PermissionDenied, "this key belongs to a principal already, and one key never to two"),
+    "keys_public": (PermissionDenied, _ONE_KEY),
+    "keys_pkey": (PermissionDenied, _ONE_KEY),
 }
 
 
