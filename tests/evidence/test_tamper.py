@@ -154,25 +154,25 @@ def flipped(value, place, bit):
 
 
 BYTES = [
-    ("events", "position", "body", {"chain"}),
-    ("events", "position", "hash", {"chain"}),
-    ("events", "position", "prev_hash", {"chain"}),
-    ("events", "position", "source", {"chain"}),
-    ("streams", "stream_no", "stream", {"chain", "stream"}),
-    ("signatures", "statement_hash", "statement", {"signature"}),
-    ("signatures", "statement_hash", "signature", {"signature"}),
-    ("signatures", "statement_hash", "fingerprint", {"signature"}),
-    ("keys", "fingerprint", "public_key", {"key"}),
-    ("keys", "fingerprint", "proof", {"key"}),
-    ("keys", "fingerprint", "principal", {"key"}),
-    ("plans", "plan_hash", "body", {"plan"}),
-    ("workspace", "one", "workspace_id", {"signature", "key"}),
+    ("events", "position", "body", ("chain",)),
+    ("events", "position", "hash", ("chain",)),
+    ("events", "position", "prev_hash", ("chain",)),
+    ("events", "position", "source", ("chain",)),
+    ("streams", "stream_no", "stream", ("chain", "stream")),
+    ("signatures", "statement_hash", "statement", ("signature",)),
+    ("signatures", "statement_hash", "signature", ("signature",)),
+    ("signatures", "statement_hash", "fingerprint", ("signature",)),
+    ("keys", "fingerprint", "public_key", ("key",)),
+    ("keys", "fingerprint", "proof", ("key",)),
+    ("keys", "fingerprint", "principal", ("key",)),
+    ("plans", "plan_hash", "body", ("plan",)),
+    ("workspace", "one", "workspace_id", ("signature", "key")),
 ]
 
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G19", "G18")
-@pytest.mark.parametrize(("table", "key", "column", "expected"), BYTES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("table", "key", "column", "expected"), BYTES, ids=str)
 def test_a_flipped_byte_is_found(bare, table, key, column, expected):
     chance = random.Random(SEED)
     tried = 0
@@ -186,7 +186,7 @@ def test_a_flipped_byte_is_found(bare, table, key, column, expected):
             with bare:
                 bare.write(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (other, name))
                 found = rules(bare)
-            assert found & expected, (name, place, found)
+            assert found & set(expected), (name, place, found)
     assert tried
 
 
@@ -213,24 +213,24 @@ def test_every_bit_of_every_event_is_part_of_its_hash(bare):
 
 NEWEST = "SELECT max(sha256) FROM artifacts"
 CHANGED = [
-    ("builds", "state", "'SUCCESS'", "state <> 'SUCCESS'", {"state"}),
-    ("builds", "version", "version + 1", "1 = 1", {"state"}),
-    ("builds", "plan_hash", "'ab'", "1 = 1", {"plan"}),
-    ("urm_dispatch_token", "phase", "'started'", "phase = 'terminal'", {"phase"}),
-    ("urm_dispatch_token", "reason", "'completed'", "reason <> 'completed'", {"phase"}),
-    ("urm_dispatch_token", "dispatch_seq", "dispatch_seq + 1000", "dispatch_seq IS NOT NULL", {"phase"}),
-    ("urm_dispatch_token", "worker_run_id", "'x' || worker_run_id", "worker_run_id IS NOT NULL", {"phase"}),
-    ("budget_debits", "amount", "amount + 1", "1 = 1", {"totals"}),
-    ("budget_debits", "child_id", "'chd_other'", "1 = 1", {"totals"}),
-    ("budget_totals", "total", "total + 1", "1 = 1", {"totals"}),
-    ("budget_totals", "limit_amount", "limit_amount + 1", "limit_amount IS NOT NULL", {"totals"}),
-    ("checkpoints", "status", "'SUCCESS'", "status = 'FAILED'", {"checkpoint"}),
-    ("checkpoints", "context_hash", "'ab' || context_hash", "child_id IS NOT NULL", {"checkpoint"}),
-    ("checkpoints", "outputs", "replace(outputs, 'x.txt', 'y.txt')", "outputs <> '[]'", {"checkpoint", "manifest"}),
-    ("approvals", "actor", "'tester'", "1 = 1", {"approval"}),
-    ("approvals", "decision", "'refused'", "1 = 1", {"approval"}),
-    ("approvals", "digest", "'ab' || digest", "1 = 1", {"approval"}),
-    ("confirmation_tokens", "build_id", "'bld_other'", "1 = 1", {"permit"}),
+    ("builds", "state", "'SUCCESS'", "state <> 'SUCCESS'", ("state",)),
+    ("builds", "version", "version + 1", "1 = 1", ("state",)),
+    ("builds", "plan_hash", "'ab'", "1 = 1", ("plan",)),
+    ("urm_dispatch_token", "phase", "'started'", "phase = 'terminal'", ("phase",)),
+    ("urm_dispatch_token", "reason", "'completed'", "reason <> 'completed'", ("phase",)),
+    ("urm_dispatch_token", "dispatch_seq", "dispatch_seq + 1000", "dispatch_seq IS NOT NULL", ("phase",)),
+    ("urm_dispatch_token", "worker_run_id", "'x' || worker_run_id", "worker_run_id IS NOT NULL", ("phase",)),
+    ("budget_debits", "amount", "amount + 1", "1 = 1", ("totals",)),
+    ("budget_debits", "child_id", "'chd_other'", "1 = 1", ("totals",)),
+    ("budget_totals", "total", "total + 1", "1 = 1", ("totals",)),
+    ("budget_totals", "limit_amount", "limit_amount + 1", "limit_amount IS NOT NULL", ("totals",)),
+    ("checkpoints", "status", "'SUCCESS'", "status = 'FAILED'", ("checkpoint",)),
+    ("checkpoints", "context_hash", "'ab' || context_hash", "child_id IS NOT NULL", ("checkpoint",)),
+    ("checkpoints", "outputs", "replace(outputs, 'x.txt', 'y.txt')", "outputs <> '[]'", ("checkpoint", "manifest")),
+    ("approvals", "actor", "'tester'", "1 = 1", ("approval",)),
+    ("approvals", "decision", "'refused'", "1 = 1", ("approval",)),
+    ("approvals", "digest", "'ab' || digest", "1 = 1", ("approval",)),
+    ("confirmation_tokens", "build_id", "'bld_other'", "1 = 1", ("permit",)),
     (
         "artifact_refs",
         "sha256",
@@ -238,19 +238,19 @@ CHANGED = [
         "sha256 < (SELECT max(sha256) FROM artifacts)",
         {"ref"},
     ),
-    ("principal_roles", "role", "'admin'", "role <> 'admin'", {"role"}),
-    ("keys", "added_seq", "added_seq + 1", "1 = 1", {"key"}),
-    ("keys", "revoked_seq", "NULL", "revoked_seq IS NOT NULL", {"key"}),
-    ("signatures", "seq", "seq + 1000", "1 = 1", {"signature"}),
-    ("events", "seq", "seq + 1000", "1 = 1", {"gap", "chain"}),
-    ("events", "at", "at + 1", "1 = 1", {"chain"}),
-    ("events", "position", "position + 1000", "1 = 1", {"gap"}),
+    ("principal_roles", "role", "'admin'", "role <> 'admin'", ("role",)),
+    ("keys", "added_seq", "added_seq + 1", "1 = 1", ("key",)),
+    ("keys", "revoked_seq", "NULL", "revoked_seq IS NOT NULL", ("key",)),
+    ("signatures", "seq", "seq + 1000", "1 = 1", ("signature",)),
+    ("events", "seq", "seq + 1000", "1 = 1", ("gap", "chain")),
+    ("events", "at", "at + 1", "1 = 1", ("chain",)),
+    ("events", "position", "position + 1000", "1 = 1", ("gap",)),
 ]
 
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G19", "G15")
-@pytest.mark.parametrize(("table", "column", "value", "where", "expected"), CHANGED, ids=lambda value: str(value))
+@pytest.mark.parametrize(("table", "column", "value", "where", "expected"), CHANGED, ids=str)
 def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
     key = KEYS[table]
     rows = bare.read(f"SELECT {', '.join(key)} FROM {table} WHERE {where}")
@@ -260,7 +260,7 @@ def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
             clause = " AND ".join(f"{name} = ?" for name in key)
             bare.write(f"UPDATE {table} SET {column} = {value} WHERE {clause}", row)
             found = rules(bare)
-        assert found & expected, (row, found)
+        assert found & set(expected), (row, found)
 
 
 @pytest.mark.rule("E-1")
@@ -268,12 +268,12 @@ def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
 @pytest.mark.parametrize(
     ("table", "key", "column", "expected"),
     [
-        ("events", "position", "body", {"chain"}),
-        ("events", "position", "hash", {"chain"}),
-        ("signatures", "statement_hash", "signature", {"signature"}),
-        ("signatures", "statement_hash", "statement", {"signature"}),
-        ("keys", "fingerprint", "principal", {"key"}),
-        ("keys", "fingerprint", "proof", {"key"}),
+        ("events", "position", "body", ("chain",)),
+        ("events", "position", "hash", ("chain",)),
+        ("signatures", "statement_hash", "signature", ("signature",)),
+        ("signatures", "statement_hash", "statement", ("signature",)),
+        ("keys", "fingerprint", "principal", ("key",)),
+        ("keys", "fingerprint", "proof", ("key",)),
     ],
 )
 def test_two_rows_that_changed_places_are_found(bare, table, key, column, expected):
@@ -285,7 +285,7 @@ def test_two_rows_that_changed_places_are_found(bare, table, key, column, expect
             bare.write(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (second, one))
             bare.write(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (first, two))
             found = rules(bare)
-        assert found & expected, (one, two, found)
+        assert found & set(expected), (one, two, found)
 
 
 def append(bare, stream_no, stream, seq, body, prev_hash, source="child"):
@@ -328,7 +328,7 @@ def test_an_approval_that_nobody_gave_is_found_though_its_chain_is_whole(bare):
         )
         with bare:
             append(bare, stream_no, f"session:{build}", seq + 1, body, hash_, "session")
-            assert rules(bare) >= ({"approval", "signature"} if signed else {"approval"})
+            assert rules(bare) >= ({"approval", "signature"} if signed else ("approval",))
 
 
 @pytest.mark.rule("E-1", "E-4")

@@ -103,6 +103,8 @@ class Attempt:
         # Its own copy: what it does to it concerns nobody else.
         config = msgspec.json.decode(canonical(self.config))
         self._task = task = Task(child, step, self.key, config, lambda: self.folder)
+        if (redactor := self._redactor()) is not None:
+            task.shown = redactor.text
         with self.run.mutex:
             upstream = self.run.flow.upstream(self.number)
         task.folder = self.run.resolved.plan.folder

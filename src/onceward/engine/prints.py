@@ -19,16 +19,19 @@ _listeners = 0
 
 
 class Overheard:
-    """Standard output, with an ear on it."""
+    """Standard output or error, with an ear on it: secrets of the step that prints are not shown."""
 
-    def __init__(self, out: Any) -> None:
-        self._out = out
+    def __init__(self, out: Any, *, kept: bool) -> None:
+        self._out, self._kept = out, kept
 
     def write(self, text: str) -> int:
         task = at_work.get()
-        if task is not None:
+        if task is None:
+            return int(self._out.write(text) or 0)
+        if self._kept:
             task.printed(text)
-        return int(self._out.write(text) or 0)
+        self._out.write(task.shown(text))
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         # All else is the stream's own affair: its encoding, its buffer, whether it is a terminal.
@@ -37,16 +40,18 @@ class Overheard:
 
 @contextmanager
 def overheard() -> Iterator[None]:
-    """While builds run, in however many threads, standard output is listened to."""
+    """While builds run, in however many threads, what they print is listened to."""
     global _listeners
     with _mutex:
         _listeners += 1
-        if _listeners == 1 and sys.stdout is not None:
-            sys.stdout = Overheard(sys.stdout)
+        if _listeners == 1:
+            sys.stdout = sys.stdout and Overheard(sys.stdout, kept=True)
+            sys.stderr = sys.stderr and Overheard(sys.stderr, kept=False)
     try:
         yield
     finally:
         with _mutex:
             _listeners -= 1
-            if _listeners == 0 and isinstance(sys.stdout, Overheard):
-                sys.stdout = sys.stdout._out
+            for name in ("stdout", "stderr") if _listeners == 0 else ():
+                if isinstance(getattr(sys, name), Overheard):
+                    setattr(sys, name, getattr(sys, name)._out)

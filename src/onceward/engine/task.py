@@ -47,6 +47,8 @@ class Task(ChildTask):
         self._folder = folder
         self.left = False
         """Whether there may be something in its folder."""
+        self.shown: Callable[[str], str] = str
+        """What of its prints others may see: all but its secrets."""
         self.lines: list[str] = []
         self._logged = 0
         self._partial = ""
