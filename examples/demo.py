@@ -80,14 +80,14 @@ class Demo:
         self.show("run", "plan.py")
         self.show("why", "summarise:texts/dunes.md")
         self.compare_bills(18)
-        self.say("What it made, with a manifest of every byte, and the evidence behind it.")
+        self.say("What it made, with a manifest of every byte, and the evidence behind it, for anybody to check.")
         self.show("output", "--project", "texts", "--to", "handed-on")
         check = "sha256sum --check --quiet SHA256SUMS && echo 'every file is what the manifest says'"
         print(f"{GREEN}$ cd handed-on; {check}{OFF}", flush=True)
         subprocess.run(["sh", "-c", check], cwd=self.folder / "handed-on", check=True)
-        print(f"{GREEN}$ onceward doctor | grep evidence{OFF}", flush=True)
-        checks = {check["name"]: check for check in self.ask("doctor")["checks"]}
-        print(f"evidence  {checks['evidence']['status']}  {checks['evidence']['detail']}", flush=True)
+        self.show("export", "latest", "--out", "proof.tar")
+        self.show("verify", "proof.tar")
+        self.show("verify")
         print(f"\n{DIM}The plan is 35 lines: examples/documents/plan.py. Now write your own: see README.md{OFF}")
 
 

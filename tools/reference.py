@@ -15,6 +15,7 @@ import rules
 from onceward import settings
 from onceward.edges.cli.main import COMMANDS, cli
 from onceward.errors import CODES
+from onceward.evidence.findings import RULES
 from onceward.kernel import limits
 from onceward.kernel.machine import Machine
 from onceward.lifecycles import build, change, child, permit, registry, saga
@@ -47,6 +48,17 @@ def errors() -> str:
     for code, facts in CODES.items():
         retry = "yes" if facts.retryable else "no"
         text.append(f"| `{code}` | {facts.exit_status} | {facts.http_status} | {retry} | {facts.meaning} |")
+    return "\n".join(text) + "\n"
+
+
+def verification() -> str:
+    text = ["# What `verify` looks for", "", "Made by `make docs` from `src/onceward/evidence/findings.py`.", ""]
+    text += ["Every fault names one of these rules and the place where it is broken; `verify` then exits 5.", ""]
+    text += [
+        "| rule | what must hold |",
+        "|---|---|",
+        *(f"| `{rule}` | {meaning} |" for rule, meaning in RULES.items()),
+    ]
     return "\n".join(text) + "\n"
 
 
@@ -161,6 +173,7 @@ PAGES = {
     "tables.md": tables,
     "cli.md": commands,
     "settings.md": settings_page,
+    "verify.md": verification,
     "rules.md": rules.page,
 }
 

@@ -94,6 +94,18 @@ def test_the_guide_to_being_told_can_be_typed_in(tmp_path):
     assert "agree:main approved" in done.stdout and "3 steps: 3 run" in done.stderr
 
 
+@pytest.mark.rule("E-1", "E-2", "E-3")
+def test_the_guide_to_proof_can_be_typed_in(tmp_path):
+    (tmp_path / "plan.toml").write_text('name = "p"\n[[stage]]\nname = "s"\nrun = ["echo", "hi"]\n')
+    text = "\n".join(blocks(ROOT / "docs" / "guides" / "prove-what-happened.md", "sh"))
+    fingerprint = "$(onceward keys list --json | grep -o '[0-9a-f]\\{64\\}' | head -1)"
+    done = shell("set -e\n" + text.replace("FINGERPRINT", fingerprint), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sound: ") == 4 and "Not separated yet" in done.stdout
+    checker = [sys.executable, ROOT / "tools" / "check_bundle.py", tmp_path / "build.tar"]
+    assert subprocess.run(checker, capture_output=True, timeout=60, check=True).stdout.startswith(b"sound: build")
+
+
 def guide(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     """Everything that a guide says to type, in one shell."""
     done = shell("\n".join(blocks(ROOT / "docs" / "guides" / f"{name}.md", "sh")), folder)

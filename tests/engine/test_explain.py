@@ -44,7 +44,7 @@ def test_a_build_that_succeeded(site):
     assert (told.kind, told.state, list(told.why)) == ("build", "SUCCESS", ["every step is done"])
     assert "a build of the plan costly" in told.what[0] and told.cost.startswith("0.06 of 1.00 usd, 200 tokens")
     assert told.made == ["4 steps: 4 SUCCESS"] and not told.waits_for
-    assert told.next == [f"onceward output {site.build_id} --project NAME"]
+    assert told.next == [f"onceward output {site.build_id} --project NAME", f"onceward export {site.build_id}"]
 
 
 @pytest.mark.rule("E-5", "B-9")

@@ -28,7 +28,8 @@ from onceward.evidence.bundle_check import verify_bundle
 from onceward.evidence.signing import SigningKey
 from onceward.kernel.canon import canonical
 from onceward.wiring import Workspace
-from scene import happen, seal
+from scene import happen, plan, seal
+from sites import Site
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 EVERY = int(os.environ.get("ONCEWARD_TAMPER", "101"))
@@ -110,6 +111,19 @@ def test_the_session_of_a_command_is_exported_too(scene, tmp_path):
     sealed = tmp_path / "sealed.tar"
     _, page = scene.export("ses_hand", sealed, True)
     assert page.workspace and verify_bundle(sealed).checked["seals"] == 1
+
+
+@pytest.mark.rule("E-2")
+def test_a_bundle_of_a_workspace_where_nothing_was_approved_or_sealed_is_signed_all_the_same(tmp_path):
+    workspace = Workspace(tmp_path / ".onceward", store_url="sqlite", principal="tester")
+    workspace.create()
+    site = Site(workspace, tmp_path)
+    assert site.run(plan())["state"] == "SUCCESS"
+    path = tmp_path / "b.tar"
+    workspace.export(site.build_id, path, True)
+    found = verify_bundle(path)
+    assert found.faults == [] and (found.checked["signatures"], found.checked["keys"]) == (1, 1)
+    assert others_say(path)[0] == 0
 
 
 @pytest.mark.rule("E-2", "K-12")

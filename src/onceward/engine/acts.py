@@ -81,12 +81,16 @@ def _refused(request: Request, why: str) -> PermissionDenied:
 @contextmanager
 def acting(tx: Transaction, envelope: Envelope, act: str, principal: str, nonce: str) -> Iterator[None]:
     """While this lasts, every event names the statement it follows, which is kept with its place in the order."""
-    note(tx, envelope, {"act": act, "principal": principal, "nonce": nonce}, principal)
-    tx.signed = envelope.statement_hash
+
+    def announce() -> None:
+        note(tx, envelope, {"act": act, "principal": principal, "nonce": nonce}, principal)
+        tx.signed = envelope.statement_hash
+
+    tx.announce = announce
     try:
         yield
     finally:
-        tx.signed = None
+        tx.announce = tx.signed = None
 
 
 def note(tx: Transaction, envelope: Envelope, detail: dict[str, Any], actor: str) -> None:

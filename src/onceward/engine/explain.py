@@ -6,15 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from onceward.engine import child_budget
+from onceward.engine import explain_children, explain_evidence
 from onceward.engine.build_reading import build_status, why_paused
-from onceward.engine.cut_off import step_of
-from onceward.engine.reading import session_status
+from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.why import why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.plan import fill, step_name
 from onceward.lifecycles.plan_changes import Body
@@ -23,51 +19,40 @@ from onceward.store.store import Store
 from onceward.store.tables.approvals import find_approval
 from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
-from onceward.store.tables.children import Sessions, Tokens, resolve
-
-_LANES = {"usd_micros": "usd", "duration_secs": "seconds of work", "solver_calls": "solver calls"}
-
-
-class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answers, each a few short sentences."""
-
-    id: str
-    kind: str
-    what: Sequence[str]
-    state: str
-    why: Sequence[str] = ()
-    waits_for: Sequence[str] = ()
-    cost: str = ""
-    made: Sequence[str] = ()
-    next: Sequence[str] = ()
 
 
 def explain(store: Store, words: Sequence[str]) -> Explanation:
-    """A build, a step of a build, a child or a session; a step alone is of the newest build."""
+    """Whatever an id, the beginning of one, or a name means; a step alone is of the newest build."""
     if len(words) == 2:
         return explain_step(store, build_of(store, words[0]), words[1])
     (name,) = words
     with store.read() as rows:
         newest = Builds(rows).newest(1)
         stages = Body(plan_body(rows, newest[0].plan_hash)).stages if newest else {}
-        sessions = Sessions(rows).named(name) if name else []
-    # A whole id first, then a step of the newest build, then the beginning of an id.
-    if newest and name.partition(":")[0] in stages and name not in sessions:
+        meant = _meant(rows, name)
+    # A whole id first, then a step of the newest build, then the beginning of an id or a name.
+    if newest and name.partition(":")[0] in stages and (meant is None or meant[1] != name):
         return explain_step(store, newest[0], name)
-    if name.startswith("bld_") or name == "latest":
-        return _build(store, name)
-    if name.startswith("chd_"):
-        with store.read() as rows:
-            child_id = resolve(rows, name)[0]
-        return _child(store, child_id)
-    if len(sessions) == 1 and not sessions[0].startswith("bld_"):
-        return _session(store, sessions[0])
+    if meant is not None:
+        return meant[0].explain(store, meant[1])
     if newest:
         return explain_step(store, newest[0], name)
     raise NotFound(
-        f"there is no build, step, child or session {name[:80]!a}",
+        f"there is no {', '.join(kind.name for kind in KINDS)} or step {name[:80]!a}",
         recovery=[Recovery("see which there are", "onceward status")],
     )
+
+
+def _meant(rows: Reads, name: str) -> tuple[Kind, str] | None:
+    for kind in KINDS:
+        found = kind.find(rows, name)
+        if found is not None:
+            return kind, found
+    return None
+
+
+def _find_build(rows: Reads, name: str) -> str | None:
+    return Builds(rows).named(name).build_id if name.startswith("bld_") or name == "latest" else None
 
 
 def build_of(store: Store, prefix: str | None) -> Build:
@@ -82,14 +67,27 @@ def _build(store: Store, name: str) -> Explanation:
     what.append(f"begun {found['created_at'][:19]} UTC, last moved {found['updated_at'][:19]}")
     if found.get("parent_build_id"):
         what.append(f"forked from {found['parent_build_id']}, whose plan or inputs had changed")
+    with store.read() as rows:
+        moves = story(rows, f"session:{found['build_id']}", "build")
+        who = _who_may(rows, found)
     return Explanation(
         *(found["build_id"], "build", what, found["state"]),
         why=_why_build(found),
+        story=moves,
         waits_for=_awaited(found),
-        cost=_cost(found["lanes"]),
+        who=who,
+        cost=cost_of(found["lanes"]),
         made=[_counted(found["steps"])],
         next=_next_of_build(found),
     )
+
+
+def _who_may(rows: Reads, found: Mapping[str, Any]) -> list[str]:
+    """Who may do something about it: what waits for an approval needs a reviewer, all else an operator."""
+    if found["state"] in ("SUCCESS", "FAILED", "ABANDONED"):
+        return []
+    said = who_may(rows, "operator")
+    return [*who_may(rows, "reviewer"), *said] if found.get("approvals") else said
 
 
 def _why_build(found: Mapping[str, Any]) -> list[str]:
@@ -132,7 +130,7 @@ def _next_of_build(found: Mapping[str, Any]) -> list[str]:
     if found["state"] == "BUDGET_PAUSE":
         said.append(f"onceward confirm {build_id}")
     if found["state"] == "SUCCESS":
-        said.append(f"onceward output {build_id} --project NAME")
+        said += [f"onceward output {build_id} --project NAME", f"onceward export {build_id}"]
     doubts = _doubts(found)
     if doubts:
         again = " ".join(f"--rerun {shlex.quote(name)}" for name in doubts)
@@ -156,16 +154,6 @@ def _counted(steps: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(steps):,} step{'' if len(steps) == 1 else 's'}: {told}"
 
 
-def _cost(lanes: Sequence[Mapping[str, Any]]) -> str:
-    said = []
-    for lane in sorted(lanes, key=lambda lane: lane["lane"], reverse=True):
-        money = lane["lane"] == "usd_micros"
-        total, limit = ("" if n is None else to_usd(n) if money else f"{n:,}" for n in (lane["total"], lane["limit"]))
-        if lane["total"] or limit:
-            said.append(f"{total}{f' of {limit}' if limit else ''} {_LANES.get(lane['lane'], lane['lane'])}")
-    return ", ".join(said) or "nothing"
-
-
 def explain_step(store: Store, build: Build, name: str) -> Explanation:
     """A step of a build: what it does, why it ran or has not, what flows into it."""
     found = build_status(store, build.build_id)
@@ -174,6 +162,7 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
     with store.read() as rows:
         stage = _stage_of(rows, build, place[0])
         because, since = _why_step(rows, build, step, bool(found.get("orphaned")))
+        reviewers = who_may(rows, "reviewer")
     logs = f"onceward logs {build.build_id} {shlex.quote(here)}"
     wanted = [a for a in found.get("approvals", ()) if a["step"] == here]
     following = [f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}" for a in wanted]
@@ -185,6 +174,7 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
         *(here, "step", [_what_step(stage, step["target"]), f"a step of build {build.build_id}, {build.name}"]),
         step["status"],
         why=[*because, *([f"since build {since}"] if since else [])],
+        who=reviewers if wanted else [],
         waits_for=_needed(found, stage, place[1]) if step["status"] in ("waiting", "BLOCKED") else [],
         cost=f"{step['cost_usd']} usd, {step['tokens']:,} tokens" if "cost_usd" in step else "",
         made=[f"{a['name']}: {a['kind']}, {a['size']:,} bytes, {a['sha256'][:12]}" for a in step.get("artifacts", ())]
@@ -296,45 +286,5 @@ def _flows_in(found: Mapping[str, Any], stage: Mapping[str, Any], target: str, w
     return said[:20]
 
 
-def _child(store: Store, child_id: str) -> Explanation:
-    status = session_status(store, child_id)
-    child = status["children"][0]
-    with store.read() as rows:
-        token = Tokens(rows).get(child_id)
-        step = step_of(token)
-        lanes = child_budget.lanes(rows, token.parent_session_id).values()
-    work = child["work"]
-    what = [f"attempt {child['attempt']} at step {step_name(step.stage, step.target)}"] if step else []
-    what.append(f"runs {shlex.join(work['argv'])}" if "argv" in work else f"calls {work.get('function', 'a function')}")
-    what.append(f"in {'build' if step else 'session'} {token.parent_session_id}")
-    spent = [{"lane": lane, "total": total, "limit": None} for lane, total in child["spent"].items()]
-    left = [{"lane": lane.lane, "total": lane.total, "limit": lane.limit} for lane in lanes if lane.limit is not None]
-    detail = child.get("detail", {})
-    why = [f"{child['reason']}{_told(detail)}"] if child.get("reason") else []
-    if "cancel_request_id" in child:
-        why.append("somebody asked it to end")
-    return Explanation(
-        *(child_id, "child", what, child["phase"]),
-        why=why,
-        waits_for={"queued": ["a free slot"], "leased": ["its process to say that it stands"]}.get(child["phase"], []),
-        cost=_cost(spent) + (f" (its session: {_cost(left)})" if left else ""),
-        next=[f"onceward logs {child_id}"] + ([] if child["phase"] == "terminal" else [f"onceward cancel {child_id}"]),
-    )
-
-
-def _told(detail: Mapping[str, Any]) -> str:
-    exit_ = f", exit {detail['exit']}" if detail.get("exit") is not None else ""
-    return exit_ + (f": {detail['message']}" if detail.get("message") else "")
-
-
-def _session(store: Store, session_id: str) -> Explanation:
-    found = session_status(store, session_id)
-    open_ = [child for child in found["children"] if child["phase"] != "terminal"]
-    failed = sum(child.get("reason") not in (None, "completed") for child in found["children"])
-    return Explanation(
-        *(session_id, "session", [f"children run by hand, {found['max_active_children']} at once"]),
-        "open" if open_ else "quiet",
-        made=[f"children: {len(found['children']):,}, open {len(open_):,}, not succeeded {failed:,}"],
-        cost=_cost(found["lanes"]),
-        next=[f"onceward status {session_id}"],
-    )
+KINDS = (Kind("build", _find_build, _build), *explain_children.KINDS, *explain_evidence.KINDS)
+"""Whatever can be explained, in the order in which a name is tried; sagas and entries add theirs."""

@@ -15,10 +15,9 @@ from onceward.engine.code_version import version_of
 from onceward.engine.files import Files
 from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import sha256_hex
 from onceward.kernel.records import check_name
 from onceward.lifecycles.choices import Choices, chosen, with_config, with_needs
-from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill
+from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill, hash_of_body
 from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole
 
 LOADED_AS = "__onceward_plan__"
@@ -159,9 +158,7 @@ class Resolved:
         if redactor.text(self.choices.text()) != self.choices.text():
             raise refuse("--set", "a secret's value is not set as config, which is kept; name it under secrets")
         self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
-        # Which step has which input tells why; what counts is what the inputs are.
-        bare = body_of(plan.name, config, self.steps, hashed, {}, redactor.text) if self._own else self.body
-        self.hash = sha256_hex(bare.encode())
+        self.hash = hash_of_body(self.body)
 
     def forced(self) -> set[int]:
         """The steps that run even if their results are there."""

@@ -97,7 +97,7 @@ class Selection:
         signatures = {signature.statement_hash: signature for signature in signatures_about(rows, self.session_id)}
         keys: dict[str, Key] = {}
         self.seal = self._seal()
-        wanted = {self.seal[1]} if self.seal else set()
+        wanted = {signature.fingerprint for signature in signatures.values()} | ({self.seal[1]} if self.seal else set())
         while self._signed or wanted:
             # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
             found = [find_signature(rows, signed) for signed in self._signed if signed not in signatures]

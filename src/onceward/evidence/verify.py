@@ -26,7 +26,7 @@ from onceward.evidence.records import (
 from onceward.evidence.walk import Anchor, Walk, weight
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
-from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
+from onceward.lifecycles.plan import Output, hash_of_body, manifest_line, result_digest, step_name
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.budgets import workspace_lanes
@@ -104,7 +104,11 @@ def _plans(records: Records, findings: Findings) -> None:
     for plan in records.all(PlanRow):
         findings.count("plans")
         known.add(plan.plan_hash)
-        if sha256_hex(plan.body.encode()) != plan.plan_hash:
+        try:
+            hash_ = hash_of_body(plan.body)
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+            hash_ = ""
+        if hash_ != plan.plan_hash:
             findings.fault("plan", plan.plan_hash[:16], "it is not what its hash says")
     for build in records.all(BuildRow):
         if build.plan_hash and build.plan_hash not in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,12 +13,13 @@ from onceward.evidence.signatures import Authority
 from onceward.kernel.canon import ZERO_HASH
 from onceward.kernel.chain import STREAM, Event, link
 from onceward.kernel.machine import Machine
+from onceward.kernel.sources import LiveSources
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD
 from onceward.store.tables.subjects import SUBJECTS
 
 T = TypeVar("T")
-_SALT = os.urandom(16).hex()
+_SALT = LiveSources().secret()
 _BATCH = 300
 
 
@@ -177,7 +177,7 @@ class Walk:
         if detail.child_id != stream.subject:
             self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}")
         session = detail.parent_stream_id
-        self._copies[session] = self._copies.get(session, 0) + hash(event.body)
+        self._copies[session] = self._copies.get(session, 0) + hash((_SALT, event.body))
         if detail.to == "terminal":
             stream.ends += 1
             if detail.spent:
@@ -197,7 +197,7 @@ class Walk:
         elif event.source == "child":
             if detail.parent_seq != event.seq:
                 self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it says it is number {detail.parent_seq}")
-            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash(event.body)
+            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash((_SALT, event.body))
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self.limits[stream.subject] = detail.limits or {}
             stream.opened = True

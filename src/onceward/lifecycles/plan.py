@@ -311,6 +311,16 @@ def body_of(
     return canonical({"name": name, "config": _cleaned(config, clean), "stages": stages}).decode()
 
 
+def hash_of_body(body: str) -> str:
+    """The hash of a plan: of its body, but for which step has which of the inputs, which only tells why."""
+    if '"inputs_of":' not in body:
+        return sha256_hex(body.encode())
+    said = msgspec.json.decode(body)
+    for stage in said["stages"]:
+        stage.pop("inputs_of", None)
+    return sha256_hex(canonical_of_checked(said))
+
+
 def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)

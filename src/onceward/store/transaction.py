@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -48,6 +48,8 @@ class Transaction:
         self.last_event: Event | None = None
         self.signed: str | None = None
         """The hash of the signed statement that asks for what is being done."""
+        self.announce: Callable[[], None] | None = None
+        """What must stand before the next event; an act that changes nothing leaves nothing."""
         self._now: Micros | None = None
         self._failed: OncewardError | None = None
 
@@ -153,6 +155,9 @@ class Transaction:
         return event
 
     def _context(self, of: dict[str, str], actor: str) -> dict[str, Any]:
+        if self.announce is not None:
+            announce, self.announce = self.announce, None
+            announce()
         signed = {"signed": self.signed} if self.signed else {}
         return {**of, "actor": actor, "fence": self.fence, **signed}
 

@@ -15,8 +15,9 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 @click.argument("words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build)
 @pass_globals
 def explain(given: Globals, words: tuple[str, ...]) -> None:
-    """Say what a build, step, child or session is, why it is in its state, what it waits for, what it cost, and the
-    next command. A STEP alone is one of the newest build."""
+    """Say what something is, why it is in its state, how it got there, what it waits for, who may act, what it cost,
+    and the next command: a build, step, child, session, principal, key, artifact or seal. A STEP alone is one of the
+    newest build."""
     from onceward.engine.explain import explain as explained
 
     if len(words) > 2:
@@ -30,7 +31,9 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
     click.echo(f"{click.style(render.plain(found.id), bold=True)}  {click.style(found.state, fg=colour)}")
     _lines("is", found.what)
     _lines("because", found.why)
+    _lines("story", found.story)
     _lines("waits for", found.waits_for)
+    _lines("may act", found.who)
     _lines("cost", [found.cost] if found.cost else [])
     _lines("has", found.made)
     _lines("next", found.next)

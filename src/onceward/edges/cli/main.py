@@ -34,7 +34,7 @@ COMMANDS = {
     "logs": ("logs", "print what a step or child said"),
     "output": ("output", "write what a build made into a folder"),
     "why": ("explain", "why a step ran, or did not"),
-    "explain": ("explain", "a build, step, child or session in plain words"),
+    "explain": ("explain", "anything here in plain words, with the next command"),
     "spend": ("spend", "what was spent, by build, stage or day"),
     "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
     "status": ("status", "how builds, sessions and their children stand"),

@@ -49,6 +49,23 @@ def find(rows: Reads, prefix: str) -> tuple[str, int, bytes | None]:
     return found[0][0], found[0][1], found[0][2]
 
 
+def digests_named(rows: Reads, prefix: str) -> list[str]:
+    """Up to two artifacts whose digests begin so."""
+    found = rows.read(
+        "SELECT sha256 FROM artifacts WHERE sha256 >= ? AND sha256 < ? ORDER BY sha256 LIMIT 2", (prefix, prefix + "g")
+    )
+    return [sha256 for (sha256,) in found]
+
+
+def owners_of(rows: Reads, sha256: str) -> tuple[int, list[tuple[str, str, str]]]:
+    """The size of an artifact, and who calls it what."""
+    ((size,),) = rows.read("SELECT size FROM artifacts WHERE sha256 = ?", (sha256,))
+    found = rows.read(
+        "SELECT owner, name, kind FROM artifact_refs WHERE sha256 = ? ORDER BY owner, name, kind", (sha256,)
+    )
+    return size, [(owner, name, kind) for owner, name, kind in found]
+
+
 BAD = "bad"
 """The mark of an artifact that was found changed or gone: the next one who makes it again heals it."""
 

@@ -96,6 +96,19 @@ def event_at(rows: Reads, position: int) -> Event | None:
     return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
 
 
+def newest_of(rows: Reads, stream: str, source: str, limit: int) -> list[Event]:
+    """The last events of a stream that come from one lifecycle, in order."""
+    found = rows.read(
+        f"SELECT s.stream, {_FIELDS} FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        " WHERE s.stream = ? AND e.source = ? ORDER BY e.seq DESC LIMIT ?",
+        (stream, source, limit),
+    )
+    return [
+        Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+        for stream, seq, at, source, body, prev_hash, hash_, position in reversed(found)
+    ]
+
+
 def head_of(rows: Reads, stream: str) -> tuple[int, bytes]:
     """Seq and hash of a stream's last event; zeros where there is none."""
     found = rows.read(
