@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from conftest import KINDS
@@ -15,3 +21,38 @@ def kind():
 def pytest_generate_tests(metafunc):
     if metafunc.definition.get_closest_marker("both_stores"):
         metafunc.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+class Ran:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def onceward(place, store_url):
+    """Runs the real program in a folder of its own, on the store under test."""
+
+    def run(*words: str, stdin: str | None = None, **environment: str) -> Ran:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
+        return Ran(
+            subprocess.run(
+                [sys.executable, "-m", "onceward", *words],
+                cwd=place,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env={**clean, "ONCEWARD_STORE": store_url, **environment},
+            )
+        )
+
+    return run

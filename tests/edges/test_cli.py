@@ -7,48 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from helpers import create
 from onceward.edges.cli.main import COMMANDS
 from onceward.wiring import Workspace, os_user
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-class Ran:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def onceward(place, store_url):
-    """Runs the real program in a folder of its own, on the store under test."""
-
-    def run(*words: str, stdin: str | None = None, **environment: str) -> Ran:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-        return Ran(
-            subprocess.run(
-                [sys.executable, "-m", "onceward", *words],
-                cwd=place,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                env={**clean, "ONCEWARD_STORE": store_url, **environment},
-            )
-        )
-
-    return run
 
 
 @pytest.fixture
