@@ -8,7 +8,7 @@ N ?= 4
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format rules docs record bench crash contend clean
+.PHONY: help demo test check format rules docs record bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,11 +67,15 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/processes.py
 	@$(BIN)/python benchmarks/children.py
 	@$(BIN)/python benchmarks/builds.py
+	@$(BIN)/python benchmarks/evidence.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
 	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 \
 	  $(BIN)/python -m pytest -q tests/crashes tests/engine/test_children.py -n $(N)
+
+tamper: $(VENV)/dev.stamp ## the long tamper campaign: every byte of a scene and of its bundle, on both stores
+	@ONCEWARD_TAMPER=1 ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/evidence -n $(N) --timeout 3600
 
 contend: $(VENV)/dev.stamp ## the long contention campaign of the target lock
 	@ONCEWARD_CONTENTION="$${PROCESSES:-16} $${TARGETS:-50} $${WANTED:-100000}" ONCEWARD_SEED=$${SEED:-1} \

@@ -176,9 +176,14 @@ BYTES = [
 def test_a_flipped_byte_is_found(bare, table, key, column, expected):
     chance = random.Random(SEED)
     tried = 0
-    for name, value in bare.read(f"SELECT {key}, {column} FROM {table}"):
+    rows = bare.read(f"SELECT {key}, {column} FROM {table} ORDER BY {key}")
+    if EVERY > 1 and bare.kind == "postgresql":
+        # The rules are the same on both: here a few rows show that they see the same.
+        rows = chance.sample(rows, min(len(rows), 8))
+    for name, value in rows:
         size = len(value if isinstance(value, bytes) else value.encode())
-        for place in {size - 1, chance.randrange(size), *range(chance.randrange(EVERY), size, EVERY)}:
+        some = range(chance.randrange(EVERY), size, EVERY) if column in ("body", "statement") or EVERY == 1 else ()
+        for place in {size - 1, chance.randrange(size), *some}:
             other = flipped(value, place, chance.randrange(8))
             if other is None:
                 continue

@@ -109,6 +109,7 @@ class Walk:
         """What sessions may spend, by their last event about it."""
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
         self._reused: list[tuple[str, str, str]] = []
+        self._logs: list[tuple[str, str, str, str]] = []
         self._seen, self._newest = 0, 0
 
     def run(self) -> None:
@@ -134,6 +135,7 @@ class Walk:
             )
         self._compare_copies()
         self._check_reused()
+        self._check_logs()
         self.findings.count("events", self._seen)
 
     def _begin(self, name: str) -> _Stream:
@@ -180,6 +182,10 @@ class Walk:
         self._copies[session] = self._copies.get(session, 0) + hash((_SALT, event.body))
         if detail.to == "terminal":
             stream.ends += 1
+            if detail.logs:
+                self._logs += [(stream.subject, name, "log", sha256) for name, sha256 in detail.logs.items()]
+                if len(self._logs) >= _BATCH:
+                    self._check_logs()
             if detail.spent:
                 for lane, amount in detail.spent.items():
                     self.spent[session] = self.spent.get(session, 0) + amount * weight(stream.subject, lane)
@@ -270,6 +276,13 @@ class Walk:
             self.findings.fault("state", build.build_id, f"{said} {stream.state} at {stream.version}")
         if stream.plan_hash != build.plan_hash:
             self.findings.fault("plan", build.build_id, "it was made for another plan than it names")
+
+    def _check_logs(self) -> None:
+        """What a child said is the log that its last event names."""
+        kept = self.records.refs_of(sorted({child for child, *_ in self._logs}))
+        for child, name, _, _ in sorted(set(self._logs) - kept):
+            self.findings.fault("ref", f"{child} {name}", "its log is not the one that its last event names")
+        self._logs.clear()
 
     def _check_reused(self) -> None:
         """What was taken over from another build is there."""
