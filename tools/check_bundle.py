@@ -118,6 +118,7 @@ def chains(lines):
 def main(path, trusted):
     with tarfile.open(path) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
+        require(len(files) == len(tar.getmembers()), "something is in it twice")
     page = json.loads(files.pop("bundle.json"))
     listed = {file["name"]: (file["size"], file["sha256"]) for file in page["files"]}
     require(listed == {name: (len(data), sha(data)) for name, data in files.items()}, "a file is not what is listed")
@@ -141,14 +142,16 @@ def main(path, trusted):
         require(
             page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]), "an artifact differs"
         )
-    signers = set()
+    signers, ends = set(), set()
+    moved = max((seq for (stream, seq), e in events.items() if (stream, e["source"]) == (session, "build")), default=0)
     for row in rows["signatures.ndjson"]:
         said, hash_, key = statement(row["envelope"], keys)
         act = events["workspace", row["seq"]]
         require(act["event"] == "ACT_SIGNED" and act["detail"]["statement"] == hash_, "no event tells of a signature")
         require(key["added_seq"] < row["seq"] < key.get("revoked_seq", 2**53), "a key was not in force")
-        head = said["predicate"]["head"]
+        head = said["predicate"].get("head", {"stream": ""})
         if head["stream"] == session:
+            ends |= {key["fingerprint"]} if head["seq"] == moved else set()
             require(
                 events[session, head["seq"]]["hash"] == head["hash"], "the build's end is not the one that was signed"
             )
@@ -162,8 +165,9 @@ def main(path, trusted):
         root = root_of(leaf, seal["proof"]["index"], said["predicate"]["streams"], seal["proof"]["path"])
         require(root == said["predicate"]["root"], "the stream is not one of those that were sealed")
         signers.add(key["fingerprint"])
-    known = signers and all(signer.startswith(trusted) for signer in signers)
-    require(known or not trusted, "somebody signed who is not trusted")
+        ends.add(key["fingerprint"])
+    known = any(end.startswith(trusted) for end in ends) and all(signer.startswith(trusted) for signer in signers)
+    require(known or not trusted, "nobody who is trusted signed its end, or somebody else signed too")
     print(f"sound: {page['kind']} {page['subject']}, {len(events)} events, signed by {', '.join(sorted(signers))}")
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from onceward import settings as settings_module
 from onceward.engine.artifacts import Artifacts
-from onceward.engine.kernel import Asker, Engine, Kernel
+from onceward.engine.asker import Asker
+from onceward.engine.kernel import Engine, Kernel
 from onceward.engine.keyring import Keyring
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
@@ -80,6 +81,10 @@ class Workspace:
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700, parents=True)
                 made.append(str(self.folder))
+            hidden = self.folder / ".gitignore"
+            if not hidden.exists():
+                # Keys and rows are nothing for a repository.
+                hidden.write_text("*\n", "ascii")
             if not settings_file.exists():
                 settings_file.write_text(settings_module.TEMPLATE, "utf-8")
                 made.append(str(settings_file))
@@ -176,7 +181,10 @@ class Workspace:
         paths = [*seals, *([kept] if kept is not None and kept.exists() else [])]
         receipts = [(path.name, read_receipt(path.read_bytes(), path.name)) for path in paths]
         with self.reading() as store:
-            return verify_workspace(store, self.folder, receipts, progress)
+            found = verify_workspace(store, self.folder, receipts, progress)
+        if kept is not None and not kept.exists() and found.checked.get("seals"):
+            found.fault("seal", kept.name, "it was sealed to this file, and the file is gone")
+        return found
 
     def prepare_seal(self, path: Path | None) -> Receipt:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""

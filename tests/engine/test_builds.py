@@ -491,7 +491,7 @@ def approval_plan(site, text="draft"):
 def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, refuse):
     import threading
 
-    from onceward.engine.kernel import Asker
+    from onceward.engine.asker import Asker
     from onceward.errors import OncewardError
     from onceward.kernel.records import Request
 

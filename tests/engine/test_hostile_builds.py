@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from onceward import BudgetExceeded, Plan
+from onceward.engine.asker import Asker
 from onceward.engine.builds import Offer
 from onceward.engine.code_version import version_of
-from onceward.engine.kernel import Asker
 from onceward.engine.processes import Processes
 from onceward.engine.reading import session_status
 from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, StorageError

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers import count, create, orphan_lock
-from onceward.engine.kernel import Asker, Kernel, Pending
+from onceward.engine.asker import Asker
+from onceward.engine.kernel import Kernel, Pending
 from onceward.engine.reading import principal_list
 from onceward.errors import InvalidConfig, LockConflict, LockLost, PermissionDenied, RequestConflict, StoredError
 from onceward.kernel import faults
@@ -93,7 +94,8 @@ def test_a_filed_request_waits_for_the_next_kernel_and_is_done_once(workspace):
 
 @pytest.mark.rule("K-13")
 def test_a_refusal_is_an_answer_too(workspace, kernel):
-    kernel.ask(add("bob", "r0", "admin"))
+    offer = workspace.keyring.make("bob", kernel.signer.workspace).offer()
+    kernel.ask(Request("principals.add", "r0", {"name": "bob", "roles": ["admin"], "key": offer}, os_user()))
     asker = workspace.engine()
     bad = Request("principals.add", "r1", {"name": "x\ny", "roles": ["operator"]}, "bob")
     assert asker.ask(bad, wait=0) == Pending("r1")

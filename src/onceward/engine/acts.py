@@ -14,9 +14,39 @@ from onceward.evidence.signing import ACT, Envelope, genuine, read_envelope, sta
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.records import Request
 from onceward.store.port import Reads
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import hash_at, head_of
-from onceward.store.tables.keys import Signature, find_key, put_signature, workspace_id
+from onceward.store.tables.keys import Signature, find_key, keys_named, put_signature, workspace_id
 from onceward.store.transaction import Transaction
+
+_SHORTEST = 8
+"""Letters of a fingerprint that are enough to mean a key."""
+
+
+def named(rows: Reads, request: Request) -> Request:
+    """The request with whole ids for what somebody named by a beginning or a word: that is what gets signed."""
+    payload = dict(request.payload) if isinstance(request.payload, dict) else {}
+    if request.verb.startswith("builds.") and isinstance(payload.get("build"), str):
+        payload["build"] = Builds(rows).named(payload["build"]).build_id
+    elif request.verb == "children.cancel" and isinstance(payload.get("subject"), str):
+        payload["subject"] = _subject(rows, payload["subject"])
+    elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
+        found = keys_named(rows, payload["key"]) if len(payload["key"]) >= _SHORTEST else []
+        payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]
+    else:
+        return request
+    return msgspec.structs.replace(request, payload=payload)
+
+
+def _subject(rows: Reads, name: str) -> str:
+    if name.startswith("bld_"):
+        return Builds(rows).named(name).build_id
+    sessions = Sessions(rows).named(name)
+    if len(sessions) == 1:
+        return sessions[0]
+    children = resolve(rows, name)
+    return children[0] if len(children) == 1 else name
 
 
 def sign(rows: Reads, signer: Signer, request: Request) -> Request:

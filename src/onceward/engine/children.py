@@ -239,7 +239,7 @@ class Children:
         return len(left)
 
     def order(self, work: Work, child_id: str = "", attempt: int = 1, predecessor: str | None = None) -> Order:
-        said = canon.canonical(work.described()).decode()
+        said = canon.canonical(work.described(self.spool.folder.parent.parent)).decode()
         child_id = child_id or self.store.sources.new_id("chd")
         return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
 

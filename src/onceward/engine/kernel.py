@@ -19,7 +19,7 @@ from onceward.engine.children import Children
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.outbox import Delivery, deliver
-from onceward.engine.principals import add_key, authorize, welcome
+from onceward.engine.principals import add_key, authorize, refuse_admin, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.sinks import Notice, Sink
 from onceward.engine.spool import Spool
@@ -28,7 +28,6 @@ from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
     InvalidConfig,
-    LockConflict,
     LockLost,
     OncewardError,
     StoredError,
@@ -99,38 +98,49 @@ class Kernel:
         """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
         try:
-            self.recovered = recover(store, principal, self.processes.here, (self.artifacts, self.spool))
+            actor, first = self._sign_in()
+            self.recovered = recover(store, actor, self.processes.here, (self.artifacts, self.spool))
             self.spool.clear()
             shutil.rmtree(self.work, ignore_errors=True)
             with store.read() as rows:
                 capped = dict(limits or {}) or bool(workspace_lanes(rows))
             if capped:
                 store.write(lambda tx: set_workspace_limits(tx, limits or {}))
-            self._sign_in()
+            if first:
+                self._register()
         except BaseException:
             self.close()
             raise
 
-    def _sign_in(self) -> None:
-        """Show that whoever we act as is us: by its key, or, if it never had one, by a new one that is its own."""
+    def _sign_in(self) -> tuple[str, bool]:
+        """Show that whoever we act as is us, before anything is written: by its key, or, if it never had one, by a new
+        one. Answers in whose name to clear up after a dead kernel, and whether nobody was here before."""
         with self.store.read() as rows:
             known = Principals(rows)
-            if known.find(self.principal) is None and known.all():
-                return
-            signer = Keyring(self.folder / "keys").signer(rows, self.principal)
+            found, first = known.find(self.principal), not known.all()
+            if found is not None or first:
+                self.signer = Keyring(self.folder / "keys").signer(rows, self.principal)
+        able = first or (found is not None and found.may("operator"))
+        return (self.principal if able else "kernel"), first
+
+    def _register(self) -> None:
+        """Make a new key known, once its principal does something that it may."""
+        signer = self.signer
 
         def enter(tx: Transaction) -> None:
+            assert signer is not None
             welcome(tx, self.principal)
             add_key(tx, self.principal, signer.key.public, signer.proof(), self.principal)
 
-        if signer.fresh:
+        if signer is not None and signer.fresh:
             self.store.write(enter)
-        self.signer = signer
+            signer.fresh = False
 
     def require(self, role: str) -> None:
         """PERMISSION_DENIED unless the principal of this kernel has a role."""
         with self.store.read() as rows:
             authorize(rows, self.principal, role)
+        self._register()
 
     def open_session(self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None) -> Children:
         """A session to run children in, under this kernel."""
@@ -152,10 +162,19 @@ class Kernel:
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
         request.check()
+        with self.store.read() as rows:
+            try:
+                request = acts.named(rows, request)
+            except OncewardError:
+                # Whoever may not ask is not told what there is.
+                authorize(rows, request.principal, verb_named(request.verb).role)
+                raise
         if self.signer is not None and request.principal == self.principal and request.signature is None:
+            if self.signer.fresh:
+                self.require(verb_named(request.verb).role)
             with self.store.read() as rows:
                 request = acts.sign(rows, self.signer, request)
-        answer = _told(self.store.answer(request, _run(request)))
+        answer = told(self.store.answer(request, _run(request)))
         self._heed()
         return answer
 
@@ -258,9 +277,10 @@ class Kernel:
         self.lost.set()
 
     def _answer(self, ledger: Ledger) -> None:
-        request = ledger.request
+        request = Request(ledger.verb, ledger.request_id, None, ledger.principal)
         try:
-            run = _run(request)
+            request = ledger.request
+            run = _run(request, filed=True)
             self.store.write(lambda tx: answer_once(tx, request, run))
         except OncewardError as error:
             if error.retryable or error.code == "LOCK_LOST":
@@ -295,55 +315,6 @@ class Kernel:
                 stop.wait(1.0)
 
 
-class Asker:
-    """Files a request for the live kernel and waits for its answer; if that kernel goes, becomes the next."""
-
-    def __init__(self, store: Store, become: Callable[[], Kernel], keyring: Keyring) -> None:
-        self.store = store
-        self._become = become
-        self._keyring = keyring
-
-    def ask(self, request: Request, wait: float) -> Answer | Pending:
-        request.check()
-        with self.store.read() as rows:
-            authorize(rows, request.principal, _verb(request.verb).role)
-            found = Requests(rows).find(request)
-            if found is not None and found.answered_at is not None:
-                return _told(Answer(found.value(), replayed=True))
-            signer = self._keyring.signer(rows, request.principal)
-            request = acts.sign(rows, signer, request)
-        if signer.fresh:
-            # The first thing a principal does makes its key known; requests are carried out in order.
-            self.store.file(_first_key(signer))
-        self.store.file(request)
-        deadline = time.monotonic() + wait
-        while True:
-            with self.store.read() as rows:
-                found = Requests(rows).find(request)
-            if found is not None and found.answered_at is not None:
-                return _told(Answer(found.value()))
-            if tenure.vacant(self.store) and self._take_over():
-                continue
-            if time.monotonic() >= deadline:
-                return Pending(request.request_id)
-            time.sleep(REQUEST_POLL_SECONDS)
-
-    def _take_over(self) -> bool:
-        """The kernel we asked is gone: be the kernel for as long as it takes to answer what waits."""
-        try:
-            kernel = self._become()
-        except LockConflict:
-            return False
-        try:
-            kernel.carry_out()
-        finally:
-            kernel.close()
-        return True
-
-    def close(self) -> None:
-        self.store.close()
-
-
 def _quietly(act: Callable[..., object]) -> Callable[..., None]:
     """Do it, and leave what cannot be done to the next kernel."""
 
@@ -354,20 +325,23 @@ def _quietly(act: Callable[..., object]) -> Callable[..., None]:
     return quiet
 
 
-def _verb(name: str) -> Verb:
+def verb_named(name: str) -> Verb:
     if name not in VERBS:
         raise InvalidConfig(f"there is no verb {name!r}", context={"field": "verb"})
     return VERBS[name]
 
 
-def _run(request: Request) -> Callable[[Transaction, str], Any]:
-    """What a request does inside its transaction: the role is checked there too."""
-    verb = _verb(request.verb)
+def _run(request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
+    """What a request does inside its transaction: role and signature are checked there."""
+    verb = verb_named(request.verb)
 
     def run(tx: Transaction, resource_id: str) -> Any:
         authorize(tx, request.principal, verb.role)
         if request.verb == "keys.add" and not keys_of(tx, request.principal):
-            # There is no key yet that could vouch for the first; it vouches for itself.
+            # There is no key yet that could vouch for the first; it vouches for itself. Not for an admin's, though:
+            # whoever may only file requests must not become one.
+            if filed:
+                refuse_admin(tx, request.principal)
             return {"ok": verb.run(tx, request.principal, request.payload)}
         envelope = acts.authenticate(tx, request)
         with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
@@ -376,11 +350,7 @@ def _run(request: Request) -> Callable[[Transaction, str], Any]:
     return run
 
 
-def _first_key(signer: Signer) -> Request:
-    return Request("keys.add", signer.key.fingerprint, {"key": signer.offer()}, signer.principal)
-
-
-def _told(answer: Answer) -> Answer:
+def told(answer: Answer) -> Answer:
     if "error" in answer.value:
         raise StoredError(answer.value["error"])
     return Answer(answer.value["ok"], answer.replayed)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
+from onceward.evidence.export import sync_folder
 from onceward.evidence.signing import SigningKey
 from onceward.store.port import Reads
 from onceward.store.tables.keys import Key, keys_of, workspace_id
@@ -102,6 +103,7 @@ class Keyring:
                 file.write(f"{_HEADER}{principal}\n".encode() + key.pem())
                 file.flush()
                 os.fsync(descriptor)
+            sync_folder(self.folder)
         except OSError as error:
             raise InvalidConfig(f"cannot write a key file in {self.folder}: {error.strerror}") from error
 

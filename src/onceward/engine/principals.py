@@ -14,6 +14,8 @@ from onceward.store.tables.keys import Key, all_keys, find_key, keys_named, keys
 from onceward.store.tables.principals import Principals, add_principal, remove_roles
 from onceward.store.transaction import Transaction
 
+_SHORTEST = 8
+
 
 def authorize(rows: Reads, name: str, role: str) -> Principal:
     """The principal, if it may act in this role, or in any; else PERMISSION_DENIED saying who could help."""
@@ -22,7 +24,7 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
     if principal is not None and (principal.may(role) or not role):
         return principal
     admins = [p.name for p in known.all() if p.may("admin")]
-    why = f"has only {', '.join(sorted(principal.roles)) or 'no role'}" if principal else "is not known here"
+    why = f"has {_only(principal)}" if principal else "is not known here"
     raise PermissionDenied(
         f"{name} {why}; this needs {f'the role {role}' if role else 'somebody who is'}",
         context={"principal": name, "needs": role, "admins": admins},
@@ -34,6 +36,10 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
             )
         ],
     )
+
+
+def _only(principal: Principal) -> str:
+    return f"only {', '.join(sorted(principal.roles))}" if principal.roles else "no role"
 
 
 def add(tx: Transaction, name: str, roles: Sequence[str], by: str, offer: str = "") -> None:
@@ -89,7 +95,7 @@ def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: st
 
 def revoke(tx: Transaction, prefix: str, reason: str, by: str) -> dict[str, Any]:
     """A key is in force no more. What it signed before stays signed."""
-    found = keys_named(tx, prefix) if prefix else []
+    found = keys_named(tx, prefix) if len(prefix) >= _SHORTEST else []
     if len(found) != 1:
         raise NotFound(
             f"more than one key begins with {prefix[:64]}" if found else f"there is no key {prefix[:64]!a}",
@@ -128,6 +134,22 @@ def read_offer(offer: str) -> tuple[bytes, bytes]:
             recovery=[Recovery("let its owner print it", "onceward keys show")],
         )
     return found
+
+
+def refuse_admin(rows: Reads, name: str) -> None:
+    """An admin's first key is made where the workspace is held, or taken by another admin."""
+    found = Principals(rows).find(name)
+    if found is not None and found.may("admin"):
+        raise PermissionDenied(
+            f"{name} is an admin without a key yet: it is not taken from whoever asks first",
+            context={"principal": name},
+            recovery=[
+                Recovery(
+                    "act once while nothing else is running, or let another admin take the key",
+                    f"onceward principals add {shlex.quote(name)} --key OFFER",
+                )
+            ],
+        )
 
 
 def welcome(tx: Transaction, name: str) -> None:

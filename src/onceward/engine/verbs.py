@@ -12,6 +12,7 @@ from onceward.engine import child_dispatch, principals, seals
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
 from onceward.kernel.records import check_name
+from onceward.lifecycles.duties import ROLE_OF
 from onceward.locks.claims import check_target
 from onceward.store.tables.children import resolve
 from onceward.store.tables.outbox import backlogs, make_due
@@ -162,19 +163,20 @@ def _add_seal(tx: Transaction, actor: str, payload: Any) -> Any:
     return seals.add(tx, actor, _convert(payload, AddSeal).envelope)
 
 
-VERBS: dict[str, Verb] = {
-    "seals.add": Verb("operator", _add_seal),
-    "principals.add": Verb("admin", _add_principal),
-    "principals.take": Verb("admin", _take_roles),
-    "keys.add": Verb("", _add_key),
-    "keys.revoke": Verb("", _revoke_key),
-    "locks.clear": Verb("operator", _clear_lock),
-    "outbox.flush": Verb("operator", _flush_outbox),
-    "children.cancel": Verb("operator", _cancel),
-    "builds.confirm": Verb("operator", _confirm),
-    "builds.abandon": Verb("operator", _abandon),
-    "builds.approve": Verb("reviewer", _approve),
+_RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
+    "principals.add": _add_principal,
+    "principals.take": _take_roles,
+    "keys.add": _add_key,
+    "keys.revoke": _revoke_key,
+    "locks.clear": _clear_lock,
+    "outbox.flush": _flush_outbox,
+    "children.cancel": _cancel,
+    "builds.confirm": _confirm,
+    "builds.abandon": _abandon,
+    "builds.approve": _approve,
+    "seals.add": _add_seal,
 }
+VERBS: dict[str, Verb] = {name: Verb(ROLE_OF[name], run) for name, run in _RUN.items()}
 
 
 def _convert(payload: Any, kind: type[T]) -> T:

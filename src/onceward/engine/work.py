@@ -117,7 +117,7 @@ class Function(Terms, frozen=True, kw_only=True):
     def kind(self) -> str:
         return "function"
 
-    def described(self) -> dict[str, Any]:
+    def described(self, base: Path) -> dict[str, Any]:
         return {"function": self.name or getattr(self.call, "__qualname__", "function"), **self.policy()}
 
 
@@ -138,10 +138,12 @@ class Command(Terms, frozen=True, kw_only=True):
     def kind(self) -> str:
         return "process"
 
-    def described(self) -> dict[str, Any]:
-        """What is recorded of it: no secret, not even one that somebody put on its command line."""
+    def described(self, base: Path) -> dict[str, Any]:
+        """What is recorded of it: no secret, not even one that somebody put on its command line, and where it runs as
+        seen from the workspace's own folder."""
         redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
-        *words, cwd = (_spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(self.cwd)))
+        where = self.cwd.relative_to(base) if self.cwd.is_relative_to(base) else self.cwd
+        *words, cwd = (_spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(where)))
         return {"argv": words, "cwd": cwd, **self.policy()}
 
 

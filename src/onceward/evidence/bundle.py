@@ -31,6 +31,7 @@ from onceward.evidence.records import (
 from onceward.evidence.signing import Envelope, read_envelope
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
+from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
@@ -41,6 +42,9 @@ FORMAT: Final = "onceward-bundle@1"
 KINDS: Final = ("build", "session")
 _BLOCK: Final = 512
 _CHUNK: Final = 1 << 20
+_LARGEST: Final = 512 << 20
+_LONGEST: Final = 3 * MAX_PAYLOAD_BYTES
+"""No line that we write is longer."""
 
 FILES: Final[Mapping[Any, str]] = {
     BuildRow: "builds.ndjson",
@@ -114,7 +118,7 @@ class Reader:
 
     def _first(self) -> Page:
         name, size = self._header(0)
-        if name != "bundle.json" or size > 64 << 20:
+        if name != "bundle.json" or size > _LARGEST:
             raise BadBundle(f"{self.path.name} is not a bundle: its first page is missing", context={"rule": "bundle"})
         self._places[name] = (_BLOCK, size)
         data = b"".join(self.pieces(name))
@@ -178,6 +182,8 @@ class Reader:
         for piece in self.pieces(name):
             *whole, rest = (rest + piece).split(b"\n")
             yield from whole
+            if len(rest) > _LONGEST:
+                raise BadBundle(f"a line of {name} is longer than any record", context={"rule": "bundle"})
         if rest:
             raise BadBundle(f"the last line of {name} has no end", context={"rule": "bundle"})
 
@@ -276,10 +282,6 @@ class BundleRecords:
                 self._ends[event.stream[6:]] = event.body
             elif event.source == "build":
                 self._hashes[event.stream, event.seq] = event.hash
-            elif b'"event":"STEP_REUSED"' in event.body:
-                said = event.facts()["detail"]
-                taken = {**said, "reason": "completed"}
-                self._ends.setdefault(said.get("child_id", ""), canonical({"detail": taken}))
         self._refs: dict[str, set[tuple[str, str, str, str]]] = {}
         for ref in self.all(RefRow):
             self._refs.setdefault(ref.owner, set()).add((ref.owner, ref.name, ref.kind, ref.sha256))
@@ -329,3 +331,10 @@ class BundleRecords:
 
     def asked(self, verb: str, request_id: str) -> str | None:
         return None
+
+    def first_key(self) -> int | None:
+        return 0 if self._reader.page.workspace else None
+
+    def last_move(self, stream: str) -> int:
+        """Where a build last moved, by its stream."""
+        return max((seq for name, seq in self._hashes if name == stream), default=0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onceward.errors import IntegrityFault, InvalidConfig
-from onceward.evidence.bundle import BundleRecords, Reader
+from onceward.evidence.bundle import FILES, BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import ArtifactRow, BuildRow, RefRow, SessionRow
-from onceward.evidence.seal import Head, read_receipt
-from onceward.evidence.signing import read_envelope
-from onceward.evidence.verify import verify
+from onceward.evidence.seal import Head, read_receipt, seal_said
+from onceward.evidence.signing import BUILD, SEAL, read_envelope
+from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.merkle import included
 from onceward.lifecycles.plan import manifest_line
@@ -20,6 +22,7 @@ from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
 
 Progress = Callable[[str, int, int], None]
+_ARTIFACT = re.compile(r"artifacts/[0-9a-f]{64}")
 
 
 def verify_bundle(
@@ -35,15 +38,25 @@ def verify_bundle(
         findings.fault("bundle", path.name, error.message)
         return findings
     try:
-        for why in reader.check_members():
-            findings.fault("bundle", path.name, why)
-        if findings.ok:
-            _verify_inside(reader, findings, seals, trusted, progress)
-    except InvalidConfig as error:
-        findings.fault(error.context.get("rule", "bundle"), path.name, error.message)
+        with readable(findings, path.name):
+            for why in (*reader.check_members(), *_strangers(reader)):
+                findings.fault("bundle", path.name, why)
+            if findings.ok:
+                _verify_inside(reader, findings, seals, trusted, progress)
     finally:
         reader.close()
     return findings
+
+
+def _strangers(reader: Reader) -> list[str]:
+    """Members that no bundle has, or has twice, or lacks."""
+    names = [member.name for member in reader.page.files]
+    wanted = {"README.md", "events.ndjson", *FILES.values()}
+    free = {"manifest.ndjson", "seal.json"}
+    odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
+    said = [f"{name} does not belong here" for name in odd]
+    said += [f"{name} is missing" for name in sorted(wanted - set(names))]
+    return said + (["something is in it twice"] if len(set(names)) != len(names) else [])
 
 
 def _verify_inside(
@@ -60,12 +73,33 @@ def _verify_inside(
     _artifacts(reader, records, findings)
     _manifest(reader, records, findings)
     keys = {key.fingerprint: key for key in records.all(Key)}
+    ends = _signed_ends(reader, records)
     signers = {signature.fingerprint for signature in records.all(Signature)}
     if reader.has("seal.json"):
-        signers.add(_sealed(reader, records, findings, keys))
+        sealer = _sealed(reader, records, findings, keys)
+        signers.add(sealer)
+        ends.add(sealer)
     for seal in seals:
         _held_against(seal, reader, records, findings)
-    _trusted(findings, signers, trusted)
+    _trusted(findings, signers, ends, trusted)
+    for signer in sorted(ends & keys.keys()):
+        findings.notes.append(f"its end is signed by {keys[signer].principal} with the key {signer}")
+    if not ends:
+        findings.notes.append("nobody signed its end")
+
+
+def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
+    """Who signed the end of the subject's stream: what `verify` found genuine, over the last move that is here."""
+    stream = f"session:{reader.page.subject}"
+    found = set()
+    for signature in records.all(Signature):
+        said = parse(signature.statement)
+        if said.get("predicateType") == BUILD:
+            head = said["predicate"]["head"]
+            moved = records.last_move(stream)
+            if (head["stream"], head["seq"]) == (stream, moved):
+                found.add(signature.fingerprint)
+    return found
 
 
 def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:
@@ -88,8 +122,8 @@ def _artifacts(reader: Reader, records: BundleRecords, findings: Findings) -> No
     members = {m.name: m for m in reader.page.files if m.name.startswith("artifacts/")}
     for sha256, size in known.items():
         member = members.pop(f"artifacts/{sha256}", None)
-        if member is None and reader.page.artifacts == "whole":
-            findings.fault("artifact", sha256[:16], "its bytes are not in the bundle")
+        if (member is None) == (reader.page.artifacts == "whole"):
+            findings.fault("artifact", sha256[:16], "its bytes are missing, or here though the first page says no")
         elif member is not None and (member.sha256, member.size) != (sha256, size):
             findings.fault("artifact", sha256[:16], "its bytes are not what its digest says")
     for name in members:
@@ -104,8 +138,11 @@ def _manifest(reader: Reader, records: BundleRecords, findings: Findings) -> Non
     made = hashlib.sha256()
     for checkpoint in records.all(Checkpoint):
         made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
-    listed = hashlib.sha256(b"".join(reader.pieces("manifest.ndjson"))) if reader.has("manifest.ndjson") else None
-    if listed is not None and listed.digest() != made.digest():
+    done = any(build.state == "SUCCESS" for build in records.all(BuildRow))
+    listed = hashlib.sha256()
+    for piece in reader.pieces("manifest.ndjson") if reader.has("manifest.ndjson") else ():
+        listed.update(piece)
+    if reader.has("manifest.ndjson") != done or (done and listed.digest() != made.digest()):
         findings.fault("manifest", reader.page.subject, "the list of what was made is not what the steps made")
 
 
@@ -114,11 +151,13 @@ def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: di
     from onceward.evidence.signing import genuine
 
     stream = f"session:{reader.page.subject}"
-    data = b"".join(reader.pieces("seal.json"))
+    data = b"".join(itertools.islice(reader.pieces("seal.json"), 4))
     try:
         found = parse(data)
         envelope = read_envelope(found["envelope"])
-        told, head, proof = envelope.said()["predicate"], Head(*found["head"]), found["proof"]
+        if envelope.said().get("predicateType") != SEAL:
+            raise ValueError
+        told, head, proof = seal_said(envelope.said()["predicate"]), Head(*found["head"]), found["proof"]
         if canonical(found) != data:
             raise ValueError
         index, path = proof["index"], [bytes.fromhex(step) for step in proof["path"]]
@@ -149,7 +188,7 @@ def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: 
         return
     findings.count("seals")
     stream = f"session:{reader.page.subject}"
-    if receipt.said["workspace"] != records.workspace():
+    if records.workspace() and receipt.said["workspace"] != records.workspace():
         findings.fault("seal", path.name, "it is the seal of another workspace")
         return
     sealed = next((head for head in receipt.heads if head.stream == stream), None)
@@ -164,10 +203,10 @@ def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: 
     findings.fault("seal", path.name, f"{stream} had {sealed.seq} events and has {records.heads[stream][0]}")
 
 
-def _trusted(findings: Findings, signers: set[str], trusted: Sequence[str]) -> None:
+def _trusted(findings: Findings, signers: set[str], ends: set[str], trusted: Sequence[str]) -> None:
     wanted = tuple(key.strip().lower() for key in trusted)
-    if wanted and not signers:
-        findings.fault("signature", "bundle", "nobody signed any of it")
+    if wanted and not any(signer.startswith(wanted) for signer in ends):
+        findings.fault("signature", "bundle", "nobody who is trusted signed its end")
     for signer in sorted(signers):
         if wanted and not signer.startswith(wanted):
             findings.fault("signature", signer[:16], "it signed something, and is none of the keys that are trusted")

@@ -241,7 +241,11 @@ def publish(partial: Path, path: Path) -> None:
         os.link(partial, path)
     except FileExistsError:
         raise InvalidConfig(f"{path} appeared meanwhile; nothing is overwritten") from None
-    handle = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

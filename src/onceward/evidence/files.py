@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +17,7 @@ from onceward.store.copy import pages
 from onceward.store.port import Reads
 
 _CHUNK = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class StreamFiles:
@@ -21,8 +26,9 @@ class StreamFiles:
 
     def __init__(self, folder: Path, findings: Findings) -> None:
         self._folder, self._findings = folder, findings
-        self._sizes = {path.stem: path.stat().st_size for path in folder.glob("*.ndjson")} if folder.is_dir() else {}
+        # First up to where they are complete, then how long they are: a kernel at work writes in the other order.
         self._complete = self._watermark()
+        self._sizes = {path.stem: path.lstat().st_size for path in folder.glob("*.ndjson")} if folder.is_dir() else {}
         self._name = ""
         self._file: BinaryIO | None = None
         self._left = 0
@@ -58,7 +64,7 @@ class StreamFiles:
         self._left = self._sizes.pop(stream, 0)
         if stream and self._left:
             try:
-                self._file = (self._folder / f"{stream}.ndjson").open("rb")
+                self._file = open_plain(self._folder / f"{stream}.ndjson")
                 self._findings.count("files")
             except OSError as error:
                 self._fault(f"it cannot be read: {error.strerror}")
@@ -83,7 +89,9 @@ def verify_artifacts(rows: Reads, root: Path, findings: Findings, progress: Call
             progress(number)
         why = None if data is None else _unlike(sha256, size, len(data), hashlib.sha256(data).hexdigest())
         if data is None:
-            why = _look_at(root / sha256[:2] / sha256, sha256, size)
+            why = (
+                _look_at(root / sha256[:2] / sha256, sha256, size) if _DIGEST.fullmatch(sha256) else "it has no digest"
+            )
         if why:
             findings.fault("artifact", sha256[:16], why)
 
@@ -91,8 +99,8 @@ def verify_artifacts(rows: Reads, root: Path, findings: Findings, progress: Call
 def _look_at(path: Path, sha256: str, size: int) -> str | None:
     made, found = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_CHUNK):
+        with open_plain(path) as file:
+            while found <= size and (piece := file.read(_CHUNK)):
                 made.update(piece)
                 found += len(piece)
     except FileNotFoundError:
@@ -100,6 +108,15 @@ def _look_at(path: Path, sha256: str, size: int) -> str | None:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     return _unlike(sha256, size, found, made.hexdigest())
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A regular file to read, and nothing else that could stand in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def _unlike(sha256: str, size: int, found: int, made: str) -> str | None:

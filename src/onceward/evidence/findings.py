@@ -33,6 +33,7 @@ RULES: Final[Mapping[str, str]] = {
     "signature": "every signature is genuine, by a key in force at its place, over what the records say",
     "duty": "whoever must be somebody else is somebody else, by name and by key",
     "seal": "the heads that were sealed are still what the streams have at that place",
+    "form": "every record can be read as what it should be",
     "bundle": "the file holds exactly what its first page lists",
 }
 """Each rule with its meaning."""
@@ -55,6 +56,8 @@ class Findings(msgspec.Struct):
     faults: list[Fault] = msgspec.field(default_factory=list)
     more: int = 0
     """Faults beyond those that are listed."""
+    notes: list[str] = msgspec.field(default_factory=list)
+    """What a person should know beside: who signed."""
 
     @property
     def ok(self) -> bool:
@@ -77,4 +80,5 @@ class Findings(msgspec.Struct):
 
     def document(self) -> dict[str, Any]:
         said = {"ok": self.ok, "checked": self.checked, "faults": msgspec.to_builtins(self.faults)}
+        said |= {"notes": self.notes} if self.notes else {}
         return {**said, "more": self.more} if self.more else said

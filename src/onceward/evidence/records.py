@@ -186,6 +186,10 @@ class Records(Protocol):
         """The hash of what was asked under an id; None where that is not known."""
         ...
 
+    def first_key(self) -> int | None:
+        """The place of the first key among all events; None where there is no key."""
+        ...
+
 
 class Rows:
     """A store's records, as of one moment."""
@@ -250,6 +254,13 @@ class Rows:
         sql = "SELECT payload_hash FROM requests WHERE verb = ? AND request_id = ?"
         found = self.rows.read(sql, (verb, request_id))
         return found[0][0] if found else ""
+
+    def first_key(self) -> int | None:
+        ((found,),) = self.rows.read(
+            "SELECT min(e.position) FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+            " WHERE s.stream = 'workspace' AND e.seq = (SELECT min(added_seq) FROM keys)"
+        )
+        return None if found is None else int(found)
 
 
 def batches(items: Iterator[T]) -> Iterator[list[T]]:

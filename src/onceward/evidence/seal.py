@@ -64,6 +64,33 @@ def seal_statement(
     return statement(SEAL, [(f"workspace:{workspace}", root.hex())], predicate)
 
 
+class _Log(msgspec.Struct, frozen=True):
+    root: str
+    size: int
+
+
+class _Said(msgspec.Struct, frozen=True):
+    key: str
+    log: _Log
+    position: int
+    principal: str
+    root: str
+    streams: int
+    workspace: str
+
+
+def seal_said(predicate: Any) -> dict[str, Any]:
+    """What a seal says, in full; INVALID_CONFIG if it lacks something."""
+    try:
+        said = msgspec.convert(predicate, _Said)
+        if len(bytes.fromhex(said.root)) != 32 or len(bytes.fromhex(said.log.root)) != 32:
+            raise ValueError
+    except (msgspec.ValidationError, ValueError):
+        raise InvalidConfig("this is not what a seal says", context={"rule": "seal"}) from None
+    found: dict[str, Any] = msgspec.to_builtins(said)
+    return found
+
+
 class Since(msgspec.Struct, frozen=True):
     """That an older seal is one of those this one knows of, and that what the older knew is the beginning of it."""
 
@@ -82,8 +109,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> Mapping[str, Any]:
-        said: dict[str, Any] = self.envelope.said()["predicate"]
-        return said
+        return seal_said(self.envelope.said().get("predicate"))
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -108,11 +134,12 @@ def read_receipt(data: bytes, name: str) -> Receipt:
         receipt = Receipt(envelope, public, heads, since)
         if found["format"] != FORMAT or canonical(receipt.document()) != canonical(found):
             raise ValueError
+        said = receipt.said
     except (InvalidConfig, KeyError, TypeError, ValueError):
         raise InvalidConfig(f"{name} is not a seal that this Onceward can read", context={"file": name}) from None
-    if not genuine(public, envelope) or envelope.said()["predicateType"] != SEAL:
+    if not genuine(public, envelope) or envelope.said().get("predicateType") != SEAL:
         raise IntegrityFault(f"the signature of the seal {name} is not genuine", context={"rule": "seal"})
-    if heads and root_of(head.leaf() for head in heads).hex() != receipt.said["root"]:
+    if heads and root_of(head.leaf() for head in heads).hex() != said["root"]:
         raise IntegrityFault(f"the heads of the seal {name} are not those that were signed", context={"rule": "seal"})
     return receipt
 

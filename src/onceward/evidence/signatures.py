@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from onceward.errors import OncewardError
+from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import PrincipalRow, Records, Role
 from onceward.evidence.signing import ACT, BUILD, SEAL, STATEMENT, Envelope, genuine, objection, possession
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
-from onceward.store.tables.keys import Key, Signature
+from onceward.kernel.merkle import Tree
+from onceward.lifecycles.duties import ROLE_OF
+from onceward.store.tables.keys import Key, Seal, Signature
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body, Context, Detail
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """An event that says a statement asked for it."""
-
-    place: str
-    actor: str
-    event: str
-    step: str
-    digest: str
+    from onceward.evidence.walk import Body, Detail
 
 
 class Authority:
@@ -39,18 +33,34 @@ class Authority:
         """From where to where each key was in force, by the events."""
         self._signatures = records.all(Signature)
         self._claims: dict[str, list[Claim]] = {}
-        self._newest: tuple[str, dict[str, Any]] | None = None
-        """The act that was read last."""
+        self._newest: tuple[str, dict[str, Any], int] | None = None
+        """The act that was read last, and how often it was done."""
+        self._owners: dict[str, str] = {}
+        """Where each principal got its first key."""
         self._roles: dict[str, set[str]] = {}
-        self.statements: dict[str, dict[str, Any]] = {}
-        """What genuine seals say, by the hash of their statement."""
+        self._seals: list[tuple[str, dict[str, Any]]] = []
+        """What genuine seals say, with the hash of their statement, in their order."""
+        self.ends: dict[str, dict[str, Any]] = {}
+        """What was signed of the ends of builds."""
+        self._begun = records.first_key()
+        """The place of the first key among all events: nobody could sign before."""
 
-    def claim(self, event: Event, context: Context, detail: Detail, name: str) -> None:
-        place = f"{event.stream}#{event.seq}"
-        said = Claim(place, context.actor, name, detail.step, detail.digest)
+    def look_at(self, event: Event, body: Body) -> None:
+        """An event that somebody asked for names the statement; one that names a statement is what it asked for."""
+        context, place = body.context, f"{event.stream}#{event.seq}"
+        if not context.signed:
+            if self._begun is not None and event.position >= self._begun:
+                self._findings.fault("signature", place, f"nobody signed for {body.event}")
+            return
+        subject = event.stream.partition(":")[2]
+        detail = msgspec.structs.asdict(body.detail)
+        said = Claim(place, context.actor, body.event, subject, context.session_id, detail)
         if self._newest is not None and self._newest[0] == context.signed:
             # The workspace's stream says what was signed before it says what was done about it.
-            why = _unlike(said, self._newest[1])
+            self._newest = (*self._newest[:2], self._newest[2] + 1)
+            why = unlike(said, self._newest[1])
+            if self._newest[2] > 1 and self._newest[1]["act"] in ONCE:
+                why = f"what was signed was done {self._newest[2]} times"
             if why:
                 self._findings.fault("signature", place, why)
             return
@@ -61,6 +71,9 @@ class Authority:
         detail, place = body.detail, f"workspace#{event.seq}"
         if body.event == "KEY_ADDED":
             self._add(event.seq, detail)
+            self._owners.setdefault(detail.principal, place)
+            if self._owners[detail.principal] != place and not body.context.signed:
+                self._findings.fault("signature", place, f"nobody signed for another key of {detail.principal}")
         elif body.event == "KEY_REVOKED":
             begun = self._told.get(detail.key, (0, None))[0]
             self._told[detail.key] = (begun, event.seq)
@@ -72,6 +85,8 @@ class Authority:
             self._act(event.seq, detail, place)
 
     def _add(self, seq: int, detail: Detail) -> None:
+        if detail.key in self._told:
+            self._findings.fault("key", detail.key[:16], f"it came a second time, with event {seq}")
         self._told[detail.key] = (seq, None)
         key = self._keys.get(detail.key)
         if key is None:
@@ -129,9 +144,9 @@ class Authority:
             if said["predicateType"] == BUILD:
                 return self._read_build(told)
             if said["predicateType"] == SEAL:
-                self.statements[found.statement_hash] = told
+                self._seals.append((found.statement_hash, told))
                 return None
-        except (KeyError, TypeError, IndexError):
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError):
             return "its statement lacks something"
         return "its statement is of no known kind"
 
@@ -145,11 +160,21 @@ class Authority:
             return "what is asked is not what its digest says"
         if self._records.asked(told["act"], told["nonce"]) not in (None, subject["digest"]["sha256"]):
             return "the request that was signed is not there"
-        self._newest = (found.statement_hash, told)
-        return next(filter(None, (_unlike(claim, told) for claim in self._claims.pop(found.statement_hash, ()))), None)
+        role = ROLE_OF.get(told["act"])
+        held = self._roles.get(told["principal"], set())
+        if role is None or (role and self._records.whole and held.isdisjoint((role, "admin"))):
+            return f"{told['principal']} had no role that allows {told['act']}"
+        claims = self._claims.pop(found.statement_hash, [])
+        self._newest = (found.statement_hash, told, len(claims))
+        if len(claims) > 1 and told["act"] in ONCE:
+            return f"what was signed was done {len(claims)} times"
+        return next(filter(None, (unlike(claim, told) for claim in claims)), None)
 
     def _read_build(self, told: dict[str, Any]) -> str | None:
-        return None if self._stands(told["head"]) else "the build's stream is not what was signed"
+        if not self._stands(told["head"]) or told["head"]["stream"] != f"session:{told['build_id']}":
+            return "the build's stream is not what was signed"
+        self.ends[told["build_id"]] = told
+        return None
 
     def _stands(self, head: dict[str, Any]) -> bool:
         if not self._records.whole and head["stream"] == "workspace":
@@ -165,6 +190,7 @@ class Authority:
             self._findings.fault("signature", claims[0].place, f"nobody signed {statement[:16]}, which it names")
         self._check_keys()
         if self._records.whole:
+            self._check_seals()
             held: dict[str, set[str]] = {}
             for role in self._records.all(Role):
                 held.setdefault(role.name, set()).add(role.role)
@@ -174,6 +200,23 @@ class Authority:
             for name in sorted(held.keys() | self._roles.keys()):
                 if held.get(name, set()) != self._roles.get(name, set()):
                     self._findings.fault("role", name, "it does not have the roles that the events gave it")
+
+    def _check_seals(self) -> None:
+        """Every seal that was signed is there, says what was signed, and knows of those before it."""
+        rows = list(self._records.all(Seal))
+        log = Tree()
+        for number, (row, signed) in enumerate(zip_longest(rows, self._seals), 1):
+            if row is None or signed is None:
+                why = "it was signed, and is not there" if row is None else "nobody signed it"
+                self._findings.fault("seal", f"seal {number}", why)
+                continue
+            hash_, told = signed
+            said = (number, hash_, told["position"], told["streams"], told["root"])
+            if said != (row.seal_no, row.statement_hash, row.position, row.streams, row.root):
+                self._findings.fault("seal", f"seal {number}", "it is not what was signed")
+            elif told["log"] != {"root": log.root().hex(), "size": log.size}:
+                self._findings.fault("seal", f"seal {number}", "it does not know the seals before it")
+            log.add(bytes.fromhex(hash_))
 
     def _check_keys(self) -> None:
         owners: dict[bytes, str] = {}
@@ -192,14 +235,3 @@ class Authority:
             other = owners.setdefault(key.public_key, key.principal)
             if other != key.principal:
                 self._findings.fault("duty", name, f"both {other} and {key.principal} have it")
-
-
-def _unlike(claim: Claim, told: dict[str, Any]) -> str | None:
-    """How an event differs from the signed act that it says it follows."""
-    if claim.actor != told["principal"]:
-        return f"{claim.place} was done by {claim.actor}, and signed by {told['principal']}"
-    if claim.event.startswith("APPROVAL_"):
-        wanted = "APPROVAL_REFUSED" if told["payload"].get("refuse") else "APPROVAL_GIVEN"
-        if (told["payload"]["digest"], wanted) != (claim.digest, claim.event):
-            return f"{claim.place} is not what was signed"
-    return None

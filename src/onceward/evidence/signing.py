@@ -54,8 +54,8 @@ def read_envelope(document: Any) -> Envelope:
     """A DSSE envelope with exactly one signature, in the one form that we write."""
     try:
         (signed,) = document["signatures"]
-        found = Envelope(_unpacked(document["payload"]), signed["keyid"], _unpacked(signed["sig"]))
-    except (KeyError, TypeError, ValueError, binascii.Error):
+        found = Envelope(_unpacked(document["payload"]), str(signed["keyid"]), _unpacked(signed["sig"]))
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
         raise InvalidConfig("this is not an envelope of one signature", context={"field": "signature"}) from None
     if found.document() != document:
         raise InvalidConfig("an envelope holds more than it should", context={"field": "signature"})

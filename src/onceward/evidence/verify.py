@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
+from onceward.errors import OncewardError, StorageError
+from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import (
     BuildRow,
@@ -23,14 +24,12 @@ from onceward.evidence.records import (
     Total,
     batches,
 )
-from onceward.evidence.walk import Anchor, Walk, weight
-from onceward.kernel.canon import digest, sha256_hex
+from onceward.evidence.walk import Anchor, Walk
+from onceward.kernel.canon import sha256_hex
 from onceward.kernel.chain import Event
-from onceward.lifecycles.plan import Output, hash_of_body, manifest_line, result_digest, step_name
+from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.port import Reads
-from onceward.store.tables.approvals import Approval
 from onceward.store.tables.budgets import workspace_lanes
-from onceward.store.tables.checkpoints import Checkpoint
 
 
 def verify_rows(rows: Reads) -> Findings:
@@ -48,19 +47,36 @@ def verify(
 ) -> Findings:
     """One pass over the events, then one over each other kind of record."""
     findings = into if into is not None else Findings()
-    walk = Walk(records, findings, anchors=anchors, line=line, progress=progress)
-    walk.run()
-    walk.authority.finish()
-    _totals(records, findings, walk)
-    _plans(records, findings)
-    _checkpoints(records, findings, walk)
-    _left_by_children(records, findings)
-    _approvals(records, findings, walk)
-    _permits(records, findings, walk)
-    _refs(records, findings)
+    with readable(findings, "the keys"):
+        walk = Walk(records, findings, anchors=anchors, line=line, progress=progress)
+        with readable(findings, "the events"):
+            walk.run()
+        with readable(findings, "the signatures"):
+            walk.authority.finish()
+        with readable(findings, "the debits"):
+            _totals(records, findings, walk)
+        with readable(findings, "the permits"):
+            _permits(records, findings, walk)
+    for what, look in (("the plans", _plans), ("the children", _left_by_children), ("the refs", _refs)):
+        with readable(findings, what):
+            look(records, findings)
     if isinstance(records, Rows):
-        _bookkeeping(records, findings)
+        with readable(findings, "the requests"):
+            _bookkeeping(records, findings)
     return findings
+
+
+@contextmanager
+def readable(findings: Findings, what: str) -> Iterator[None]:
+    """Whatever cannot be read is a fault, and no reason to stop looking at the rest."""
+    try:
+        yield
+    except (StorageError, MemoryError):
+        raise
+    except OncewardError as error:
+        findings.fault(error.context.get("rule", "form"), what, error.message)
+    except Exception as error:
+        findings.fault("form", what, f"something in it cannot be read: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _totals(records: Records, findings: Findings, walk: Walk) -> None:
@@ -115,63 +131,6 @@ def _plans(records: Records, findings: Findings) -> None:
             findings.fault("plan", build.build_id, "its plan is not there")
 
 
-def _checkpoints(records: Records, findings: Findings, walk: Walk) -> None:
-    made, current = hashlib.sha256(), ""
-
-    def close() -> None:
-        said = walk.made.pop(current, None)
-        if said is not None and said != made.hexdigest():
-            findings.fault("manifest", current, "its steps did not make what its last event says")
-
-    for some in batches(records.all(Checkpoint)):
-        ends = records.ends_of(sorted({c.child_id for c in some if c.child_id}))
-        for checkpoint in some:
-            if checkpoint.build_id != current:
-                close()
-                made, current = hashlib.sha256(), checkpoint.build_id
-            made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
-            findings.count("checkpoints")
-            why = _unlike(checkpoint, ends)
-            if why:
-                step = step_name(checkpoint.stage, checkpoint.target)
-                findings.fault("checkpoint", f"{checkpoint.build_id} {step}", why)
-    close()
-    empty = hashlib.sha256().hexdigest()
-    for build, said in walk.made.items():
-        if said != empty:
-            findings.fault("manifest", build, "it made something, and no step of it is there")
-
-
-def _unlike(checkpoint: Checkpoint, ends: dict[str, bytes]) -> str | None:
-    """How a checkpoint differs from the last event of the child that made it."""
-    if checkpoint.child_id is None or checkpoint.how == "approved":
-        return None
-    if checkpoint.child_id not in ends:
-        return "the child that made it is not there"
-    detail = _detail(ends[checkpoint.child_id])
-    context = detail.get("context_hash", checkpoint.context_hash)
-    # Of a step whose inputs changed while it ran, nobody else may take the result over.
-    if checkpoint.context_hash != context and checkpoint.context_hash != digest([context, checkpoint.child_id]):
-        return "its context is not that of the child that made it"
-    if checkpoint.status == "SUCCESS" and checkpoint.how != "accepted":
-        if detail.get("reason") != "completed":
-            return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
-        outputs = [Output(*output) for output in msgspec.json.decode(checkpoint.outputs)]
-        if detail.get("outputs") != result_digest(outputs):
-            return "its outputs are not what its child's last event says"
-    elif checkpoint.status == "FAILED" and detail.get("reason") == "completed" and checkpoint.how == "executed":
-        return "it says FAILED, but its child completed"
-    return None
-
-
-def _detail(body: bytes) -> dict[str, Any]:
-    """What an event says; nothing where it cannot be read, which the pass over the events told of."""
-    try:
-        return dict(msgspec.json.decode(body)["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
-        return {}
-
-
 def _left_by_children(records: Records, findings: Findings) -> None:
     """Whoever ended as a step of a build left a checkpoint."""
     for some in batches(records.all(Child)):
@@ -187,17 +146,6 @@ def _left_by_children(records: Records, findings: Findings) -> None:
             )
 
 
-def _approvals(records: Records, findings: Findings, walk: Walk) -> None:
-    for approval in records.all(Approval):
-        findings.count("approvals")
-        step = step_name(approval.stage, approval.target)
-        said = walk.decided.pop((approval.build_id, step, approval.digest), None)
-        if said != (None if approval.decision is None else (approval.decision, approval.actor)):
-            findings.fault("approval", f"{approval.build_id} {step}", "who decided what is not what the events say")
-    for build, step, _ in walk.decided:
-        findings.fault("approval", f"{build} {step}", "the events tell of a decision that is not there")
-
-
 def _permits(records: Records, findings: Findings, walk: Walk) -> None:
     for permit in records.all(PermitRow):
         findings.count("permits")
@@ -208,11 +156,9 @@ def _permits(records: Records, findings: Findings, walk: Walk) -> None:
 
 
 def _refs(records: Records, findings: Findings) -> None:
-    """Every output of a step is an artifact that its child refers to, and all that is referred to is known."""
+    """All that is referred to is known."""
     for some in batches(records.all(RefRow)):
         findings.count("refs", len(some))
-    for some_checkpoints in batches(records.all(Checkpoint)):
-        _outputs_kept(records, findings, some_checkpoints)
     if not isinstance(records, Rows):
         return
     lost = records.rows.read(
@@ -221,15 +167,6 @@ def _refs(records: Records, findings: Findings) -> None:
     )
     for owner, name in lost:
         findings.fault("ref", f"{owner} {name}", "what it refers to is not known")
-
-
-def _outputs_kept(records: Records, findings: Findings, some: Sequence[Checkpoint]) -> None:
-    kept = records.refs_of(sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"}))
-    for checkpoint in some:
-        owner = checkpoint.child_id or checkpoint.build_id
-        for name, kind, sha256, _ in msgspec.json.decode(checkpoint.outputs):
-            if (owner, name, kind, sha256) not in kept:
-                findings.fault("ref", f"{owner} {name}", f"nothing keeps the output {sha256[:16]} of its step")
 
 
 def _bookkeeping(records: Rows, findings: Findings) -> None:

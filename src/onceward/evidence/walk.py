@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.evidence.ahead import SALT, Ahead, weight
+from onceward.evidence.asked import NEEDED
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import BuildRow, Child, Records, SessionRow
 from onceward.evidence.signatures import Authority
-from onceward.kernel.canon import ZERO_HASH
+from onceward.evidence.steps import TOLD, Steps
+from onceward.kernel.canon import ZERO_HASH, sha256_hex
 from onceward.kernel.chain import STREAM, Event, link
 from onceward.kernel.machine import Machine
-from onceward.kernel.sources import LiveSources
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.subjects import SUBJECTS
 
 T = TypeVar("T")
-_SALT = LiveSources().secret()
 _BATCH = 300
 
 
@@ -47,6 +50,14 @@ class Detail(msgspec.Struct):
     spent: dict[str, int] | None = None
     logs: dict[str, str] | None = None
     limits: dict[str, int] | None = None
+    max_active_children: int = 0
+    context_hash: str = ""
+    text: str = ""
+    note: str = ""
+    target: str | None = None
+    attempt: int = 0
+    work: str = ""
+    parent_build_id: str | None = None
     outputs: Any = None
     step: str = ""
     digest: str = ""
@@ -101,14 +112,12 @@ class Walk:
         self.open: set[str] = set()
         """Children that have not ended."""
         self._copies: dict[str, int] = {}
-        self.made: dict[str, str] = {}
-        """What finished builds made, by their last event."""
-        self.decided: dict[tuple[str, str, str], tuple[str, str]] = {}
         self.minted: dict[str, str] = {}
         self.limits: dict[str, dict[str, int]] = {}
         """What sessions may spend, by their last event about it."""
+        self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
+        self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
-        self._reused: list[tuple[str, str, str]] = []
         self._logs: list[tuple[str, str, str, str]] = []
         self._seen, self._newest = 0, 0
 
@@ -121,12 +130,20 @@ class Walk:
                 name = event.stream
                 stream = self._begin(name)
             assert stream is not None
-            self._one(stream, event)
+            try:
+                self._one(stream, event)
+            except (TypeError, ValueError, KeyError, AttributeError) as error:
+                why = f"what it says cannot be read: {type(error).__name__}"
+                self.findings.fault("form", f"{event.stream}#{event.seq}", why)
         self._end(stream)
         for child in self._tokens.rest():
             self._without_stream(child)
         for session in self._sessions.rest():
             self.findings.fault("state", session.session_id, "no event opened the session")
+        for approval in self._approvals.rest():
+            self.findings.fault("approval", approval.build_id, "no build's stream tells of it")
+        for checkpoint in self._checkpoints.rest():
+            self.findings.fault("checkpoint", checkpoint.build_id, "no build's stream tells of it")
         for build in self._builds.rest():
             self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
         if self.records.whole and self._seen != self._newest:
@@ -134,7 +151,6 @@ class Walk:
                 "gap", "events", f"there are {self._seen:,} events, but the newest is number {self._newest:,}"
             )
         self._compare_copies()
-        self._check_reused()
         self._check_logs()
         self.findings.count("events", self._seen)
 
@@ -164,8 +180,8 @@ class Walk:
         if body.context.fence < stream.fence:
             self.findings.fault("fence", f"{event.stream}#{event.seq}", "an older kernel wrote after a newer one")
         stream.fence = body.context.fence
-        if body.context.signed:
-            self.authority.claim(event, body.context, body.detail, body.event)
+        if body.context.signed or body.event in NEEDED:
+            self.authority.look_at(event, body)
         if stream.kind == "child":
             self._of_child(stream, event, body)
         elif stream.kind == "session":
@@ -179,7 +195,7 @@ class Walk:
         if detail.child_id != stream.subject:
             self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}")
         session = detail.parent_stream_id
-        self._copies[session] = self._copies.get(session, 0) + hash((_SALT, event.body))
+        self._copies[session] = self._copies.get(session, 0) + hash((SALT, event.body))
         if detail.to == "terminal":
             stream.ends += 1
             if detail.logs:
@@ -189,6 +205,8 @@ class Walk:
             if detail.spent:
                 for lane, amount in detail.spent.items():
                     self.spent[session] = self.spent.get(session, 0) + amount * weight(stream.subject, lane)
+        if detail.work:
+            stream.work = (detail.work, detail.attempt, detail.target)
         if detail.dispatch_seq is not None:
             stream.dispatch = (detail.dispatch_seq, detail.lease_id)
 
@@ -198,21 +216,18 @@ class Walk:
             stream.move(BUILD, event, body, self.findings)
             if name == "BUILD_CREATED":
                 stream.plan_hash = detail.plan_hash
+                stream.parent = detail.parent_build_id
             elif name == "BUILD_SUCCEEDED" and detail.outputs:
-                self.made[stream.subject] = detail.outputs
+                stream.steps.made = detail.outputs
         elif event.source == "child":
             if detail.parent_seq != event.seq:
                 self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it says it is number {detail.parent_seq}")
-            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash((_SALT, event.body))
+            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash((SALT, event.body))
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self.limits[stream.subject] = detail.limits or {}
-            stream.opened = True
-        elif name in ("APPROVAL_GIVEN", "APPROVAL_REFUSED"):
-            self.decided[stream.subject, detail.step, detail.digest] = (detail.decision, body.context.actor)
-        elif name == "STEP_REUSED":
-            self._reused.append((stream.subject, *split_step(detail.step)))
-            if len(self._reused) == _BATCH:
-                self._check_reused()
+            stream.opened = detail.max_active_children
+        elif name in TOLD:
+            stream.steps.note(body)
         if name in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
             if detail.permit_id in self.minted:
                 self.findings.fault("permit", detail.permit_id, "it was minted twice")
@@ -221,6 +236,12 @@ class Walk:
     def _end(self, stream: _Stream | None) -> None:
         if stream is None:
             return
+        try:
+            self._close(stream)
+        except (TypeError, ValueError, KeyError, AttributeError, msgspec.MsgspecError) as error:
+            self.findings.fault("form", stream.name, f"what belongs to it cannot be read: {type(error).__name__}")
+
+    def _close(self, stream: _Stream) -> None:
         for number, anchor in enumerate(self._anchors):
             if number in stream.heads:
                 anchor.take(stream.name, *stream.heads[number])
@@ -247,6 +268,8 @@ class Walk:
             self.findings.fault("phase", child.child_id, f"it is {child.phase}, but its last event says {stream.state}")
         if stream.dispatch is not None and stream.dispatch != (child.dispatch_seq, child.worker_run_id):
             self.findings.fault("phase", child.child_id, f"its place in the order is not {child.dispatch_seq}")
+        if stream.work is not None and stream.work != (sha256_hex(child.work.encode()), child.attempt, child.target):
+            self.findings.fault("phase", child.child_id, "what it was to do is not what its first event says")
         if stream.ends > 1:
             self.findings.fault("terminal", child.child_id, f"it ends {stream.ends} times")
 
@@ -260,8 +283,9 @@ class Walk:
     def _end_session(self, stream: _Stream) -> None:
         for passed in self._sessions.before(stream.subject):
             self.findings.fault("state", passed.session_id, "no event opened the session")
-        if self._sessions.at(stream.subject) is None:
-            self.findings.fault("state", stream.subject, "its stream tells of a session that is not there")
+        session = self._sessions.at(stream.subject)
+        if session is None or session.max_active_children != stream.opened:
+            self.findings.fault("state", stream.subject, "the session that its stream tells of is not there")
 
     def _end_build(self, stream: _Stream) -> None:
         for passed in self._builds.before(stream.subject):
@@ -274,8 +298,14 @@ class Walk:
         if (stream.state, stream.version) != (build.state, build.version):
             said = f"it is {build.state} at version {build.version}, but its last event says"
             self.findings.fault("state", build.build_id, f"{said} {stream.state} at {stream.version}")
-        if stream.plan_hash != build.plan_hash:
-            self.findings.fault("plan", build.build_id, "it was made for another plan than it names")
+        if (stream.plan_hash, stream.parent) != (build.plan_hash, build.parent_build_id):
+            self.findings.fault("plan", build.build_id, "it was made for another plan or parent than it names")
+        for passed in self._approvals.before(stream.subject):
+            self.findings.fault("approval", passed.build_id, "no build's stream tells of it")
+        stream.steps.check_approvals(self._approvals.all(stream.subject), self.findings)
+        for passed in self._checkpoints.before(stream.subject):
+            self.findings.fault("checkpoint", passed.build_id, "no build's stream tells of it")
+        stream.steps.check_checkpoints(self._checkpoints.all(stream.subject), self.records, self.findings)
 
     def _check_logs(self) -> None:
         """What a child said is the log that its last event names."""
@@ -283,13 +313,6 @@ class Walk:
         for child, name, _, _ in sorted(set(self._logs) - kept):
             self.findings.fault("ref", f"{child} {name}", "its log is not the one that its last event names")
         self._logs.clear()
-
-    def _check_reused(self) -> None:
-        """What was taken over from another build is there."""
-        found = self.records.places(sorted(set(self._reused)))
-        for build, stage, target in sorted(set(self._reused) - found):
-            self.findings.fault("checkpoint", f"{build} {stage}:{target}", "it was taken over, and is not there")
-        self._reused.clear()
 
     def _compare_copies(self) -> None:
         for session in sorted(session for session, left in self._copies.items() if left):
@@ -301,7 +324,7 @@ class _Stream:
 
     __slots__ = (
         *("name", "kind", "subject", "seq", "hash", "position", "fence", "heads", "state", "version", "reason"),
-        *("code", "ends", "dispatch", "plan_hash", "opened"),
+        *("code", "ends", "dispatch", "plan_hash", "parent", "opened", "steps", "work"),
     )
 
     def __init__(self, name: str) -> None:
@@ -315,7 +338,10 @@ class _Stream:
         self.ends = 0
         self.dispatch: tuple[int, str | None] | None = None
         self.plan_hash = ""
-        self.opened = False
+        self.parent: str | None = None
+        self.opened = 0
+        self.work: tuple[str, int, str | None] | None = None
+        self.steps = Steps(self.subject)
 
     def follow(self, event: Event, findings: Findings, whole: bool) -> None:
         """The event must be the next of this stream."""
@@ -347,39 +373,3 @@ class _Stream:
             findings.fault("history", f"{self.name}#{event.seq}", said)
         self.state, self.version = detail.to or "", detail.transition_seq
         self.reason, self.code = detail.reason, detail.code
-
-
-class Ahead:
-    """An ordered run of records that is read along with another."""
-
-    def __init__(self, items: Iterator[Any], key: Callable[[Any], str]) -> None:
-        self._items, self._key = items, key
-        self._next = next(items, None)
-
-    def before(self, key: str) -> Iterator[Any]:
-        """Those that come before `key`."""
-        while self._next is not None and self._key(self._next) < key:
-            passed, self._next = self._next, next(self._items, None)
-            yield passed
-
-    def at(self, key: str) -> Any:
-        """The one of that key, or None."""
-        if self._next is None or self._key(self._next) != key:
-            return None
-        found, self._next = self._next, next(self._items, None)
-        return found
-
-    def rest(self) -> Iterator[Any]:
-        while self._next is not None:
-            passed, self._next = self._next, next(self._items, None)
-            yield passed
-
-
-def split_step(name: str) -> tuple[str, str]:
-    stage, _, target = name.partition(":")
-    return stage, target
-
-
-def weight(child: str, lane: str) -> int:
-    """A number nobody can foresee that stands for a child's spending in a lane."""
-    return hash((_SALT, child, lane))

@@ -8,8 +8,8 @@ from pathlib import Path
 from onceward.evidence.files import StreamFiles, verify_artifacts
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Rows
-from onceward.evidence.seal import Against, Receipt
-from onceward.evidence.verify import verify
+from onceward.evidence.seal import Against, Receipt, seal_said
+from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import parse
 from onceward.store.store import Store
 from onceward.store.tables.events import last_position
@@ -27,10 +27,11 @@ def verify_workspace(
     with store.read() as rows:
         newest = last_position(rows)
         held = [Against(name, receipt.said, receipt.heads) for name, receipt in receipts]
-        own = newest_seal(rows)
-        signed = find_signature(rows, own.statement_hash) if own is not None else None
-        if own is not None and signed is not None:
-            held.append(Against(f"seal {own.seal_no}", parse(signed.statement)["predicate"]))
+        with readable(findings, "the newest seal"):
+            own = newest_seal(rows)
+            signed = find_signature(rows, own.statement_hash) if own is not None else None
+            if own is not None and signed is not None:
+                held.append(Against(f"seal {own.seal_no}", seal_said(parse(signed.statement)["predicate"])))
 
         def events(seen: int) -> None:
             if progress is not None:
@@ -41,8 +42,9 @@ def verify_workspace(
         )
         for against in held:
             against.judge(found, newest)
-        for name, receipt in receipts:
-            _same_workspace(rows_of=Rows(rows), name=name, receipt=receipt, findings=found)
+        with readable(findings, "the seals"):
+            for name, receipt in receipts:
+                _same_workspace(rows_of=Rows(rows), name=name, receipt=receipt, findings=found)
         files.finish()
         ((artifacts,),) = rows.read("SELECT count(*) FROM artifacts")
 
@@ -50,7 +52,8 @@ def verify_workspace(
             if progress is not None:
                 progress("artifacts", seen, artifacts)
 
-        verify_artifacts(rows, folder / "artifacts", found, blobs)
+        with readable(findings, "the artifacts"):
+            verify_artifacts(rows, folder / "artifacts", found, blobs)
     return found
 
 

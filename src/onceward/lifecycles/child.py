@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.canon import digest
+from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.limits import MAX_INTEGER, RETRY_FIRST_MICROS, RETRY_MAX_MICROS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, Owner, Token
@@ -135,7 +135,7 @@ def run_id(session_id: str, dispatch_seq: int) -> str:
 def start(token: Token, now: Micros, actor: str, pid: int | None = None, began: str | None = None) -> Move:
     """A child may begin: from here on a crash means that it may have done something."""
     columns = {"started_at": now, "child_pid": pid, "child_start": began}
-    detail: dict[str, Any] = {"attempt": token.attempt}
+    detail: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
     if token.predecessor is not None:
         detail["predecessor"] = token.predecessor
     if token.target is not None:

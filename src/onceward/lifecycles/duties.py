@@ -17,6 +17,21 @@ ALLOWS: Final[Mapping[str, str]] = {
 }
 """What each role may do, in words."""
 
+ROLE_OF: Final[Mapping[str, str]] = {
+    "principals.add": "admin",
+    "principals.take": "admin",
+    "keys.add": "",
+    "keys.revoke": "",
+    "locks.clear": "operator",
+    "outbox.flush": "operator",
+    "children.cancel": "operator",
+    "builds.confirm": "operator",
+    "builds.abandon": "operator",
+    "builds.approve": "reviewer",
+    "seals.add": "operator",
+}
+"""The role that each act needs; empty where anybody who is known may."""
+
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""
 

@@ -49,6 +49,8 @@ def verify(given: Globals, file: str | None, seals: tuple[str, ...], trusted: tu
 
 def _say(found: Findings) -> None:
     looked = ", ".join(f"{count:,} {what}" for what, count in found.checked.items())
+    for note in found.notes:
+        render.say(render.plain(note))
     if found.ok:
         render.say(f"{click.style('sound', fg='green')}: {looked}")
         return
@@ -75,6 +77,9 @@ def _verify_file(path: Path, seals: list[Path], trusted: tuple[str, ...], progre
         return verify_bundle(path, seals=seals, trusted=trusted, progress=progress)
     findings = Findings()
     newer = read_receipt(path.read_bytes(), path.name)
+    findings.notes.append(f"signed by {newer.said['principal']} with the key {newer.envelope.fingerprint}")
+    if trusted and not newer.envelope.fingerprint.startswith(tuple(key.strip().lower() for key in trusted)):
+        findings.fault("signature", path.name, "nobody who is trusted signed it")
     findings.count("seals")
     findings.count("heads", len(newer.heads))
     for older in seals:
@@ -152,5 +157,5 @@ def export(given: Globals, subject: str, out: str | None, digests: bool) -> None
         return
     render.say(f"{render.plain(path)}: {path.stat().st_size:,} bytes")
     if not page.workspace:
-        render.say("Nobody signed any of it yet: onceward seal, then export again.")
+        render.say("Nobody signed any of it: onceward seal, then export again.")
     render.say(f"Anybody can check it with: onceward verify {shlex.quote(path.name)}")

@@ -55,6 +55,10 @@ CREATE TRIGGER seals_delete BEFORE DELETE ON seals BEGIN SELECT RAISE(ABORT, 'se
 --]
 --[postgresql
 CREATE TRIGGER keys_delete BEFORE DELETE ON keys FOR EACH ROW EXECUTE FUNCTION refuse('keys_kept');
+CREATE TRIGGER keys_truncate BEFORE TRUNCATE ON keys FOR EACH STATEMENT EXECUTE FUNCTION refuse('keys_kept');
+CREATE TRIGGER signatures_truncate BEFORE TRUNCATE ON signatures
+  FOR EACH STATEMENT EXECUTE FUNCTION refuse('signatures_kept');
+CREATE TRIGGER seals_truncate BEFORE TRUNCATE ON seals FOR EACH STATEMENT EXECUTE FUNCTION refuse('seals_kept');
 CREATE TRIGGER signatures_change BEFORE UPDATE OR DELETE ON signatures
   FOR EACH ROW EXECUTE FUNCTION refuse('signatures_kept');
 CREATE TRIGGER seals_change BEFORE UPDATE OR DELETE ON seals FOR EACH ROW EXECUTE FUNCTION refuse('seals_kept');

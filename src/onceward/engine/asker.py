@@ -1,0 +1,70 @@
+"""A line to the kernel that lives, for a process that is not it (K-13)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from onceward.engine import acts, tenure
+from onceward.engine.kernel import Kernel, Pending, told, verb_named
+from onceward.engine.keyring import Keyring, Signer
+from onceward.engine.principals import authorize
+from onceward.errors import LockConflict
+from onceward.kernel.limits import REQUEST_POLL_SECONDS
+from onceward.kernel.records import Answer, Request
+from onceward.store.store import Store
+from onceward.store.tables.requests import Requests
+
+
+class Asker:
+    """Files a request for the live kernel and waits for its answer; if that kernel goes, becomes the next."""
+
+    def __init__(self, store: Store, become: Callable[[], Kernel], keyring: Keyring) -> None:
+        self.store = store
+        self._become = become
+        self._keyring = keyring
+
+    def ask(self, request: Request, wait: float) -> Answer | Pending:
+        request.check()
+        with self.store.read() as rows:
+            authorize(rows, request.principal, verb_named(request.verb).role)
+            request = acts.named(rows, request)
+            found = Requests(rows).find(request)
+            if found is not None and found.answered_at is not None:
+                return told(Answer(found.value(), replayed=True))
+            signer = self._keyring.signer(rows, request.principal)
+            request = acts.sign(rows, signer, request)
+        if signer.fresh:
+            # The first thing a principal does makes its key known; requests are carried out in order.
+            self.store.file(_first_key(signer))
+        self.store.file(request)
+        deadline = time.monotonic() + wait
+        while True:
+            with self.store.read() as rows:
+                found = Requests(rows).find(request)
+            if found is not None and found.answered_at is not None:
+                return told(Answer(found.value()))
+            if tenure.vacant(self.store) and self._take_over():
+                continue
+            if time.monotonic() >= deadline:
+                return Pending(request.request_id)
+            time.sleep(REQUEST_POLL_SECONDS)
+
+    def _take_over(self) -> bool:
+        """The kernel we asked is gone: be the kernel for as long as it takes to answer what waits."""
+        try:
+            kernel = self._become()
+        except LockConflict:
+            return False
+        try:
+            kernel.carry_out()
+        finally:
+            kernel.close()
+        return True
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def _first_key(signer: Signer) -> Request:
+    return Request("keys.add", signer.key.fingerprint, {"key": signer.offer()}, signer.principal)

@@ -1,0 +1,84 @@
+"""Which events only a signed act makes, and whether an event is what was asked for (G18, X54)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+NEEDED: Final = frozenset(
+    {
+        *("PRINCIPAL_ADDED", "ROLES_TAKEN", "KEY_REVOKED", "LOCK_CLEARED"),
+        *("APPROVAL_GIVEN", "APPROVAL_REFUSED", "CONFIRMATION_MINTED", "BUILD_ABANDONED"),
+    }
+)
+"""Events that somebody asked for; from the workspace's first key on, with a signature."""
+
+ONCE: Final = frozenset(
+    {"builds.approve", "builds.confirm", "keys.add", "keys.revoke", "principals.take", "locks.clear"}
+)
+"""Acts that one event is the whole of."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """An event that says a statement asked for it."""
+
+    place: str
+    actor: str
+    event: str
+    subject: str
+    """What its stream is about."""
+    session: str
+    detail: Mapping[str, Any]
+
+
+def _approve(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    step = claim.detail["step"]
+    return (
+        (payload["build"], payload["digest"]) == (claim.subject, claim.detail["digest"])
+        and payload["step"] in (step, step.partition(":")[0])
+        and bool(payload.get("refuse")) == (claim.event == "APPROVAL_REFUSED")
+        and payload.get("note", "")[:1000] == claim.detail["note"]
+    )
+
+
+def _ended(claim: Claim, named: str) -> bool:
+    return named in (claim.subject, claim.session, claim.detail["child_id"])
+
+
+def _roles(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    given = set(claim.detail["roles"] or ())
+    return payload["name"] == claim.detail["principal"] and given <= set(payload["roles"])
+
+
+def _key(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    whose = payload.get("name", claim.actor)
+    return bool(whose == claim.detail["principal"] and claim.detail["public"] in payload["key"])
+
+
+_ENDS = ("BUILD_ABANDONED", "BUILD_FAILED", "WORKER_CANCEL", "STEP_IN_DOUBT")
+_FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]]] = {
+    ("builds.approve", "APPROVAL_GIVEN"): _approve,
+    ("builds.approve", "APPROVAL_REFUSED"): _approve,
+    ("builds.confirm", "CONFIRMATION_MINTED"): lambda claim, payload: payload["build"] == claim.subject,
+    **{("builds.abandon", event): lambda claim, payload: _ended(claim, payload["build"]) for event in _ENDS},
+    **{("children.cancel", event): lambda claim, payload: _ended(claim, payload["subject"]) for event in _ENDS},
+    ("principals.add", "PRINCIPAL_ADDED"): _roles,
+    ("principals.take", "ROLES_TAKEN"): _roles,
+    ("principals.add", "KEY_ADDED"): _key,
+    ("keys.add", "KEY_ADDED"): _key,
+    ("keys.revoke", "KEY_REVOKED"): lambda claim, payload: payload["key"] == claim.detail["key"],
+    ("locks.clear", "LOCK_CLEARED"): lambda claim, payload: payload["target"] == claim.detail["target"],
+    ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
+}
+
+
+def unlike(claim: Claim, told: Mapping[str, Any]) -> str | None:
+    """How an event differs from the signed act that it says it follows."""
+    if claim.actor != told["principal"]:
+        return f"{claim.place} was done by {claim.actor}, and signed by {told['principal']}"
+    fits = _FITS.get((told["act"], claim.event))
+    if fits is None or not fits(claim, told["payload"]):
+        return f"{claim.place} is not what was signed"
+    return None

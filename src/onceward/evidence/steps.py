@@ -1,0 +1,148 @@
+"""What a build's stream says of its steps, and whether its checkpoints and approvals say the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import Records, batches
+from onceward.kernel.canon import digest
+from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from onceward.evidence.walk import Body
+
+TOLD: Final = frozenset(
+    {
+        *("STEP_REUSED", "STEP_DECIDED", "STEP_IN_DOUBT", "STEP_FAILED"),
+        *("APPROVAL_WANTED", "APPROVAL_GIVEN", "APPROVAL_REFUSED"),
+    }
+)
+"""The events of a session that speak of steps which no child of it made, or that a person decided about."""
+
+
+class Steps:
+    """What the events of one build say: remembered for one build at a time."""
+
+    def __init__(self, build_id: str) -> None:
+        self._build = build_id
+        self._reused: dict[str, tuple[str, Any, str]] = {}
+        self._accepted: dict[str, Any] = {}
+        self._doubted: set[str] = set()
+        self._unrun: set[str] = set()
+        self._wanted: dict[tuple[str, str], str] = {}
+        self._decided: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self.made: str | None = None
+        """What the whole build made, by its last event."""
+
+    def note(self, body: Body) -> None:
+        name, detail = body.event, body.detail
+        if name == "STEP_REUSED":
+            self._reused[detail.step] = (detail.context_hash, detail.outputs, detail.child_id)
+        elif name == "STEP_DECIDED" and detail.decision == "accept":
+            self._accepted[detail.step] = detail.outputs
+        elif name == "STEP_IN_DOUBT":
+            self._doubted.add(detail.step)
+        elif name == "STEP_FAILED":
+            self._unrun.add(detail.step)
+        elif name == "APPROVAL_WANTED":
+            self._wanted[detail.step, detail.digest] = detail.text
+        elif name in ("APPROVAL_GIVEN", "APPROVAL_REFUSED"):
+            self._decided[detail.step, detail.digest] = (detail.decision, body.context.actor, detail.note)
+
+    def check_approvals(self, rows: Iterable[Approval], findings: Findings) -> None:
+        left = dict(self._decided)
+        wanted = dict(self._wanted)
+        for row in rows:
+            findings.count("approvals")
+            key = (step_name(row.stage, row.target), row.digest)
+            said = None if row.decision is None else (row.decision, row.actor, row.note or "")
+            if left.pop(key, None) != said or wanted.pop(key, None) != row.text:
+                where = f"{self._build} {key[0]}"
+                findings.fault("approval", where, "who was asked what, and decided what, is not what the events say")
+        for step, _ in left.keys() | wanted.keys():
+            findings.fault("approval", f"{self._build} {step}", "the events tell of a question that is not there")
+
+    def check_checkpoints(self, rows: Iterator[Checkpoint], records: Records, findings: Findings) -> None:
+        made = hashlib.sha256()
+        missing = set(self._reused)
+        for some in batches(rows):
+            ends = records.ends_of(sorted({c.child_id for c in some if c.child_id}))
+            kept = records.refs_of(sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"}))
+            for row in some:
+                findings.count("checkpoints")
+                made.update(manifest_line(row.stage, row.target, row.outputs))
+                step = step_name(row.stage, row.target)
+                missing.discard(step)
+                why = self._objection(step, row, ends)
+                if why:
+                    findings.fault("checkpoint", f"{self._build} {step}", why)
+                for output in outputs_of(row):
+                    if (row.child_id or row.build_id, output.name, output.kind, output.sha256) not in kept:
+                        findings.fault("ref", f"{self._build} {step}", f"nothing keeps its output {output.name}")
+        for step in sorted(missing):
+            findings.fault("checkpoint", f"{self._build} {step}", "it was taken over, and is not there")
+        if self.made is not None and self.made != made.hexdigest():
+            findings.fault("manifest", self._build, "its steps did not make what its last event says")
+
+    def _objection(self, step: str, row: Checkpoint, ends: Mapping[str, bytes]) -> str | None:
+        """How a checkpoint differs from the events that speak of it."""
+        if row.how == "reused":
+            said = self._reused.get(step)
+            found = (row.context_hash, result_digest(outputs_of(row)), row.child_id or "")
+            return None if said == found and row.status == "SUCCESS" else "it is not what was taken over"
+        if row.how == "approved":
+            decision = self._decided.get((step, row.context_hash), ("",))[0]
+            wanted = {"approved": "SUCCESS", "refused": "FAILED"}.get(decision)
+            return None if row.status == wanted and row.outputs == "[]" else "nobody decided so"
+        if row.how == "accepted":
+            listed = [[output.name, output.sha256] for output in outputs_of(row)]
+            return None if row.status == "SUCCESS" and self._accepted.get(step) == listed else "nobody accepted this"
+        if row.status == "IN_DOUBT" and step not in self._doubted:
+            return "nothing left it in doubt"
+        if row.child_id is None:
+            return None if row.status == "FAILED" and step in self._unrun else "no child made it"
+        if row.child_id not in ends:
+            return "the child that made it is not there"
+        return self._unlike_child(row, body_of(ends[row.child_id]))
+
+    def _unlike_child(self, row: Checkpoint, event: Mapping[str, Any]) -> str | None:
+        detail = event.get("detail", {})
+        if event.get("context", {}).get("session_id") != self._build:
+            return "the child that made it is another build's"
+        context = detail.get("context_hash", row.context_hash)
+        # Of a step whose inputs changed while it ran, nobody else may take the result over.
+        if row.context_hash != context and row.context_hash != digest([context, row.child_id]):
+            return "its context is not that of the child that made it"
+        if row.status == "SUCCESS":
+            if detail.get("reason") != "completed":
+                return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
+            if detail.get("outputs") != result_digest(outputs_of(row)):
+                return "its outputs are not what its child's last event says"
+        elif detail.get("reason") == "completed":
+            return f"it says {row.status}, but its child completed"
+        return None
+
+
+def outputs_of(row: Checkpoint) -> list[Output]:
+    return msgspec.convert(
+        [dict(zip(_FIELDS, output, strict=True)) for output in msgspec.json.decode(row.outputs)], list[Output]
+    )
+
+
+_FIELDS = ("name", "kind", "sha256", "size")
+
+
+def body_of(body: bytes) -> dict[str, Any]:
+    """An event as values; nothing where it cannot be read, which the pass over the events tells of."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
