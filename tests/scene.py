@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
 import uuid
+from pathlib import Path
 
 import apsw
 import psycopg
 
+from onceward.evidence.bundle import header, padding
+from onceward.kernel.canon import canonical
 from onceward.kernel.records import Request
 from onceward.wiring import Workspace
 from sites import Site
 
+OTHERS = Path(__file__).parents[1] / "tools" / "check_bundle.py"
 _SPEND = """echo '{"spend":{"usd":"0.01","tokens":3}}' >&$ONCEWARD_REPORT_FD"""
 PLAN = f'''
 name = "tiny"
@@ -133,3 +142,28 @@ class Bare:
 
     def close(self):
         self._open.close()
+
+
+def files_of(path):
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+def packed(path, files, page=None):
+    """A bundle whose first page agrees with what is in it, whatever that is."""
+    files = dict(files)
+    old = json.loads(files.pop("bundle.json"))
+    listed = [{"name": n, "sha256": hashlib.sha256(d).hexdigest(), "size": len(d)} for n, d in files.items()]
+    first = canonical({**old, "files": listed, **(page or {})})
+    with path.open("wb") as out:
+        for name, data in {"bundle.json": first, **files}.items():
+            out.write(header(name, len(data)) + data + padding(len(data)))
+        out.write(bytes(1024))
+    return path
+
+
+def others_say(path, *trusted):
+    found = subprocess.run(
+        [sys.executable, "-I", OTHERS, path, *trusted], capture_output=True, text=True, timeout=60, check=False
+    )
+    return found.returncode, found.stdout + found.stderr

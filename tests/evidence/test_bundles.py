@@ -9,10 +9,7 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import apsw
 import pytest
@@ -23,17 +20,15 @@ from securesystemslib.signer import SSlibKey
 from conftest import schema_url
 from onceward.engine.backup import backup, restore
 from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
-from onceward.evidence.bundle import header, padding
 from onceward.evidence.bundle_check import verify_bundle
 from onceward.evidence.signing import SigningKey
 from onceward.kernel.canon import canonical
 from onceward.wiring import Workspace
-from scene import happen, plan, seal
+from scene import files_of, happen, others_say, packed, plan, seal
 from sites import Site
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 EVERY = int(os.environ.get("ONCEWARD_TAMPER", "101"))
-OTHERS = Path(__file__).parents[2] / "tools" / "check_bundle.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,31 +46,6 @@ def bundle(scene, tmp_path_factory):
     path = tmp_path_factory.mktemp("out") / "b.tar"
     scene.export(scene.ids["approved"], path, True)
     return path
-
-
-def files_of(path):
-    with tarfile.open(path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}
-
-
-def packed(path, files, page=None):
-    """A bundle whose first page agrees with what is in it, whatever that is."""
-    files = dict(files)
-    old = json.loads(files.pop("bundle.json"))
-    listed = [{"name": n, "sha256": hashlib.sha256(d).hexdigest(), "size": len(d)} for n, d in files.items()]
-    first = canonical({**old, "files": listed, **(page or {})})
-    with path.open("wb") as out:
-        for name, data in {"bundle.json": first, **files}.items():
-            out.write(header(name, len(data)) + data + padding(len(data)))
-        out.write(bytes(1024))
-    return path
-
-
-def others_say(path, *trusted):
-    found = subprocess.run(
-        [sys.executable, "-I", OTHERS, path, *trusted], capture_output=True, text=True, timeout=60, check=False
-    )
-    return found.returncode, found.stdout + found.stderr
 
 
 @pytest.mark.rule("E-2")

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from helpers import create
+from onceward.engine.doctor import examine_store
 from onceward.errors import IntegrityFault, InvalidConfig, OncewardError, PermissionDenied, StaleVersion
 from onceward.evidence.seal import follows, read_receipt
 from onceward.evidence.signing import SigningKey
@@ -177,7 +178,11 @@ def test_the_settings_have_it_sealed_elsewhere_whenever_something_happened(store
     second = read_receipt(kept.read_bytes(), "kept")
     assert follows(read_receipt(first, "first"), second)
     assert workspace.verify([], None).checked["seals"] == 2
-    # What cannot be sealed there stays as it was: nothing is lost, and the next one seals.
+    with workspace.reading() as store:
+        assert [c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"] == ["ok"]
+    # What cannot be sealed there stays as it was: nothing is lost, and doctor tells.
     kept.write_bytes(b"nonsense")
     something_happens(workspace)
     assert kept.read_bytes() == b"nonsense"
+    with workspace.reading() as store:
+        assert [c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"] == ["warn"]

@@ -39,11 +39,11 @@ DROPPED = {
     "principal_roles": {"role"},
     "keys": {"key"},
     "signatures": {"signature"},
+    "seals": {"seal"},
 }
 NOT_EVIDENCE = {
     "workspace": "one row, never deleted: its id is in every signature",
     "budget_totals": "a total of zero without a limit says nothing; others are looked at below",
-    "seals": "the newest says all that older ones said",
     "requests": "asked and answered: what came of it is evidence, and what was signed of it is looked at below",
     "rate_starts": "how fast a stage may start",
     "workspace_budget": "made anew from the settings and the debits",

@@ -7,14 +7,17 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from onceward.engine import tenure
 from onceward.engine.reading import outbox_status
 from onceward.errors import OncewardError
+from onceward.evidence.seal import read_receipt
 from onceward.evidence.verify import verify_rows
 from onceward.store.store import Store
+from onceward.store.tables.keys import newest_seal
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -61,10 +64,10 @@ def _parts() -> Iterable[Check]:
     yield Check("postgresql", "ok", "driver installed" if driver else "no driver: pip install 'psycopg[binary]'")
 
 
-def examine_store(store: Store, sinks: Sequence[str]) -> list[Check]:
+def examine_store(store: Store, sinks: Sequence[str], seal_file: Path | None = None) -> list[Check]:
     """Every check of a workspace; one that cannot be made is itself a finding."""
     checks: list[Check] = []
-    for look in (_database, _evidence, _writer_lock, lambda s: _outbox(s, sinks)):
+    for look in (_database, _evidence, lambda s: _seal(s, seal_file), _writer_lock, lambda s: _outbox(s, sinks)):
         checks += _looked(look, store)
     return checks
 
@@ -92,6 +95,23 @@ def _evidence(store: Store) -> Iterable[Check]:
         return
     seen = ", ".join(f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures"))
     yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
+
+
+def _seal(store: Store, path: Path | None) -> Iterable[Check]:
+    """Whether what the settings want sealed elsewhere is."""
+    if path is None:
+        return
+    with store.read() as rows:
+        newest = newest_seal(rows)
+    try:
+        kept = read_receipt(path.read_bytes(), path.name).envelope.statement_hash
+    except (OSError, OncewardError) as error:
+        kept, why = "", getattr(error, "message", None) or f"{path}: {getattr(error, 'strerror', error)}"
+        yield Check("seal", "warn", f"not kept: {why}", f"look at it, then: onceward seal --out {path}")
+        return
+    same = newest is not None and newest.statement_hash == kept
+    fix = "" if same else f"the file is of another history or an older one: onceward verify --against {path}"
+    yield Check("seal", "ok" if same else "warn", f"kept in {path}" if same else f"{path} is not the newest seal", fix)
 
 
 def _writer_lock(store: Store) -> Iterable[Check]:

@@ -40,7 +40,7 @@ def doctor(given: Globals) -> int:
         workspace = given.workspace()
         store = workspace.store()
         try:
-            checks += examine.examine_store(store, workspace.settings.sinks())
+            checks += examine.examine_store(store, workspace.settings.sinks(), workspace.seal_file)
         finally:
             store.close()
     except OncewardError as error:
@@ -95,6 +95,7 @@ def backup(given: Globals, file: str) -> None:
     render.say(
         f"{render.plain(made['file'])}: {made['rows']:,} rows, {render.counted(made['events'], 'event')}, verified."
     )
+    render.say(f"Keys and artifacts are files: copy {render.plain(workspace.folder)}/keys and /artifacts, too.")
 
 
 @click.command(cls=Command)
@@ -110,4 +111,7 @@ def restore(given: Globals, file: str) -> None:
         render.document(done)
         return
     events = render.counted(done["events"], "event")
+    keys = workspace.folder / "keys"
+    if not keys.is_dir():
+        render.say(f"Bring your key files into {render.plain(keys)} before you act here.")
     render.say(f"restored {done['rows']:,} rows and {events} from {render.plain(done['file'])}, verified.")
