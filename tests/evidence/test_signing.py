@@ -181,9 +181,20 @@ def test_the_independent_verifier_agrees_on_rfc_8032_vectors_and_on_ours(other):
 
 def test_a_private_key_survives_its_file_and_nothing_else_is_one():
     assert SigningKey.read(KEY.pem()).fingerprint == KEY.fingerprint
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
 
+    theirs = load_pem_private_key(KEY.pem(), None)
+    assert theirs.public_key().public_bytes_raw() == KEY.public
+    ours = Ed25519PrivateKey.generate()
+    written = ours.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    assert SigningKey.read(written).public == ours.public_key().public_bytes_raw()
     foreign = X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     for pem in (b"", b"-----BEGIN PRIVATE KEY-----\n", foreign):
         with pytest.raises(InvalidConfig, match="Ed25519"):

@@ -19,6 +19,9 @@ BUILD: Final = "urn:onceward:build@1"
 SEAL: Final = "urn:onceward:seal@1"
 POSSESSION: Final = "urn:onceward:possession@1"
 
+_PKCS8: Final = bytes.fromhex("302e020100300506032b657004220420")
+_BEGIN: Final = b"-----BEGIN PRIVATE KEY-----"
+_END: Final = b"-----END PRIVATE KEY-----"
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
 
@@ -100,24 +103,21 @@ class SigningKey:
 
     @classmethod
     def read(cls, pem: bytes) -> SigningKey:
-        """A key from its PKCS #8 file."""
-        from cryptography.exceptions import UnsupportedAlgorithm
+        """A key from its PKCS #8 file (RFC 8410), in the one form without passphrase and attributes."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+        body = pem.strip().removeprefix(_BEGIN).removesuffix(_END)
         try:
-            private = load_pem_private_key(pem, None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            private = None
-        if not isinstance(private, Ed25519PrivateKey):
+            data = base64.b64decode(b"".join(body.split()), validate=True)
+        except binascii.Error:
+            data = b""
+        if data[:16] != _PKCS8 or len(data) != 48 or not pem.strip().startswith(_BEGIN):
             raise InvalidConfig("this is not the file of an Ed25519 key without a passphrase")
-        return cls(private)
+        return cls(Ed25519PrivateKey.from_private_bytes(data[16:]))
 
     def pem(self) -> bytes:
-        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-        data: bytes = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        return data
+        text = base64.b64encode(_PKCS8 + self._private.private_bytes_raw())
+        return _BEGIN + b"\n" + text + b"\n" + _END + b"\n"
 
     def sign(self, payload: bytes) -> Envelope:
         return Envelope(payload, self.fingerprint, self._private.sign(encoded(PAYLOAD_TYPE, payload)))
