@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import tarfile
+import uuid
 
 import apsw
 import pytest
@@ -104,7 +105,7 @@ def test_the_same_rows_make_the_same_bytes_in_any_folder_and_on_any_store(scene,
     assert again.read_bytes() == bundle.read_bytes()
     with scene.reading() as store:
         backup(store, tmp_path / "rows.db", scene.new_file, scene.old_file)
-    for number, url in enumerate(("sqlite", schema_url(postgres_url, "moved"))):
+    for number, url in enumerate(("sqlite", schema_url(postgres_url, f"moved{uuid.uuid4().hex[:12]}"))):
         folder = tmp_path / f"other{number}" / ".onceward"
         folder.parent.mkdir()
         elsewhere = Workspace(folder, store_url=url, principal="somebody")

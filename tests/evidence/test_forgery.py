@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import uuid
 
 import apsw
 import msgspec
@@ -35,7 +36,7 @@ def scene(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("forgery")
     url = "sqlite"
     if request.param == "postgresql":
-        url = schema_url(request.getfixturevalue("postgres_url"), "forgery")
+        url = schema_url(request.getfixturevalue("postgres_url"), f"forgery{uuid.uuid4().hex[:12]}")
     workspace = Workspace(folder / ".onceward", store_url=url, principal="tester")
     workspace.create()
     workspace.ids = happen(workspace, folder)
@@ -242,7 +243,7 @@ def test_what_the_events_say_cannot_be_rewritten_in_the_rows(bare, sql, expected
         "UPDATE keys SET principal = ''",
         "UPDATE artifacts SET sha256 = '../dev/zero' WHERE sha256 = (SELECT min(sha256) FROM artifact_refs)",
         "UPDATE requests SET payload = 'nonsense'",
-        "UPDATE seals SET statement_hash = (SELECT min(statement_hash) FROM signatures)",
+        "UPDATE seals SET statement_hash = (SELECT statement_hash FROM signatures ORDER BY seq LIMIT 1)",
     ],
 )
 def test_what_cannot_be_read_is_a_fault_and_not_a_crash(bare, sql):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import uuid
 from itertools import pairwise
 
 import pytest
@@ -62,7 +63,7 @@ def scene(request, tmp_path_factory):
     if request.param == "postgresql":
         from conftest import schema_url
 
-        url = schema_url(request.getfixturevalue("postgres_url"), "scene")
+        url = schema_url(request.getfixturevalue("postgres_url"), f"scene{uuid.uuid4().hex[:12]}")
     workspace = Workspace(folder / ".onceward", store_url=url, principal="tester")
     workspace.create()
     happen(workspace, folder)
@@ -126,6 +127,18 @@ def test_a_total_that_is_gone_is_found_if_it_said_something(bare):
         with bare:
             bare.write("DELETE FROM budget_totals WHERE parent_session_id = ? AND budget_lane = ?", (session, lane))
             assert ("totals" in rules(bare)) == bool(total or limit is not None)
+
+
+@pytest.mark.rule("E-1")
+@pytest.mark.guarantee("G15", "G19")
+def test_spending_made_smaller_everywhere_is_found_by_what_was_signed_at_the_end(bare):
+    """Debits and totals agree, and the last event of the child was told without them."""
+    ((build,),) = bare.read("SELECT min(build_id) FROM builds WHERE state = 'SUCCESS'")
+    with bare:
+        bare.write("UPDATE budget_debits SET amount = 0 WHERE parent_session_id = ?", (build,))
+        bare.write("UPDATE budget_totals SET total = 0 WHERE parent_session_id = ?", (build,))
+        found = [fault.detail for fault in verify_rows(bare).faults if fault.rule == "totals"]
+    assert "usd_micros is not what was signed when the build ended" in found
 
 
 @pytest.mark.rule("E-1")

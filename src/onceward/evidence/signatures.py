@@ -40,8 +40,8 @@ class Authority:
         self._roles: dict[str, set[str]] = {}
         self._seals: list[tuple[str, dict[str, Any]]] = []
         """What genuine seals say, with the hash of their statement, in their order."""
-        self.ends: dict[str, dict[str, Any]] = {}
-        """What was signed of the ends of builds."""
+        self.spent: dict[str, dict[str, int]] = {}
+        """What builds had spent when their end was signed, by lane."""
         self._begun = records.first_key()
         """The place of the first key among all events: nobody could sign before."""
 
@@ -173,7 +173,7 @@ class Authority:
     def _read_build(self, told: dict[str, Any]) -> str | None:
         if not self._stands(told["head"]) or told["head"]["stream"] != f"session:{told['build_id']}":
             return "the build's stream is not what was signed"
-        self.ends[told["build_id"]] = told
+        self.spent[told["build_id"]] = told["totals"]
         return None
 
     def _stands(self, head: dict[str, Any]) -> bool:

@@ -88,6 +88,10 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
         for lane, limit in limits.items():
             if (session, lane) not in totals or totals[session, lane].limit_amount != limit:
                 findings.fault("totals", session, f"the limit of {lane} is not what its last event says")
+    for build, spent in walk.authority.spent.items():
+        for lane, amount in spent.items():
+            if (build, lane) not in totals or totals[build, lane].total != amount:
+                findings.fault("totals", build, f"{lane} is not what was signed when the build ended")
     for (session, lane), debits in groupby(records.all(Debit), lambda d: (d.parent_session_id, d.budget_lane)):
         summed = 0
         for number, debit in enumerate(debits, 1):
