@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import apsw
 import psycopg
 
+from onceward.engine.backup import backup, restore
 from onceward.evidence.bundle import header, padding
 from onceward.kernel.canon import canonical
 from onceward.kernel.records import Request
@@ -88,6 +91,36 @@ def happen(workspace, folder):
 def _workspace_id(workspace):
     with workspace.reading() as store, store.read() as rows:
         return rows.read("SELECT workspace_id FROM workspace")[0][0]
+
+
+def template(root):
+    """The scene, made once by whichever test process is first: its folder, and the builds by what became of them."""
+    folder = root / "scene-template"
+    with (root / "scene.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done.json").exists():
+            folder.mkdir()
+            workspace = Workspace(folder / ".onceward", store_url="sqlite", principal="tester")
+            workspace.create()
+            ids = happen(workspace, folder)
+            with workspace.reading() as store:
+                backup(store, folder / "rows.db", workspace.new_file, workspace.old_file)
+            (folder / "done.json").write_text(json.dumps(ids))
+    return folder, json.loads((folder / "done.json").read_text())
+
+
+def copied(made, folder, url):
+    """The scene again, in a folder and on a store of its own."""
+    source, ids = made
+    workspace = Workspace(folder / ".onceward", store_url=url, principal="tester")
+    if url == "sqlite":
+        shutil.copytree(source / ".onceward", folder / ".onceward")
+    else:
+        restore(source / "rows.db", workspace.old_file, workspace.empty_store)
+        for part in ("artifacts", "keys", "streams"):
+            shutil.copytree(source / ".onceward" / part, folder / ".onceward" / part, dirs_exist_ok=True)
+    workspace.ids = ids
+    return workspace
 
 
 class Bare:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import uuid
 from itertools import pairwise
 
 import pytest
@@ -15,7 +14,7 @@ from onceward.evidence.workspace import verify_workspace
 from onceward.kernel.chain import link
 from onceward.store.copy import TABLES
 from onceward.wiring import Workspace
-from scene import Bare, happen, seal
+from scene import Bare, copied, seal
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 EVERY = int(os.environ.get("ONCEWARD_TAMPER", "101"))
@@ -54,27 +53,6 @@ NOT_EVIDENCE = {
     "singleton_lock": "who holds the workspace",
     "kernel_beat": "when it last showed that it lives",
 }
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def scene(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scene")
-    url = "sqlite"
-    if request.param == "postgresql":
-        from conftest import schema_url
-
-        url = schema_url(request.getfixturevalue("postgres_url"), f"scene{uuid.uuid4().hex[:12]}")
-    workspace = Workspace(folder / ".onceward", store_url=url, principal="tester")
-    workspace.create()
-    happen(workspace, folder)
-    return workspace
-
-
-@pytest.fixture(scope="module")
-def bare(scene):
-    found = Bare(scene)
-    yield found
-    found.close()
 
 
 def rules(bare):
@@ -386,16 +364,17 @@ def test_an_act_after_its_key_was_revoked_is_found(bare):
 
 @pytest.mark.rule("E-3")
 @pytest.mark.guarantee("G19")
-def test_a_cut_tail_an_older_copy_and_a_rewritten_history_are_found_by_a_seal(scene, tmp_path, bare):
-    receipt = seal(scene)
-    fresh = Bare(scene)
+def test_a_cut_tail_an_older_copy_and_a_rewritten_history_are_found_by_a_seal(template, tmp_path):
+    elsewhere = copied(template, tmp_path, "sqlite")
+    receipt = seal(elsewhere)
+    fresh = Bare(elsewhere)
     try:
-        _held_against(fresh, receipt, scene)
+        _held_against(fresh, receipt)
     finally:
         fresh.close()
 
 
-def _held_against(bare, receipt, scene):
+def _held_against(bare, receipt):
     from onceward.evidence.findings import Findings
     from onceward.evidence.records import Rows
     from onceward.evidence.seal import Against
