@@ -62,7 +62,7 @@ def test_a_seal_is_kept_and_held_against(ran, place):
     made = ran("seal", "--out", "kept.seal")
     assert made.status == 0 and "sealed" in made.out and "root " in made.out
     assert ran("verify", "--against", "kept.seal").status == 0
-    assert ran("verify", "kept.seal").out.endswith("sound: 1 seals, 4 heads\n")
+    assert ran("verify", "kept.seal").out.endswith("sound: 1 seal, 4 heads\n")
     assert ran("verify", "kept.seal", "--key", "a" * 64).status == 5
     printed = ran("seal", "--json").json
     assert printed["seal"] == 2 and printed["receipt"]["format"] == "onceward-seal@1"

@@ -48,7 +48,7 @@ def verify(given: Globals, file: str | None, seals: tuple[str, ...], trusted: tu
 
 
 def _say(found: Findings) -> None:
-    looked = ", ".join(f"{count:,} {what}" for what, count in found.checked.items())
+    looked = ", ".join(f"{count:,} {_word(what, count)}" for what, count in found.checked.items())
     for note in found.notes:
         render.say(render.plain(note))
     if found.ok:
@@ -61,6 +61,10 @@ def _say(found: Findings) -> None:
     if left > 0:
         render.say(f"... and {left:,} more; --json lists them")
     render.say(f"{render.counted(len(found.faults) + found.more, 'fault')} in {looked}")
+
+
+def _word(what: str, count: int) -> str:
+    return what if count != 1 else {"children": "child"}.get(what, what.removesuffix("s"))
 
 
 def _verify_file(path: Path, seals: list[Path], trusted: tuple[str, ...], progress: Any) -> Findings:
