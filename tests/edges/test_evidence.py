@@ -121,7 +121,6 @@ def test_principals_keys_artifacts_and_seals_are_explained(ran):
     artifact = ran("artifacts", "list", "--json").json[0]["sha256"]
     for word, kind, state in (
         (key["principal"], "principal", "acts with a key"),
-        (f"principal:{key['principal']}", "principal", "acts with a key"),
         (key["key"][:10], "key", "in force"),
         (artifact[:10], "artifact", "kept"),
         ("seal:1", "seal", "signed"),
@@ -130,7 +129,6 @@ def test_principals_keys_artifacts_and_seals_are_explained(ran):
     ):
         found = ran("explain", word, "--json").json
         assert (found["kind"], found["state"]) == (kind, state) and found["next"]
-        assert ran("explain", word).status == 0
     told = ran("explain", build["build_id"]).out
     assert "BUILD_SUCCEEDED (normal_completion) by" in told
     assert ran("explain", "seal:9").status == 2
