@@ -65,7 +65,10 @@ def test_the_shell_example_counts_words(example):
 def test_the_code_generation_pauses_and_then_asks(example, store_url):
     cli = example("codegen", store_url)
     paused = cli("run", "plan.py", check=3)
-    assert "usd is at 0.09 of 0.10, and 0.03 more was asked" in paused.stderr
+    # A step asks for more than is left, or, where the first were done before it began, is known to cost more.
+    assert re.search(r"usd is at 0.0[69] of 0.10, and (0.03 more was asked|\S+ is estimated at 0.03)", paused.stderr), (
+        paused.stderr
+    )
     token = paused.stdout.strip()
     # What it says to type next lasts to the end, as far as can be told.
     resume = re.search(r"next: onceward (resume .*)", paused.stderr)[1].replace("TOKEN", token).split()
