@@ -101,10 +101,14 @@ def _progress(given: Globals) -> Iterator[Callable[[str, int, int], None] | None
         return
     bars: dict[str, Any] = {}
 
+    def finish() -> None:
+        for bar in bars.values():
+            bar.update(bar.length - bar.pos)
+            bar.render_finish()
+
     def tell_of(what: str, seen: int, total: int) -> None:
         if what not in bars:
-            for bar in bars.values():
-                bar.render_finish()
+            finish()
             bars[what] = click.progressbar(length=max(total, 1), label=what, file=sys.stderr)
         bar = bars[what]
         bar.update(min(seen, total) - bar.pos)
@@ -112,8 +116,7 @@ def _progress(given: Globals) -> Iterator[Callable[[str, int, int], None] | None
     try:
         yield tell_of
     finally:
-        for bar in bars.values():
-            bar.render_finish()
+        finish()
 
 
 @click.command(cls=Command)
