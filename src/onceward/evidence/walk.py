@@ -341,7 +341,8 @@ class _Stream:
         self.parent: str | None = None
         self.opened = 0
         self.work: tuple[str, int, str | None] | None = None
-        self.steps = Steps(self.subject)
+        if self.kind == "session":
+            self.steps = Steps(self.subject)
 
     def follow(self, event: Event, findings: Findings, whole: bool) -> None:
         """The event must be the next of this stream."""
