@@ -95,7 +95,10 @@ def test_no_byte_that_is_kept_or_said_holds_a_secret(tmp_path, store_url, reques
     deadline = time.monotonic() + 40
     while not (folder / "slow.begun").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.5)
+    spool = folder / ".onceward" / "running"
+    while not any(b"[redacted API_KEY]" in path.read_bytes() for path in spool.glob("*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     # The log of the step that runs, its spool and the write-ahead log are looked at as they are.
     held = scan(folder, store_url)
     os.killpg(running.pid, signal.SIGKILL)

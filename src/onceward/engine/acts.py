@@ -20,9 +20,6 @@ from onceward.store.tables.events import hash_at, head_of
 from onceward.store.tables.keys import Signature, find_key, keys_named, put_signature, workspace_id
 from onceward.store.transaction import Transaction
 
-_SHORTEST = 8
-"""Letters of a fingerprint that are enough to mean a key."""
-
 
 def named(rows: Reads, request: Request) -> Request:
     """The request with whole ids for what somebody named by a beginning or a word: that is what gets signed."""
@@ -32,7 +29,7 @@ def named(rows: Reads, request: Request) -> Request:
     elif request.verb == "children.cancel" and isinstance(payload.get("subject"), str):
         payload["subject"] = _subject(rows, payload["subject"])
     elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
-        found = keys_named(rows, payload["key"]) if len(payload["key"]) >= _SHORTEST else []
+        found = keys_named(rows, payload["key"])
         payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]
     else:
         return request

@@ -14,8 +14,6 @@ from onceward.store.tables.keys import Key, all_keys, find_key, keys_named, keys
 from onceward.store.tables.principals import Principals, add_principal, remove_roles
 from onceward.store.transaction import Transaction
 
-_SHORTEST = 8
-
 
 def authorize(rows: Reads, name: str, role: str) -> Principal:
     """The principal, if it may act in this role, or in any; else PERMISSION_DENIED saying who could help."""
@@ -95,7 +93,7 @@ def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: st
 
 def revoke(tx: Transaction, prefix: str, reason: str, by: str) -> dict[str, Any]:
     """A key is in force no more. What it signed before stays signed."""
-    found = keys_named(tx, prefix) if len(prefix) >= _SHORTEST else []
+    found = keys_named(tx, prefix)
     if len(found) != 1:
         raise NotFound(
             f"more than one key begins with {prefix[:64]}" if found else f"there is no key {prefix[:64]!a}",

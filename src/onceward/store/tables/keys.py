@@ -39,6 +39,7 @@ class Seal(msgspec.Struct, frozen=True):
     statement_hash: str
 
 
+_SHORTEST = 8
 _KEY, _SIGNATURE, _SEAL = (", ".join(kind.__struct_fields__) for kind in (Key, Signature, Seal))
 
 
@@ -62,7 +63,9 @@ def find_key(rows: Reads, fingerprint: str) -> Key | None:
 
 
 def keys_named(rows: Reads, prefix: str) -> list[Key]:
-    """Those whose fingerprint begins so."""
+    """Those whose fingerprint begins so; fewer letters than eight mean none."""
+    if len(prefix) < _SHORTEST:
+        return []
     found = rows.read(
         f"SELECT {_KEY} FROM keys WHERE fingerprint >= ? AND fingerprint < ? ORDER BY fingerprint LIMIT 2",
         (prefix, prefix + "g"),
