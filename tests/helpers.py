@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onceward.evidence.records import Rows
+from onceward.evidence.replay import replay
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
-from onceward.store.port import Database
+from onceward.store.port import Database, Reads
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.events import events_of
@@ -44,6 +47,13 @@ def get(store: Store, build_id: str) -> Build:
 def lines(store: Store, stream: str) -> list[bytes]:
     with store.read() as rows:
         return [event.line() for event in events_of(rows, stream)]
+
+
+def assert_sound(rows: Reads) -> None:
+    """Everything recorded agrees, and follows from the rest by the rules."""
+    assert verify_rows(rows).faults == []
+    found = replay(Rows(rows)).difference
+    assert found is None, found
 
 
 def count(store: Store, table: str) -> int:

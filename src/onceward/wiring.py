@@ -6,7 +6,7 @@ import fcntl
 import getpass
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -34,6 +34,7 @@ from onceward.store.store import Store
 if TYPE_CHECKING:
     from onceward.evidence.bundle import Page
     from onceward.evidence.findings import Findings
+    from onceward.evidence.replay import Replayed
     from onceward.evidence.seal import Receipt
     from onceward.evidence.workspace import Progress
 
@@ -185,6 +186,16 @@ class Workspace:
         if kept is not None and not kept.exists() and found.checked.get("seals"):
             found.fault("seal", kept.name, "it was sealed to this file, and the file is gone")
         return found
+
+    def replay(self, subject: str | None, progress: Callable[[int], None] | None = None) -> Replayed:
+        """A build or session, or all there are, made again from the records and held against them."""
+        from onceward.evidence.records import Rows
+        from onceward.evidence.replay import replay
+
+        with self.reading() as store:
+            sessions = None if subject is None else [subject_named(store, subject)]
+            with store.read() as rows:
+                return replay(Rows(rows), sessions, progress)
 
     def prepare_seal(self, path: Path | None) -> Receipt:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""

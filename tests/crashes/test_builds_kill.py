@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import assert_sound
 from onceward.engine.reading import stream_lines
-from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.store.tables.budgets import spent_by
 from onceward.store.tables.checkpoints import checkpoints_of
@@ -184,7 +184,7 @@ def examine(workspace, build, whole):
     kernel = workspace.kernel()
     try:
         with kernel.store.read() as rows:
-            assert verify_rows(rows).faults == []
+            assert_sound(rows)
             total = 0
             for token in Tokens(rows).of_session(build):
                 spent = spent_by(rows, token.child_id).get("usd_micros", 0)

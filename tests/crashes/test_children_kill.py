@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from onceward.evidence.verify import verify_rows
+from helpers import assert_sound
 from onceward.kernel import faults
 from onceward.lifecycles.child import CODES
-from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_by_name, streams
 from onceward.wiring import Workspace
@@ -68,8 +67,7 @@ def examine(workspace: Workspace, acks: Path, witness: Path) -> None:
     kernel = workspace.kernel()
     kernel.streams.project()
     with kernel.store.read() as rows:
-        assert verify_rows(rows).faults == []
-        assert sums(rows) == []
+        assert_sound(rows)
         tokens = {t.child_id: t for n in range(3) for t in Tokens(rows).of_session(f"ses_{n}")}
         told = {}
         for event in events_by_name(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import apsw
 import pytest
 
 PLAN = (
@@ -55,6 +56,43 @@ def test_a_bundle_is_exported_and_verified_with_nothing_else(ran, place, tmp_pat
     assert broken.status == 5 and broken.json["faults"][0]["rule"] == "bundle"
     assert ran("verify", "nothing.tar").status == 2
     assert ran("verify", "--key", "ab").status == 2
+
+
+@pytest.mark.rule("R-1", "R-6", "I-1")
+@pytest.mark.both_stores
+def test_replay_says_identical_or_exits_5_with_the_first_difference(ran, place, tmp_path_factory):
+    whole = ran("replay", "--json")
+    assert whole.status == 0 and whole.json["identical"] is True and whole.json["runs"] == 1
+    assert whole.json["children"] == 2 and "first_difference" not in whole.json
+    assert ran("replay", "--runs", "3", "--json").json == {**whole.json, "runs": 3}
+    said = ran("replay", "latest")
+    assert said.status == 0 and said.out.startswith("identical: ") and whole.json["sha256"] in said.out
+    bundle = tmp_path_factory.mktemp("elsewhere") / "b.tar"
+    assert ran("export", "latest", "--out", str(bundle)).status == 0
+    (place / ".onceward").rename(bundle.parent / "gone")
+    (place / "onceward.toml").unlink(missing_ok=True)
+    assert ran("replay", str(bundle), "--json").json == whole.json
+    data = bundle.read_bytes()
+    bundle.write_bytes(data[:-2000])
+    broken = ran("replay", str(bundle))
+    assert broken.status == 5 and "INTEGRITY_FAULT" in broken.err and f"onceward verify {bundle.name}" in broken.err
+    assert ran("replay", "nothing.tar").status == 2
+
+
+@pytest.mark.rule("R-1")
+def test_a_difference_is_told_with_its_event_and_field(ran, place):
+    connection = apsw.Connection(str(place / ".onceward" / "onceward.db"))
+    for (name,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")):
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute("UPDATE urm_dispatch_token SET worker_run_id = 'ab' WHERE dispatch_seq = 1")
+    connection.close()
+    found = ran("replay", "--json")
+    assert found.status == 5 and not found.json["identical"]
+    told = found.json["first_difference"]
+    assert told["where"].startswith("child chd_") and told["field"] == "worker_run_id" and told["stored"] == "ab"
+    said = ran("replay")
+    assert said.status == 5 and "worker_run_id" in said.out and 'stored    "ab"' in said.out
+    assert "next: onceward verify" in said.out
 
 
 @pytest.mark.rule("E-3", "I-1")

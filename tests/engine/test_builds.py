@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers import assert_sound
 from onceward import BudgetExceeded, NetworkError, Plan
+from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig, InvalidResumeState, StorageError
-from onceward.evidence.verify import verify_rows
 from onceward.kernel import faults
 from onceward.store.tables.checkpoints import checkpoints_of
 
@@ -43,7 +44,7 @@ def sound(site):
     store = site.workspace.store()
     try:
         with store.read() as rows:
-            assert verify_rows(rows).faults == []
+            assert_sound(rows)
     finally:
         store.close()
 
@@ -95,6 +96,23 @@ def test_a_crashed_build_resumes_and_no_finished_step_runs_again(site, nth):
     site.run(plan, reuse=False)
     assert next(e["detail"]["outputs"] for e in site.events() if e["event"] == "BUILD_SUCCEEDED") == digest
     sound(site)
+
+
+@pytest.mark.rule("B-1", "B-7")
+@pytest.mark.guarantee("G2")
+def test_a_slot_that_cannot_record_never_makes_a_build_succeed(site, monkeypatch):
+    """It fails just after the main thread has looked whether any did."""
+    finished = BuildRun._finished
+
+    def late(run):
+        deadline = time.monotonic() + 10
+        while not run.children.quiet and run.children.failed is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return finished(run)
+
+    monkeypatch.setattr(BuildRun, "_finished", late)
+    build = site.crash(three(site), point="child.leased", nth=1)
+    assert site.status(build)["state"] == "CRASHED"
 
 
 @pytest.mark.rule("B-6")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from helpers import processes_with
+from helpers import assert_sound, processes_with
 from onceward.engine.child_dispatch import exported
 from onceward.engine.reading import artifact_list, lane_list
 from onceward.engine.work import Command, Function, isolated
@@ -27,7 +27,6 @@ from onceward.errors import (
 from onceward.evidence.verify import verify_rows
 from onceward.kernel.records import Request
 from onceward.lifecycles.child import CODES, run_id
-from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of
 
@@ -56,8 +55,7 @@ def token(kernel, child_id):
 
 def sound(kernel):
     with kernel.store.read() as rows:
-        assert verify_rows(rows).faults == []
-        assert sums(rows) == []
+        assert_sound(rows)
 
 
 def run_all(children, works):
@@ -86,6 +84,7 @@ def test_a_child_has_one_start_and_one_end_in_both_streams(kernel):
 @pytest.mark.rule("C-5", "C-2")
 def test_fifty_queued_children_run_in_the_order_of_the_queue_two_at_a_time(kernel):
     inside, most, order, mutex = 0, 0, [], threading.Lock()
+    pair = threading.Barrier(2, timeout=20)
 
     def work(number):
         def call(task):
@@ -94,7 +93,7 @@ def test_fifty_queued_children_run_in_the_order_of_the_queue_two_at_a_time(kerne
                 inside += 1
                 most = max(most, inside)
                 order.append(number)
-            time.sleep(0.002)
+            pair.wait()
             with mutex:
                 inside -= 1
 
@@ -116,11 +115,13 @@ def test_fifty_queued_children_run_in_the_order_of_the_queue_two_at_a_time(kerne
 @pytest.mark.parametrize("jobs", [1, 5])
 def test_the_cap_is_what_was_asked_for(kernel, jobs):
     inside, most, mutex = [0], [0], threading.Lock()
+    together = threading.Barrier(jobs, timeout=20)
 
     def call(task):
         with mutex:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
+        together.wait()
         time.sleep(0.05)
         with mutex:
             inside[0] -= 1

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from helpers import assert_sound
 from onceward.engine.child_recovery import recover
 from onceward.engine.reading import artifact_list
 from onceward.engine.tenure import acquire
 from onceward.engine.work import Command, Function
 from onceward.errors import BudgetExceeded, InvalidConfig, NetworkError
-from onceward.evidence.verify import verify_rows
 from onceward.kernel.limits import MAX_INTEGER
-from onceward.store.tables.budgets import sums
 from onceward.store.tables.children import Tokens
 
 
@@ -39,8 +38,7 @@ def ends(children, works):
 
 def sound(kernel):
     with kernel.store.read() as rows:
-        assert verify_rows(rows).faults == []
-        assert sums(rows) == []
+        assert_sound(rows)
         assert all(not Tokens(rows).open_in(f"ses_{n}") for n in "ab")
 
 

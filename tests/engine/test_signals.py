@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import get, processes_with
+from helpers import assert_sound, get, processes_with
 from onceward.engine.signals import Signals
 from onceward.engine.tenure import holder
-from onceward.evidence.verify import verify_rows
 from onceward.store.tables.events import events_of
 from onceward.wiring import Workspace
 
@@ -50,7 +49,7 @@ def test_a_kernel_that_is_asked_to_stop_stops_well(store_url, tmp_path, sent, st
     with store.read() as rows:
         last = list(events_of(rows, f"session:{build_id}"))[-1]
         assert b'"reason":"crash_detected"' in last.body
-        assert verify_rows(rows).faults == []
+        assert_sound(rows)
     store.close()
 
 

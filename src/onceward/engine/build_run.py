@@ -91,7 +91,9 @@ class BuildRun:
                     break
                 self._changed.wait(self._patience())
         self.children.heeded = None
-        if not self.halted or self.halted == "failed":
+        if self.children.failed is not None:  # It may fail after we looked, and what fails falls quiet too.
+            raise self.children.failed
+        if self._finished() if not self.halted else self.halted == "failed":
             self._conclude()
 
     def stop(self) -> None:

@@ -166,11 +166,11 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
     token = Tokens(tx).get(child_id)
     if token.phase == "terminal":
         return "already_terminal"
+    ask_to_end(tx, child_id, cancel_request_id)
     if token.phase == "queued":
         note_cut_off(tx, token, "cancelled", {}, actor)
         fail_queued(tx, msgspec.structs.replace(token, cancel_request_id=cancel_request_id), Ended("cancelled"), actor)
         return "cancelled"
-    ask_to_end(tx, child_id, cancel_request_id)
     return "cancelling"
 
 

@@ -53,7 +53,7 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
 
     def spend(lanes: Mapping[str, Any], settled: bool) -> None:
         try:
-            _spend(children, token, running, lanes, settled)
+            spend_now(children, token, running, lanes, settled)
         except BudgetExceeded as refused:
             running.refuse(refused.context)
             raise
@@ -90,7 +90,7 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
     if running.asked == "budget" or ended.reason != "completed":
         ended = _by_request(running, ended)
     micros = int((time.monotonic() - began) * 1_000_000)
-    return _closing(children, token, ended, micros, logs, kept)
+    return closing_of(children, token, ended, micros, logs, kept)
 
 
 def _where(error: BaseException) -> str:
@@ -140,7 +140,7 @@ def _deadline(children: Children, token: Token, timeout: float | None, now: floa
     return (None if timeout is None else now + timeout), "timeout"
 
 
-def _spend(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
+def spend_now(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = asked_by_child(dict(lanes))
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
@@ -151,7 +151,7 @@ def _spend(children: Children, token: Token, running: Running, lanes: Mapping[st
         raise child_budget.exceeded(refusal)
 
 
-def _closing(
+def closing_of(
     children: Children, token: Token, ended: Ended, micros: int | None, blobs: Mapping[str, Blob], value: Any = None
 ) -> Closing:
     work = children.works[token.child_id]
@@ -210,7 +210,7 @@ class _Commanded:
             said: dict[str, Any] = {"error": "EXECUTION_FAILED", "message": self.redactor.text(described(error))}
             ended = Ended("execution_failed", said if gone else {**said, "death_unconfirmed": True})
             micros = self.process.micros() if self.process else 0
-            return _closing(self.children, self.token, _by_request(self.running, ended), micros, {})
+            return closing_of(self.children, self.token, _by_request(self.running, ended), micros, {})
 
     def _run(self) -> Closing:
         if self.work.target is not None:
@@ -218,7 +218,7 @@ class _Commanded:
         if self.work.step is not None:
             self.work.step.prepare(self.token)
         reports = Reports(
-            lambda lanes, settled: _spend(self.children, self.token, self.running, lanes, settled),
+            lambda lanes, settled: spend_now(self.children, self.token, self.running, lanes, settled),
             lambda thousandths, note: self.running.tell(thousandths, self.redactor.text(note)),
             lambda error: self.running.refuse(error.context),
             lambda: self.running.ask("reports"),
@@ -238,7 +238,7 @@ class _Commanded:
         ended = _by_request(self.running, Ended("start_failed", said))
         if ended.reason == "terminated_on_restart":
             ended = Ended("lease_orphaned", ended.detail)
-        return _closing(self.children, self.token, ended, None, {})
+        return closing_of(self.children, self.token, ended, None, {})
 
     def _start(self, reports: Reports) -> Process:
         claim = self.claim
@@ -285,7 +285,7 @@ class _Commanded:
             # Nobody saw its end, so its target stays held, and the record says so.
             process.close()
             ended = _by_request(self.running, Ended("execution_failed", {"death_unconfirmed": True}))
-            return _closing(self.children, self.token, ended, process.micros(), {})
+            return closing_of(self.children, self.token, ended, process.micros(), {})
         return self._ended(process.ending, reports)
 
     def _show(self, stream: str, data: bytes) -> None:
@@ -334,7 +334,7 @@ class _Commanded:
                     raise
                 said = {"error": error.code, "message": self.redactor.text(error.message)[:1000]}
                 ended = Ended("execution_failed", {**ended.detail, **said})
-        return _closing(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept)
+        return closing_of(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept)
 
     def _release(self) -> None:
         if self.claim is not None:

@@ -83,7 +83,6 @@ class Children:
             lane = child_budget.lanes(rows, session_id).get("duration_secs")
         self.timed = lane is not None and lane.limit is not None
         """Whether the session's time is limited."""
-        threading.Thread(target=self._watch_deadlines, name="children-watch", daemon=True).start()
 
     def spawn(self, works: Sequence[Work]) -> list[str]:
         """Queue children; answers their ids. They run as slots become free."""
@@ -244,6 +243,8 @@ class Children:
         return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
 
     def _start_slot(self, slot: int) -> None:
+        if not self._threads:
+            threading.Thread(target=self._watch_deadlines, name="children-watch", daemon=True).start()
         thread = threading.Thread(target=self._slot, args=(slot,), name=f"child-slot-{slot}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -253,7 +254,7 @@ class Children:
         closing: Closing | None = None
         try:
             while True:
-                turn = self._turn(slot, closing)
+                turn = self.turn(slot, closing)
                 if turn.next is not None:
                     closing = child_workflow.run(self, turn.next)
                     continue
@@ -269,7 +270,8 @@ class Children:
                 self.changed.notify_all()
             self.stop()
 
-    def _turn(self, slot: int, closing: Closing | None) -> Turn:
+    def turn(self, slot: int, closing: Closing | None) -> Turn:
+        """End the child that had a slot, and lease the slot to the next: what one pass of a slot does."""
         if closing is None and not self._anything_queued():
             return Turn()
         with self.changed:

@@ -69,14 +69,14 @@ def environment(allow: Sequence[str], given: Mapping[str, str]) -> dict[str, str
 class Processes:
     """All subprocess children of one kernel, under one supervisor that is started when first needed."""
 
-    def __init__(self, grace: float = STOP_GRACE_SECONDS) -> None:
+    def __init__(self, grace: float = STOP_GRACE_SECONDS, here: Identity | None = None) -> None:
         self.grace = grace
         self._mutex = threading.Lock()
         self._supervisor: Supervisor | None = None
         self._control: socket.socket | None = None
         self._cgroup: Cgroup | None = None
         self._closed = False
-        self.here = own_identity()
+        self.here = here or own_identity()
 
     def start(self, order: Order, commit_started: Callable[[Identity], None]) -> Process:
         """Start the work once `commit_started` has made its start durable; if that raises, nothing has run."""

@@ -27,16 +27,22 @@ from onceward.store.tables.singleton import (
 from onceward.store.transaction import Transaction
 
 
-def acquire(store: Store, actor: str, ttl_seconds: float = LOCK_TTL_SECONDS, root_id: str = "") -> Tenure:
+def acquire(
+    store: Store,
+    actor: str,
+    ttl_seconds: float = LOCK_TTL_SECONDS,
+    root_id: str = "",
+    here: Identity | None = None,
+) -> Tenure:
     """Take the writer lock and, in the same transaction, mark what its dead holder left running.
 
     `root_id` is the mark of our artifact root: taking over from another machine needs the root of its kernel."""
-    here = own_identity()
+    here = here or own_identity()
 
     def take(tx: Transaction) -> Tenure:
         seen = lock_row(tx)
         if seen is not None and seen.held:
-            _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds))
+            _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds, here))
             _require_root(seen, last_beat(tx), here, root_id)
         fence = (seen.fence if seen else 0) + 1
         token = f"{fence}.{tx.sources.secret()}"
@@ -97,7 +103,13 @@ def vacant(store: Store) -> bool:
         return held is None or not held.held or not standing(rows, held, rows.now()).stands
 
 
-def standing(rows: Reads, held: LockRow, now: Micros, ttl_seconds: float = LOCK_TTL_SECONDS) -> Standing:
+def standing(
+    rows: Reads,
+    held: LockRow,
+    now: Micros,
+    ttl_seconds: float = LOCK_TTL_SECONDS,
+    here: Identity | None = None,
+) -> Standing:
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
     boot, so that setting the wall clock moves nothing; elsewhere on the store's clock."""
     shown = last_beat(rows)
@@ -105,7 +117,8 @@ def standing(rows: Reads, held: LockRow, now: Micros, ttl_seconds: float = LOCK_
         silent = steady_micros() - shown.steady
     else:
         silent = now - from_iso(held.last_heartbeat_at)
-    return judge_tenure(judge(identity_of(held, shown), own_identity()), silent, int(ttl_seconds * 1_000_000))
+    here = here or own_identity()
+    return judge_tenure(judge(identity_of(held, shown), here), silent, int(ttl_seconds * 1_000_000))
 
 
 def identity_of(row: LockRow, shown: Beat | None = None) -> Identity:

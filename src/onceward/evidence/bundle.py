@@ -19,6 +19,7 @@ from onceward.evidence.records import (
     BuildRow,
     Child,
     Debit,
+    Life,
     PermitRow,
     PlanRow,
     PrincipalRow,
@@ -33,6 +34,7 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
+from onceward.store.port import Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Seal, Signature
@@ -286,6 +288,7 @@ class BundleRecords:
         for ref in self.all(RefRow):
             self._refs.setdefault(ref.owner, set()).add((ref.owner, ref.name, ref.kind, ref.sha256))
         self._places = {(c.build_id, c.stage, c.target) for c in self.all(Checkpoint)}
+        self._known: dict[str, Life] | None = None
 
     def workspace(self) -> str:
         return self._reader.page.workspace
@@ -316,6 +319,27 @@ class BundleRecords:
                 raise BadBundle(f"{FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"})
             before = place
             yield record
+
+    def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
+        return (row for row in self.all(kind) if all(getattr(row, name) == value for name, value in fixed.items()))
+
+    def stream(self, name: str) -> Iterator[Event]:
+        return (event for event in self.events() if event.stream == name)
+
+    def lives(self, children: Sequence[str]) -> dict[str, Life]:
+        if self._known is None:
+            self._known = {child.child_id: Life(child, [], []) for child in self.all(Child)}
+            for event in self.events():
+                life = self._known.get(event.stream.removeprefix("child:"))
+                if life is not None:
+                    life.events.append(event)
+            for debit in self.all(Debit):
+                if debit.child_id in self._known:
+                    self._known[debit.child_id].debits.append((debit.budget_lane, debit.amount))
+        return {child: self._known[child] for child in children if child in self._known}
+
+    def dispatched(self, session: str) -> Iterator[Child]:
+        return (child for child in self._in_order(Child) if child.parent_session_id == session)
 
     def hash_at(self, stream: str, seq: int) -> bytes | None:
         return self._hashes.get((stream, seq))

@@ -47,10 +47,10 @@ class Selection:
 
     def __init__(self, rows: Rows, session_id: str) -> None:
         self.rows, self.session_id = rows, session_id
-        self.builds = rows.of(BuildRow, build_id=session_id)
-        self.sessions = rows.of(SessionRow, session_id=session_id)
-        self.children = rows.of(Child, parent_session_id=session_id)
-        self.checkpoints = rows.of(Checkpoint, build_id=session_id)
+        self.builds = list(rows.of(BuildRow, build_id=session_id))
+        self.sessions = list(rows.of(SessionRow, session_id=session_id))
+        self.children = list(rows.of(Child, parent_session_id=session_id))
+        self.checkpoints = list(rows.of(Checkpoint, build_id=session_id))
         self._signed: set[str] = set()
 
     @property

@@ -13,7 +13,7 @@ from onceward.store.copy import pages
 from onceward.store.port import Reads, Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.events import events_by_name, hash_at
+from onceward.store.tables.events import events_by_name, events_named, events_of, hash_at
 from onceward.store.tables.keys import Key, Seal, Signature, workspace_id
 
 T = TypeVar("T")
@@ -132,6 +132,22 @@ class RequestRow(msgspec.Struct, frozen=True):
     payload_hash: str
 
 
+class Life(msgspec.Struct, frozen=True):
+    """A child, its own stream and what was debited for it."""
+
+    child: Child
+    events: list[Event]
+    debits: list[tuple[str, int]]
+
+    def spent(self) -> dict[str, int]:
+        """By lane; a lane that nothing was taken from is left out."""
+        sums: dict[str, int] = {}
+        for lane, amount in self.debits:
+            if amount:
+                sums[lane] = sums.get(lane, 0) + amount
+        return sums
+
+
 KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     Child: ("urm_dispatch_token", ("child_id",)),
     BuildRow: ("builds", ("build_id",)),
@@ -167,6 +183,22 @@ class Records(Protocol):
         ...
 
     def all(self, kind: type[T]) -> Iterator[T]: ...
+
+    def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
+        """Those whose fields have these values, in the order of their key."""
+        ...
+
+    def stream(self, name: str) -> Iterator[Event]:
+        """One stream's events in order."""
+        ...
+
+    def lives(self, children: Sequence[str]) -> dict[str, Life]:
+        """All that is recorded of some children."""
+        ...
+
+    def dispatched(self, session: str) -> Iterator[Child]:
+        """A session's children by their dispatch, then those that were never dispatched by their place in the queue."""
+        ...
 
     def hash_at(self, stream: str, seq: int) -> bytes | None: ...
 
@@ -209,14 +241,45 @@ class Rows:
         table, key = KINDS[kind]
         return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__))  # type: ignore[attr-defined]
 
-    def of(self, kind: type[T], **fixed: Value) -> list[T]:
-        """Those whose columns have these values, in the order of their key."""
+    def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
         table, key = KINDS[kind]
-        fields = ", ".join(kind.__struct_fields__)  # type: ignore[attr-defined]
-        where = " AND ".join(f"{name} = ?" for name in fixed)
-        order = ", ".join(key)
-        sql = f"SELECT {fields} FROM {table} WHERE {where} ORDER BY {order}"
-        return [kind(*row) for row in self.rows.read(sql, tuple(fixed.values()))]
+        return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__, fixed))  # type: ignore[attr-defined]
+
+    def stream(self, name: str) -> Iterator[Event]:
+        return events_of(self.rows, name)
+
+    def lives(self, children: Sequence[str]) -> dict[str, Life]:
+        if not children:
+            return {}
+        these = f"({', '.join('?' * len(children))})"
+        fields = ", ".join(Child.__struct_fields__)
+        found = self.rows.read(f"SELECT {fields} FROM urm_dispatch_token WHERE child_id IN {these}", children)
+        lives = {row[0]: Life(Child(*row), [], []) for row in found}
+        for event in events_named(self.rows, [f"child:{child}" for child in children]):
+            if event.stream[6:] in lives:
+                lives[event.stream[6:]].events.append(event)
+        spent = self.rows.read(
+            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}", children
+        )
+        for child, lane, amount in spent:
+            if child in lives:
+                lives[child].debits.append((lane, amount))
+        return lives
+
+    def dispatched(self, session: str) -> Iterator[Child]:
+        fields = Child.__struct_fields__
+        for column, also in (("dispatch_seq", ""), ("queue_seq", " AND dispatch_seq IS NULL")):
+            after = -1
+            while True:
+                page = self.rows.read(
+                    f"SELECT {', '.join(fields)}, {column} FROM urm_dispatch_token WHERE parent_session_id = ?"
+                    f" AND {column} > ?{also} ORDER BY {column} LIMIT {_BATCH}",
+                    (session, after),
+                )
+                yield from (Child(*row[:-1]) for row in page)
+                if len(page) < _BATCH:
+                    break
+                after = page[-1][-1]
 
     def hash_at(self, stream: str, seq: int) -> bytes | None:
         return hash_at(self.rows, stream, seq)

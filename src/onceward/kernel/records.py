@@ -11,7 +11,7 @@ import msgspec
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import bounded, sha256_hex
 from onceward.kernel.limits import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS
-from onceward.kernel.machine import Machine
+from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.sources import Micros
 
 ROLES: Final = ("viewer", "operator", "reviewer", "executor", "verifier", "granter", "admin")
@@ -40,6 +40,15 @@ class Move(msgspec.Struct, frozen=True):
     """Its event is the first of the subject's own stream, as the rules know; the schema refuses a second first."""
     about: str = ""
     """What the event is about, for its dedupe key, where that is not the new state and its reason (K-6)."""
+
+    def said(self) -> dict[str, Any]:
+        """The detail of its event: what the decision says, and the move itself."""
+        said = {**self.detail, "to": self.target, "transition_seq": self.version + 1}
+        if self.source != NEW:
+            said["from"] = self.source
+        if self.reason is not None:
+            said["reason"] = self.reason
+        return said
 
 
 class Build(msgspec.Struct, frozen=True):

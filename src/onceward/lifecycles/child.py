@@ -166,6 +166,14 @@ def recover(token: Token, actor: str) -> Move:
     return _end(token, "terminated_on_restart" if token.phase == "started" else "lease_orphaned", detail, actor)
 
 
+def end_again(token: Token, reason: str, facts: Mapping[str, Any], actor: str) -> Move:
+    """The end that follows from what was observed, as `replay` makes it again."""
+    detail = plain(facts)
+    if token.cancel_request_id is not None:
+        detail["cancel_request_id"] = token.cancel_request_id
+    return _end(token, reason, detail, actor)
+
+
 def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: str = "") -> Move:
     code = CODES.get(reason)
     if code is not None:

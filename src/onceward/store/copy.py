@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from onceward.kernel import faults
@@ -64,15 +64,20 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
     return counts
 
 
-def pages(rows: Reads, table: str, key: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
-    """Every row of a table in the order of its key, in flat memory."""
+def pages(
+    rows: Reads, table: str, key: Sequence[str], columns: Sequence[str], fixed: Mapping[str, Value] | None = None
+) -> Iterator[Row]:
+    """Every row of a table, or those whose columns have these values, in the order of its key, in flat memory."""
     keys = ", ".join(key)
     select = f"SELECT {', '.join(columns)} FROM {table}"
     order = f" ORDER BY {keys} LIMIT {_PAGE}"
+    those = [f"{name} = ?" for name in fixed or {}]
+    known = tuple((fixed or {}).values())
     after: tuple[Value, ...] = ()
     while True:
-        where = f" WHERE ({keys}) > ({', '.join('?' * len(key))})" if after else ""
-        page = rows.read(select + where + order, after)
+        wanted = [*those, *([f"({keys}) > ({', '.join('?' * len(key))})"] if after else [])]
+        where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
+        page = rows.read(select + where + order, (*known, *after))
         yield from page
         if len(page) < _PAGE:
             return

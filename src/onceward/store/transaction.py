@@ -125,7 +125,7 @@ class Transaction:
         stream = check_stream(subject.stream(move.subject))
         check_name(move.actor, "actor")
         context = self._context(context_of(move.session or move.subject), move.actor)
-        detail = _detail(move, version)
+        detail = _detail(move)
         posted = None
         if move.session is not None:
             # The session's copy comes first: both say where it stands there.
@@ -219,7 +219,7 @@ def _target_hash(target: str) -> str:
     return sha256_hex(target.encode())
 
 
-def _detail(move: Move, version: int) -> dict[str, Any]:
+def _detail(move: Move) -> dict[str, Any]:
     if move.detail:
         check(dict(move.detail), _DETAIL_DEPTH)
         if not _RESERVED.isdisjoint(move.detail):
@@ -227,12 +227,7 @@ def _detail(move: Move, version: int) -> dict[str, Any]:
                 f"an event's detail may not set {sorted(_RESERVED & set(move.detail))}",
                 context={"field": "detail"},
             )
-    detail = {**move.detail, "to": move.target, "transition_seq": version}
-    if move.source != NEW:
-        detail["from"] = move.source
-    if move.reason is not None:
-        detail["reason"] = move.reason
-    return detail
+    return move.said()
 
 
 @lru_cache(maxsize=256)

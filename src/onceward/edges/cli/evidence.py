@@ -33,7 +33,7 @@ def verify(given: Globals, file: str | None, seals: tuple[str, ...], trusted: tu
 
     Exit 5 where something is wrong: each fault with its rule and its place.
     """
-    with _progress(given) as progress:
+    with progress_bar(given) as progress:
         if file is not None:
             found = _verify_file(file_argument(file), [file_argument(seal) for seal in seals], trusted, progress)
         else:
@@ -94,7 +94,7 @@ def _verify_file(path: Path, seals: list[Path], trusted: tuple[str, ...], progre
 
 
 @contextmanager
-def _progress(given: Globals) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bar(given: Globals) -> Iterator[Callable[[str, int, int], None] | None]:
     """A bar, for a person who waits."""
     if given.json or not sys.stderr.isatty():
         yield None

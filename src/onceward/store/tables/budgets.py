@@ -80,21 +80,6 @@ def add_to_workspace(tx: Writes, lane: str, amount: int) -> None:
     tx.write("UPDATE workspace_budget SET total = total + ? WHERE budget_lane = ?", (amount, lane))
 
 
-def sums(rows: Reads) -> list[Row]:
-    """Session, lane, total and the sum of its debits, for those that disagree; the workspace's own too."""
-    whole = rows.read(
-        "SELECT 'workspace', w.budget_lane, w.total, CAST(coalesce(sum(d.amount), 0) AS BIGINT) FROM workspace_budget w"
-        " LEFT JOIN budget_debits d ON d.budget_lane = w.budget_lane"
-        " GROUP BY w.budget_lane, w.total HAVING w.total <> coalesce(sum(d.amount), 0)"
-    )
-    return whole + rows.read(
-        "SELECT t.parent_session_id, t.budget_lane, t.total, CAST(coalesce(sum(d.amount), 0) AS BIGINT)"
-        " FROM budget_totals t"
-        " LEFT JOIN budget_debits d ON d.parent_session_id = t.parent_session_id AND d.budget_lane = t.budget_lane"
-        " GROUP BY t.parent_session_id, t.budget_lane, t.total HAVING t.total <> coalesce(sum(d.amount), 0)"
-    )
-
-
 def debits_by_session(rows: Reads) -> list[Row]:
     """Session, its build's name, lane and total, the newest session first."""
     return rows.read(
