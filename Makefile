@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for disks, processes and each other: more of them at once than there are processors.
 N ?= 5
+SEED ?= 1
+# The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
+GATE := 1fb1dfd3b6810400b27e0dba09b73ac225b7ba6391fbede42eb03f0a84470f03
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format rules docs record bench crash tamper contend clean
+.PHONY: help demo test check gate explore format rules docs record bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +50,14 @@ check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > /tmp/onceward-imports.$$$$ 2>&1 || { cat /tmp/onceward-imports.$$$$; rm -f /tmp/onceward-imports.$$$$; exit 1; }; rm -f /tmp/onceward-imports.$$$$
 	@$(BIN)/python -m pytest -q tests/tidy
+	@$(MAKE) --no-print-directory gate
 	@echo "check: all good"
+
+gate: $(VENV)/dev.stamp ## play the locked scripts through the engine: has anything become different?
+	@$(BIN)/onceward gate run fixtures/gate/manifest.json --expect $(GATE)
+
+explore: $(VENV)/dev.stamp ## N=20000 SEED=1: random schedules of the engine against a model; a bad one is made small
+	@$(BIN)/python tools/explore.py --count $(if $(filter command line,$(origin N)),$(N),20000) --seed $(SEED)
 
 format: $(VENV)/dev.stamp ## put the code into its usual form
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .

@@ -1,5 +1,5 @@
-"""How fast `verify` is, how it grows and what memory it needs (P-13): 10^4, 10^5 and 10^6 events of finished builds,
-against the raw limit: the same rows read and hashed once, by hand, with nothing held against anything.
+"""How fast `verify` and `replay` are, how they grow and what memory they need (P-13): 10^4, 10^5 and 10^6 events,
+of finished builds, against the raw limit: the same rows read and hashed once, by hand, with nothing compared.
 
 python benchmarks/evidence.py [--most 1000000]
 """
@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
+from onceward.evidence.records import Rows
+from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
 from onceward.kernel.canon import canonical, digest
 from onceward.kernel.chain import body_of, link
+from onceward.kernel.records import Owner
 from onceward.kernel.sources import LiveSources
+from onceward.lifecycles import child as rules
 from onceward.lifecycles.plan import manifest_line, result_digest
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 
+WHAT = ("verify", "replay")
 STEPS = 1000
 """Steps of each build: four events each, as the engine writes them."""
 
@@ -46,7 +52,6 @@ class Writer:
             self.heads[stream] = (self.streams, 0, bytes(32))
         number, seq, prev = self.heads[stream]
         self.position += 1
-        self.at += 7
         body = body_of(name, context, detail)
         hash_ = link(stream, seq + 1, self.at, source, body, prev)
         row = (self.position, number, seq + 1, self.at, source, body.decode(), prev, hash_)
@@ -90,24 +95,23 @@ def _build(connection: apsw.Connection, writer: Writer, build: str, plan_hash: s
     made = hashlib.sha256()
     for step in range(1, STEPS + 1):
         child = f"chd_{build[4:]}_{step:06d}"
-        target, lease, hash_ = f"t{step:06d}", digest([child, step]), digest([build, step])
-        place = {"child_id": child, "dispatch_seq": step, "lease_id": lease, "parent_stream_id": session}
-        ends = {"from": "started", "to": "terminal", "transition_seq": 4, "reason": "completed", "step": f"s:{target}"}
-        ends |= {"context_hash": hash_, "outputs": result_digest([]), "spent": {"tokens": 3}}
-        start = {"from": "leased", "to": "started", "transition_seq": 3, "phase_at_event": "started", "attempt": 1}
-        for name, detail in (("WORKER_START", start), ("WORKER_PASS", ends)):
-            said = {**place, **detail, "parent_seq": writer.heads[session][1] + 1}
+        target, hash_ = f"t{step:06d}", digest([build, step])
+        work = canonical({"context_hash": hash_, "stage": "s", "target": target}).decode()
+        order = rules.Order(child, build, "function", work)
+        token = rules.born(rules.spawn(order, 3, step, Owner("h", "b", 1, "1", 1), "bench"), writer.at)
+        token = rules.moved(token, rules.lease(token, step, 1, "bench"))
+        ended = rules.Ended("completed", {"context_hash": hash_, "outputs": result_digest([]), "spent": {"tokens": 3}})
+        for name in ("WORKER_START", "WORKER_PASS"):
+            writer.at += 7
+            begins = name == "WORKER_START"
+            move = rules.start(token, writer.at, "bench") if begins else rules.finish(token, ended, "bench")
+            said = {**move.said(), "parent_stream_id": session, "parent_seq": writer.heads[session][1] + 1}
             writer.add(session, "child", name, context, said)
             writer.add(f"child:{child}", "child", name, context, said)
-        work = canonical({"context_hash": hash_, "stage": "s", "target": target}).decode()
-        columns = (
-            "child_id, parent_session_id, parent_stream_id, parent_seq, queue_seq, dispatch_seq, worker_run_id, phase,"
-        )
-        columns += " owner_host, owner_boot, owner_pid, owner_start, owner_fence, kind, work, attempt, due_at, reason,"
-        columns += " version, position, created_at, updated_at"
-        row = (child, build, session, 3, step, step, lease, "terminal", "h", "b", 1, "1", 1, "function", work, 1, 0)
-        row += ("completed", 4, writer.position, 1, 1)
-        connection.execute(f"INSERT INTO urm_dispatch_token ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+            token = msgspec.structs.replace(rules.moved(token, move), updated_at=writer.at)
+        row = {**msgspec.structs.asdict(token), "position": writer.position}
+        marks = ", ".join("?" * len(row))
+        connection.execute(f"INSERT INTO urm_dispatch_token ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
         connection.execute("INSERT INTO budget_debits VALUES (?, 'tokens', ?, ?, 3, 0, 1)", (build, step, child))
         checkpoint = (build, "s", target, hash_, "SUCCESS", "executed", "[]", 0, 3, 1, child, None, None, 1)
         connection.execute(f"INSERT INTO checkpoints VALUES ({', '.join('?' * 14)})", checkpoint)
@@ -136,17 +140,21 @@ def raw(path: Path) -> float:
     return time.perf_counter() - begun
 
 
-def measure(path: Path) -> None:
+def measure(path: Path, what: str) -> None:
     """In a process of its own: seconds, events and the most memory that was needed."""
     store = Store(SqliteDatabase(path, LiveSources()), LiveSources())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = time.perf_counter()
     with store.read() as rows:
-        found = verify_rows(rows)
+        if what == "verify":
+            found = verify_rows(rows)
+            assert not found.faults, found.faults[:3]
+        else:
+            again = replay(Rows(rows))
+            assert again.difference is None, again.difference
     seconds = time.perf_counter() - begun
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert not found.faults, found.faults[:3]
-    print(seconds, found.checked["events"], (most - before) / 1024)
+    print(seconds, (most - before) / 1024)
     store.close()
 
 
@@ -154,23 +162,26 @@ def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("--most", type=int, default=1_000_000)
     asked.add_argument("--measure", type=Path)
+    asked.add_argument("--what", choices=WHAT)
     given = asked.parse_args()
     if given.measure:
-        measure(given.measure)
+        measure(given.measure, given.what)
         return
-    print(f"{'events':>10} {'verify/s':>10} {'raw/s':>10} {'ratio':>6} {'MB more':>8}")
+    heads = "".join(f" {what + '/s':>10} {'ratio':>6} {'MB more':>8}" for what in WHAT)
+    print(f"{'events':>10} {'raw/s':>10}{heads}")
     size = 10_000
     while size <= given.most:
         with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
             path = Path(folder) / "onceward.db"
             events = fill(path, size)
             limit = raw(path)
-            told = subprocess.run(
-                [sys.executable, __file__, "--measure", path], capture_output=True, text=True, check=True
-            ).stdout.split()
-            seconds, memory = float(told[0]), float(told[2])
-            speeds = f"{events / seconds:>10,.0f} {events / limit:>10,.0f} {limit / seconds:>6.2f}"
-            print(f"{events:>10,} {speeds} {memory:>8.1f}", flush=True)
+            line = f"{events:>10,} {events / limit:>10,.0f}"
+            for what in WHAT:
+                words = [sys.executable, __file__, "--measure", path, "--what", what]
+                told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+                seconds, memory = float(told[0]), float(told[1])
+                line += f" {events / seconds:>10,.0f} {limit / seconds:>6.2f} {memory:>8.1f}"
+            print(line, flush=True)
         size *= 10
 
 

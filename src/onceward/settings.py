@@ -191,11 +191,7 @@ def limits_of(settings: Settings) -> dict[str, int]:
 
 
 def _check(settings: Settings, file: Path) -> None:
-    url = settings.store.url
-    if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
-        raise InvalidConfig(
-            'the store URL must be "sqlite" or begin with postgresql://', context={"field": "store.url"}
-        )
+    check_url(settings.store.url)
     if settings.artifacts.max_bytes < 1:
         raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
     limits_of(settings)
@@ -213,3 +209,12 @@ def _check(settings: Settings, file: Path) -> None:
         _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")
+
+
+def check_url(url: str) -> str:
+    """Where rows can be."""
+    if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
+        raise InvalidConfig(
+            'the store URL must be "sqlite" or begin with postgresql://', context={"field": "store.url"}
+        )
+    return url

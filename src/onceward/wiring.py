@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from onceward import settings as settings_module
+from onceward.databases import postgres
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Engine, Kernel
@@ -21,6 +22,7 @@ from onceward.engine.reading import lane_list, session_named, subject_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Notice, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
+from onceward.evidence.records import Rows
 from onceward.kernel.records import check_name
 from onceward.kernel.sources import LiveSources, Sources
 from onceward.locks import TargetLock
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from onceward.evidence.replay import Replayed
     from onceward.evidence.seal import Receipt
     from onceward.evidence.workspace import Progress
+
+T = TypeVar("T")
 
 
 class Workspace:
@@ -189,13 +193,19 @@ class Workspace:
 
     def replay(self, subject: str | None, progress: Callable[[int], None] | None = None) -> Replayed:
         """A build or session, or all there are, made again from the records and held against them."""
-        from onceward.evidence.records import Rows
         from onceward.evidence.replay import replay
 
+        if subject is not None:
+            return self.telling(subject, lambda records, session: replay(records, [session], progress))
+        with self.reading() as store, store.read() as rows:
+            return replay(Rows(rows), None, progress)
+
+    def telling(self, subject: str, tell: Callable[[Rows, str], T]) -> T:
+        """What can be told of a build or session from its records."""
         with self.reading() as store:
-            sessions = None if subject is None else [subject_named(store, subject)]
+            session = subject_named(store, subject)
             with store.read() as rows:
-                return replay(Rows(rows), sessions, progress)
+                return tell(Rows(rows), session)
 
     def prepare_seal(self, path: Path | None) -> Receipt:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""
@@ -209,7 +219,6 @@ class Workspace:
     def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, Page]:
         """The bundle of a build or session, in a new file."""
         from onceward.evidence.export import export
-        from onceward.evidence.records import Rows
 
         with self.artifacts() as artifacts:
             session = subject_named(artifacts.store, subject)
@@ -300,14 +309,7 @@ class Workspace:
                 self.sources,
                 unsafe_network_filesystem=store.unsafe_network_filesystem,
             )
-        try:
-            from onceward.store.postgres import PostgresDatabase
-        except ImportError:
-            raise InvalidConfig(
-                "the PostgreSQL driver is not installed",
-                recovery=[Recovery("install it", "pip install 'psycopg[binary]'")],
-            ) from None
-        return PostgresDatabase(store.url, self.sources)
+        return postgres(store.url, self.sources)
 
     def _require_folder(self) -> None:
         if not self.folder.is_dir() or (

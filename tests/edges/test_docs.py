@@ -69,6 +69,14 @@ def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
     assert "in all: 0.15 usd" in done.stdout
 
 
+@pytest.mark.rule("R-1", "R-2", "R-6")
+def test_the_guide_to_replay_and_the_gate_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "notice-when-it-changes")
+    hashes = re.findall(r"^sha256 (\w{64})$", done.stdout, re.MULTILINE)
+    assert done.stdout.count("identical: ") == 2 and len(hashes) == 2 and hashes[0] == hashes[1]
+    assert "The gate is open" in done.stdout and "Stop gate: open" in (tmp_path / "gate.html").read_text()
+
+
 @pytest.mark.rule("B-8", "B-11", "L-23", "K-8")
 def test_the_guide_to_crashes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "resume-after-a-crash")

@@ -205,3 +205,9 @@ def test_what_no_event_could_say_is_a_difference_and_no_crash(scene, bare):
             )
             where, field = difference(bare)
             assert where == f"{stream}#3" and field
+            bare.write(
+                "UPDATE events SET source = 'x' WHERE seq = 2 AND stream_no ="
+                " (SELECT stream_no FROM streams WHERE stream = ?)",
+                (stream,),
+            )
+            assert difference(bare) == (f"{stream}#2", "hash"), "the first one is told, not the worst"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -46,6 +47,7 @@ _MADE_FOR_CHILD: Final = frozenset(
 """What of a child's last event follows from the rest of the record."""
 _MADE_FOR_BUILD: Final = frozenset({"from", "to", "reason", "transition_seq"})
 _FIELDS: Final = tuple(name for name in Child.__struct_fields__ if name != "updated_at")
+_evidence = attrgetter(*_FIELDS)
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -136,23 +138,25 @@ class _Session:
 
     def run(self) -> None:
         for page in batches(self.records.stream(self.stream)):
-            self._fetch(page)
-            for event in page:
-                self._event(event)
+            said, broken = _read(page)
+            self._fetch(page, said)
+            for event, facts in zip(page, said, strict=False):
+                self._event(event, facts)
+            if broken is not None:
+                raise broken
             if self._progress is not None:
                 self._progress(self.events)
         self._dispatched()
         self._totals()
         self._rows()
 
-    def _fetch(self, page: list[Event]) -> None:
+    def _fetch(self, page: list[Event], said: list[dict[str, Any]]) -> None:
         """The children that a page of events speaks of, together."""
-        spoken = (_child_of(event) for event in page if event.source == "child")
-        wanted = {child for child in spoken if child and child not in self._begun}
-        self._lives = self.records.lives(sorted(wanted))
+        pairs = zip(page, said, strict=False)
+        spoken = {str(facts["detail"].get("child_id")) for event, facts in pairs if event.source == "child"}
+        self._lives = self.records.lives(sorted(spoken - self._begun.keys()))
 
-    def _event(self, event: Event) -> None:
-        said = decoded(event)
+    def _event(self, event: Event, said: dict[str, Any]) -> None:
         context, detail, name = said["context"], said["detail"], said["event"]
         again = {**self.context, "actor": context.get("actor"), "fence": context.get("fence")}
         if "signed" in context:
@@ -274,7 +278,7 @@ class _Session:
         said = set()
         for event in self.records.stream(self.stream):
             if event.source == "child" and b'"to":"terminal"' in event.body:
-                said.add(_child_of(event))
+                said.add(decoded(event)["detail"].get("child_id"))
         for row in self.records.dispatched(self.session):
             if row.phase == "terminal" and row.child_id not in said:
                 raise Differs(f"child {row.child_id}", "phase", "terminal", "started" if row.started_at else "leased")
@@ -330,6 +334,17 @@ class _Session:
             yield row
 
 
+def _read(page: list[Event]) -> tuple[list[dict[str, Any]], Differs | None]:
+    """What events say, up to the first that says nothing."""
+    said = []
+    for event in page:
+        try:
+            said.append(decoded(event))
+        except Differs as broken:
+            return said, broken
+    return said, None
+
+
 def _queued(row: Child) -> Token:
     order = Order(
         *(row.child_id, row.parent_session_id, row.kind, row.work, row.target, row.attempt, row.predecessor),
@@ -347,10 +362,11 @@ def _leased(row: Child) -> Token:
 
 
 def _same_child(row: Child, token: Token) -> None:
-    for name in _FIELDS:
-        stored, replayed = getattr(row, name), getattr(token, name)
-        if stored != replayed:
-            raise Differs(f"child {row.child_id}", name, stored, replayed)
+    if _evidence(row) != _evidence(token):
+        for name in _FIELDS:
+            stored, replayed = getattr(row, name), getattr(token, name)
+            if stored != replayed:
+                raise Differs(f"child {row.child_id}", name, stored, replayed)
     # The time of a lease stands nowhere else, and a clock may be set back after it.
     if row.updated_at < token.updated_at:
         raise Differs(f"child {row.child_id}", "updated_at", row.updated_at, token.updated_at)
@@ -358,21 +374,3 @@ def _same_child(row: Child, token: Token) -> None:
 
 def _event_of(move: Move) -> str:
     return (BUILD if move.machine is BUILD else CHILD).follow(move.source, move.target, move.reason).event or ""
-
-
-class _Spoken(msgspec.Struct):
-    child_id: str = ""
-
-
-class _Said(msgspec.Struct):
-    detail: _Spoken
-
-
-_decode_child = msgspec.json.Decoder(_Said).decode
-
-
-def _child_of(event: Event) -> str:
-    try:
-        return _decode_child(event.body).detail.child_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""

@@ -131,6 +131,8 @@ class Steps:
 
 
 def outputs_of(row: Checkpoint) -> list[Output]:
+    if row.outputs == "[]":
+        return []
     return msgspec.convert(
         [dict(zip(_FIELDS, output, strict=True)) for output in msgspec.json.decode(row.outputs)], list[Output]
     )

@@ -168,10 +168,8 @@ def recover(token: Token, actor: str) -> Move:
 
 def end_again(token: Token, reason: str, facts: Mapping[str, Any], actor: str) -> Move:
     """The end that follows from what was observed, as `replay` makes it again."""
-    detail = plain(facts)
-    if token.cancel_request_id is not None:
-        detail["cancel_request_id"] = token.cancel_request_id
-    return _end(token, reason, detail, actor)
+    asked = {} if token.cancel_request_id is None else {"cancel_request_id": token.cancel_request_id}
+    return _end(token, reason, {**facts, **asked}, actor)
 
 
 def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: str = "") -> Move:

@@ -44,6 +44,7 @@ COMMANDS = {
     "gc": ("children", "remove artifacts that nothing refers to"),
     "verify": ("evidence", "check everything recorded, or a bundle, offline"),
     "replay": ("replay", "make everything again from the records alone, and compare"),
+    "gate": ("gate", "play locked scripts through the engine: has anything become different?"),
     "export": ("evidence", "write what proves a build or session into one file"),
     "seal": ("evidence", "sign the heads of all streams"),
     "events": ("look", "print a stream's events, or list the streams"),

@@ -11,7 +11,8 @@ import msgspec
 from onceward.edges.cli import render
 from onceward.edges.cli.evidence import progress_bar
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
-from onceward.evidence.replay import Difference, Replayed, replay_bundle
+from onceward.evidence.differences import Difference
+from onceward.evidence.replay import Replayed, replay_bundle
 
 
 @click.command(cls=Command)

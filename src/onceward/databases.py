@@ -1,0 +1,94 @@
+"""Concrete databases, beside the composition root: a server, and stores that last as long as a play."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onceward.errors import InvalidConfig, Recovery
+from onceward.kernel.sources import LiveSources, ScriptedSources, Sources
+from onceward.settings import check_url
+from onceward.store import migrate
+from onceward.store.port import Database
+from onceward.store.sqlite import SqliteDatabase
+
+if TYPE_CHECKING:
+    from onceward.gate.play import Scratches
+
+
+def postgres(url: str, sources: Sources) -> Database:
+    try:
+        from onceward.store.postgres import PostgresDatabase
+    except ImportError:
+        raise InvalidConfig(
+            "the PostgreSQL driver is not installed",
+            recovery=[Recovery("install it", "pip install 'psycopg[binary]'")],
+        ) from None
+    return PostgresDatabase(url, sources)
+
+
+class _Scratch:
+    """A store and a folder that nobody else knows."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self.folder = folder
+        self._schema = f"gate{LiveSources().secret()[:16]}"
+        self._url = store if store == "sqlite" else f"{store}{'&' if '?' in store else '?'}schema={self._schema}"
+
+    def database(self, sources: Sources) -> Database:
+        """The rows, empty; their clock and ids are those of a script."""
+        if self._url == "sqlite":
+            path = self.folder / "onceward.db"
+            path.write_bytes(_empty())
+            return SqliteDatabase(path, sources)
+        # The schema draws ids of its own: what a script draws must not depend on how many.
+        migrate.migrate(postgres(self._url, ScriptedSources()), ScriptedSources())
+        return postgres(self._url, sources)
+
+    def remove(self) -> None:
+        if self._url == "sqlite":
+            return
+        session = postgres(self._url, ScriptedSources()).connect()
+        try:
+            session.begin(None)
+            session.write(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+            session.commit()
+        finally:
+            session.close()
+
+
+@lru_cache(maxsize=1)
+def _empty() -> bytes:
+    """The file of an empty store: made once, for the schema takes longer than most plays."""
+    with tempfile.TemporaryDirectory(prefix="onceward-gate-", dir=_memory()) as folder:
+        database = SqliteDatabase(Path(folder) / "onceward.db", ScriptedSources())
+        migrate.migrate(database, ScriptedSources())
+        database.seal()
+        return database.path.read_bytes()
+
+
+def _memory() -> Path | None:
+    """A folder in memory, where the system has one."""
+    shared = Path("/dev/shm")  # noqa: S108
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+
+
+def scratches(store: str) -> Scratches:
+    """Where the gate plays: in memory where the system has a folder there, on a server in a schema of its own."""
+    check_url(store)
+
+    @contextmanager
+    def one() -> Iterator[_Scratch]:
+        with tempfile.TemporaryDirectory(prefix="onceward-gate-", dir=_memory()) as folder:
+            scratch = _Scratch(Path(folder), store)
+            try:
+                yield scratch
+            finally:
+                scratch.remove()
+
+    return one

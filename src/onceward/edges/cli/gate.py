@@ -1,0 +1,198 @@
+"""The gate on the command line: run, show, play and record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from onceward.databases import scratches
+from onceward.edges.cli import render
+from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
+from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.gate.manifest import HASH, METRICS
+from onceward.gate.record import listed, lock, locked, told, write
+from onceward.gate.run import once
+from onceward.gate.run import run as run_gate
+from onceward.gate.script import Fixture, read_fixture
+
+_SHORT = {"scheduler": 0, "orphan": 1, "budget": 2}
+
+
+@click.group(cls=Group)
+def gate() -> None:
+    """Locked scripts, executed by the real engine and replayed: has anything become different?"""
+
+
+@gate.command(cls=Command)
+@click.argument("manifest")
+@click.option("--expect", default="", metavar="HASH", help="The manifest's hash, as somebody kept it elsewhere.")
+@click.option("--page", "page_file", metavar="FILE", help="Write the report as a page for people, too.")
+@pass_globals
+def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> int:
+    """Execute every fixture of MANIFEST three times in fresh processes, and compare with what is locked.
+
+    Exit 1 where a metric misses 100.0, 5 where the manifest is not the one that was locked.
+    """
+    found = run_gate(_there(manifest), expect.strip().lower(), given.store_url or "sqlite")
+    if page_file is not None:
+        from onceward.gate.page import page
+
+        file_argument(page_file).write_text(page(found), "utf-8")
+    if given.json:
+        render.document(found)
+    else:
+        _say(found)
+        if page_file is not None:
+            render.say(f"the report as a page: {render.plain(page_file)}")
+    return 0 if found["all_passed"] else 1
+
+
+def _say(found: dict[str, Any]) -> None:
+    for metric, value in found["metrics"].items():
+        own = [one for one in found["fixtures"] if one["metric"] == metric]
+        good = value >= found["thresholds"][metric]
+        said = click.style(f"{value:5.1f}", fg="green" if good else "red")
+        render.say(f"{said}  {metric}  ({sum(one['passed'] for one in own)} of {render.counted(len(own), 'fixture')})")
+        for one in own:
+            if not one["passed"]:
+                render.say(f"       {one['fixture']}: {one['reason']}")
+                render.say(f"         {render.plain(one['where'])[:400]}")
+    verdict = "open: every metric is at its threshold" if found["all_passed"] else "closed"
+    render.say(f"The gate is {click.style(verdict, fg='green' if found['all_passed'] else 'red')}.")
+    render.say(f"{HASH} {found[HASH]}")
+
+
+@gate.command(cls=Command)
+@click.argument("fixtures", nargs=-1, required=True, metavar="FIXTURE...")
+@pass_globals
+def play(given: Globals, fixtures: tuple[str, ...]) -> int:
+    """Play fixtures once, here and now, and print their transcripts."""
+    failed = False
+    for name in fixtures:
+        path = _there(name)
+        data = path.read_bytes()
+        found = once(data, path.name, scratches(given.store_url or "sqlite"))
+        failed = failed or bool(found.error or found.wrong)
+        if given.json:
+            render.document(msgspec.to_builtins(found))
+            continue
+        for number, op in enumerate(read_fixture(data, path.name).script):
+            outcome = json.loads(found.lines[number]) if number < len(found.lines) else {}
+            render.say(f"{number + 1:4d}  {_words(op):60s} {_short(outcome)}")
+        render.say(found.error or found.wrong or f"{len(found.lines)} lines, sha256 {found.sha256}")
+    return 1 if failed else 0
+
+
+def _words(op: Any) -> str:
+    said = msgspec.to_builtins(op)
+    rest = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items() if key != "op")
+    return render.plain(f"{said['op']} {rest}")
+
+
+def _short(outcome: dict[str, Any]) -> str:
+    said = {key: value for key, value in outcome.items() if key != "line"}
+    return render.plain(" ".join(f"{key}={json.dumps(value)}" for key, value in said.items()))
+
+
+@gate.command(cls=Command)
+@click.argument("file")
+@pass_globals
+def show(given: Globals, file: str) -> int:
+    """What a manifest locks, what a fixture plays, or what a report (run --json) said."""
+    path = _there(file)
+    try:
+        value = json.loads(path.read_bytes())
+        schema = str(value.get("schema", ""))
+    except (ValueError, AttributeError):
+        raise InvalidConfig(f"{path} is no manifest, fixture or report") from None
+    if given.json:
+        render.document(value)
+    elif schema.startswith("stop_gate_metrics"):
+        _say(value)
+    elif schema.startswith("stop_gate.fixture"):
+        _show_fixture(read_fixture(path.read_bytes(), path.name))
+    else:
+        for metric in METRICS:
+            render.say(f"{metric}: {METRICS[metric]}")
+            for entry in listed(path).get(metric, []):
+                about = read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture).about
+                render.say(f"  {entry.sha256[:12]}  {entry.fixture.removesuffix('.json'):28s} {render.plain(about)}")
+        render.say(f"{HASH} {render.plain(value.get(HASH, ''))}")
+    return 0
+
+
+def _show_fixture(fixture: Fixture) -> None:
+    render.say(f"{fixture.name}: {render.plain(fixture.about)}")
+    if fixture.rows:
+        render.say(f"begins with {sum(len(some.rows) for some in fixture.rows)} rows that somebody left")
+    for number, op in enumerate(fixture.script):
+        outcome = json.loads(fixture.expected[number]) if number < len(fixture.expected) else {}
+        render.say(f"{number + 1:4d}  {_words(op):60s} {_short(outcome)}")
+
+
+@gate.command(cls=Command)
+@click.argument("manifest")
+@click.argument("subject", required=False, metavar="[FIXTURE|BUILD|SESSION]")
+@click.option("--metric", type=click.Choice(list(_SHORT)), help="Which metric it is for.")
+@click.option("--name", help="What to call it [default: the fixture's own name].")
+@click.option("--about", default="", help="What it is about, in a line.")
+@click.option("--rows-after", type=click.IntRange(1), help="Begin with the rows that so many lines leave.")
+@pass_globals
+def record(
+    given: Globals,
+    manifest: str,
+    subject: str | None,
+    metric: str | None,
+    name: str | None,
+    about: str,
+    rows_after: int | None,
+) -> int:
+    """Lock a fixture into MANIFEST: a FIXTURE file with a script, or a BUILD or SESSION of this workspace that ran.
+
+    Without either, everything in MANIFEST is played and locked anew: look at the difference before you keep it.
+    """
+    path = file_argument(manifest)
+    play_in = scratches("sqlite")
+    if subject is None:
+        for own, fixture in list(locked(_there(manifest))):
+            fresh, played = lock(fixture, play_in)
+            changed = write(path, own, fresh, played)
+            render.say(f"{fresh.name}: {'locked anew' if changed else 'as it was'}")
+        return 0
+    fixture = _fixture(given, subject, name, about)
+    if rows_after is not None:
+        from onceward.gate.play import frozen
+
+        with play_in() as scratch:
+            fixture = frozen(fixture, rows_after, scratch)
+    known = next((own for own, one in locked(path) if one.name == fixture.name), None) if path.exists() else None
+    if metric is None and known is None:
+        raise click.UsageError("a fixture that is not in the manifest needs --metric")
+    fresh, played = lock(fixture, play_in)
+    write(path, list(METRICS)[_SHORT[metric]] if metric else str(known), fresh, played)
+    if given.json:
+        render.document({"fixture": fresh.name, "lines": len(played.lines), "sha256": played.sha256})
+    else:
+        render.say(f"locked {fresh.name}: {len(fresh.script)} lines of script, sha256 {played.sha256}")
+    return 0
+
+
+def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixture:
+    path = file_argument(subject)
+    if path.is_file():
+        found = read_fixture(path.read_bytes(), path.name)
+        return msgspec.structs.replace(found, name=name or found.name, about=about or found.about)
+    if name is None:
+        raise click.UsageError("a session that ran needs a --name as a fixture")
+    return given.workspace().telling(subject, lambda records, session: told(records, session, name, about or subject))
+
+
+def _there(name: str) -> Path:
+    path = file_argument(name)
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}", recovery=[Recovery("see what a gate needs", "onceward gate --help")])
+    return path

@@ -1,0 +1,172 @@
+"""A fixture played to its end: its transcript, and what replay and verify say of the records it left."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+from onceward.evidence.bundle import line_of
+from onceward.evidence.export import export
+from onceward.evidence.records import Debit, Rows, SessionRow, Total
+from onceward.evidence.replay import Replayed, replay, replay_bundle
+from onceward.evidence.verify import verify_rows
+from onceward.gate import script
+from onceward.gate.script import Fixture
+from onceward.gate.stage import Stage
+from onceward.kernel.canon import canonical
+from onceward.kernel.sources import ScriptedSources
+from onceward.store.copy import TABLES, pages
+from onceward.store.port import Database, Reads
+from onceward.store.store import Store
+from onceward.store.tables.events import events_after
+from onceward.store.writer import commit_plainly
+
+_PAGE = 500
+
+
+class Scratch(Protocol):
+    """A store and a folder for one play, gone afterwards."""
+
+    folder: Path
+
+    def database(self, sources: ScriptedSources) -> Database: ...
+
+
+class Scratches(Protocol):
+    def __call__(self) -> AbstractContextManager[Scratch]: ...
+
+
+class Play(msgspec.Struct, frozen=True):
+    """What a play came to."""
+
+    lines: list[str]
+    """Every outcome, event and record, in order: the transcript."""
+    sha256: str
+    replayed: str
+    """The hash of its replay."""
+    wrong: str = ""
+    """What replay or verify found wrong."""
+
+
+def play(fixture: Fixture, scratch: Scratch) -> Play:
+    """Play a fixture in a store of its own, then replay what it left: from the rows, and from a bundle of them."""
+    sources = ScriptedSources(fixture.start, 0, fixture.seed)
+    database = scratch.database(sources)
+    load(database, fixture)
+    stage = Stage(database, scratch.folder, fixture, sources)
+    try:
+        lines = [_said({"line": n, **stage.play(op)}) for n, op in enumerate(fixture.script, 1)]
+    finally:
+        stage.close()
+    store = Store(database, sources)
+    try:
+        with store.read() as rows:
+            lines += _records(rows)
+            again, wrong = judge_records(rows, scratch.folder)
+    finally:
+        store.close()
+    lines += _files(scratch.folder / "streams")
+    lines.append(_said({"replay": again.sha256}))
+    made = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return Play(lines, made, again.sha256, wrong)
+
+
+def load(database: Database, fixture: Fixture) -> None:
+    """The rows that a play begins with."""
+    known = {table for table, _ in TABLES}
+    session = database.connect(kernel=True)
+    try:
+        session.begin(None)
+        for some in fixture.rows:
+            if some.table not in known or not set(some.columns) <= set(database.columns(session, some.table)):
+                raise InvalidConfig(f"there is no table {some.table[:40]!a} with such columns")
+            marks = ", ".join("?" * len(some.columns))
+            insert = f"INSERT INTO {some.table} ({', '.join(some.columns)}) VALUES ({marks})"
+            for row in some.rows:
+                session.write(insert, [bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for v in row])
+        commit_plainly(session, "the rows of a fixture")
+    finally:
+        session.rollback()
+        session.close()
+
+
+def frozen(fixture: Fixture, lines: int, scratch: Scratch) -> Fixture:
+    """The same play, beginning with the rows that its first lines leave."""
+    sources = ScriptedSources(fixture.start, 0, fixture.seed)
+    database = scratch.database(sources)
+    load(database, fixture)
+    stage = Stage(database, scratch.folder, fixture, sources)
+    for op in fixture.script[:lines]:
+        stage.play(op)
+    stage.close()
+    store = Store(database, sources)
+    with store.read() as rows:
+        kept = [_dumped(database, rows, table, key) for table, key in TABLES if table != "workspace"]
+    store.close()
+    rest = fixture.script[lines:]
+    if not rest or not isinstance(rest[0], script.Recover):
+        raise InvalidConfig(
+            "after the rows that somebody left, a script begins with recover", context={"field": "rows"}
+        )
+    kept = [some for some in kept if some.rows]
+    # Other ids than those that the rows have already.
+    seed = f"{fixture.seed} goes on"
+    return msgspec.structs.replace(fixture, rows=kept, script=rest, names=stage.names, start=sources.now(), seed=seed)
+
+
+def _dumped(database: Database, rows: Reads, table: str, key: tuple[str, ...]) -> script.Rows:
+    columns = database.columns(rows, table)
+    found = [
+        [{"hex": value.hex()} if isinstance(value, bytes) else value for value in row]
+        for row in pages(rows, table, key, columns)
+    ]
+    return script.Rows(table, columns, found)
+
+
+def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Replayed, str]:
+    """Replay the rows, and a bundle of each session in another folder: all to the same end, and nothing at fault."""
+    records = Rows(rows)
+    again = replay(records)
+    if again.difference is not None:
+        return again, f"replay: {again.difference.where}, {again.difference.field}"
+    found = verify_rows(rows)
+    if not found.ok:
+        return again, f"verify: {found.first()}"
+    for session in [row.session_id for row in records.all(SessionRow) if bundles]:
+        bundle = folder / "elsewhere" / f"{session}.tar"
+        bundle.parent.mkdir(exist_ok=True)
+        export(records, session, bundle, lambda sha256: iter(()), False)
+        elsewhere = replay_bundle(bundle)
+        if elsewhere.sha256 != replay(records, [session]).sha256:
+            return again, f"replay: the bundle of {session} does not come to the same hash"
+    return again, ""
+
+
+def _records(rows: Reads) -> Iterator[str]:
+    """Every event in the order of commits, then every record of the sessions."""
+    after = 0
+    while page := events_after(rows, after, _PAGE):
+        yield from (event.line().decode() for event in page)
+        after = page[-1].position
+    records = Rows(rows)
+    for session in records.all(SessionRow):
+        yield line_of(session).decode().rstrip("\n")
+        for child in records.dispatched(session.session_id):
+            yield line_of(child).decode().rstrip("\n")
+    for kind in (Total, Debit):
+        yield from (line_of(row).decode().rstrip("\n") for row in records.all(kind))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.ndjson")):
+        yield _said({"file": path.stem, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+
+
+def _said(value: dict[str, Any]) -> str:
+    return canonical(value).decode()

@@ -1,0 +1,185 @@
+"""Fixtures: the rows a play begins with, its script and the transcript it must come to, as written in their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+from onceward.kernel import faults
+from onceward.kernel.canon import parse
+from onceward.kernel.sources import Micros
+from onceward.lifecycles.child import CHILD
+
+SCHEMA: Final = "stop_gate.fixture@1"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+_REASONS: Final = frozenset(arrow.reason for arrow in CHILD.arrows if arrow.reason)
+
+
+class _Op(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of a script. Children go by the names the script gives them; the next attempt of `a` is `a.2`."""
+
+
+class Open(_Op, frozen=True):
+    """Open a session, or change its cap and limits."""
+
+    session: str = "ses_a"
+    cap: int = 2
+    limits: dict[str, int] = {}
+
+
+class Spawn(_Op, frozen=True):
+    children: list[str]
+    session: str = "ses_a"
+    kind: str = "function"
+    attempts: int = 1
+
+
+class Lease(_Op, frozen=True):
+    """A free slot looks for its next child."""
+
+    slot: int
+    session: str = "ses_a"
+
+
+class Start(_Op, frozen=True):
+    """The process of a leased child stands; its start becomes durable."""
+
+    child: str
+
+
+class Finish(_Op, frozen=True):
+    """A child's end is observed; its slot takes the next one in the same commit."""
+
+    child: str
+    reason: str = "completed"
+    micros: int = 0
+    detail: dict[str, Any] = {}
+    retryable: bool = False
+
+
+class Debit(_Op, frozen=True):
+    child: str
+    spend: dict[str, Any]
+    settled: bool = False
+
+
+class Cancel(_Op, frozen=True):
+    child: str
+    request: str
+
+
+class Stop(_Op, frozen=True):
+    """Dispatch nothing more."""
+
+    session: str = "ses_a"
+
+
+class Wait(_Op, frozen=True):
+    """Time passes."""
+
+    micros: int
+
+
+class Crash(_Op, frozen=True):
+    """The kernel is gone: now, or at a fault point while it does something."""
+
+    at: str = ""
+    during: Op | None = None
+
+
+class Recover(_Op, frozen=True):
+    """The next kernel, after a restart of the machine, or on another one; it may die at it, too."""
+
+    host: str = "stage"
+    dies: str = ""
+
+
+class Race(_Op, frozen=True):
+    """Several at the same time; `turns` says who may reach the store next, each time somebody wants to."""
+
+    ops: list[Op]
+    turns: list[int] = []
+
+
+class Tear(_Op, frozen=True):
+    """A crash left part of a line at the end of a stream's file."""
+
+    child: str
+    text: str
+
+
+class Project(_Op, frozen=True):
+    """The stream files catch up with the rows."""
+
+
+Op = Open | Spawn | Lease | Start | Finish | Debit | Cancel | Stop | Wait | Crash | Recover | Race | Tear | Project
+
+
+class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of one table; bytes are written as {"hex": …}."""
+
+    table: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class Fixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A play: what there is before it, what happens, and every line it must come to."""
+
+    schema: str
+    name: str
+    about: str
+    script: list[Op]
+    expected: list[str] = []
+    start: Micros = 1_700_000_000_000_000
+    seed: str = ""
+    rows: list[Rows] = []
+    names: dict[str, str] = {}
+    """By which names the script calls the children among the rows."""
+
+
+def read_fixture(data: bytes, what: str) -> Fixture:
+    """A fixture as its file has it; anything it should not have is refused with its place."""
+    try:
+        found = msgspec.convert(parse(data), Fixture)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{what} is no fixture: {error}", context={"field": what}) from None
+    if found.schema != SCHEMA:
+        raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
+    if not _NAME.fullmatch(found.name):
+        raise InvalidConfig(f"{what}: {found.name[:60]!a} is no name for a fixture", context={"field": "name"})
+    for number, op in enumerate(found.script, 1):
+        _check(op, f"{what}, line {number} of the script")
+    return found
+
+
+def written(fixture: Fixture) -> bytes:
+    """A fixture as text that a person can read and compare: one line of script a line."""
+    said: Mapping[str, Any] = msgspec.to_builtins(fixture)
+    parts = []
+    for key, value in said.items():
+        if isinstance(value, list) and value:
+            inner = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
+            parts.append(f" {msgspec.json.encode(key).decode()}: [\n  {inner}\n ]")
+        else:
+            parts.append(f" {msgspec.json.encode(key).decode()}: {msgspec.json.encode(value).decode()}")
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def _check(op: Op, where: str) -> None:
+    if isinstance(op, Finish) and op.reason not in _REASONS:
+        raise InvalidConfig(f"{where}: no child ends with {op.reason[:40]!a}", context={"field": "reason"})
+    point = op.at if isinstance(op, Crash) else op.dies if isinstance(op, Recover) else ""
+    if point and point not in faults.POINTS:
+        raise InvalidConfig(f"{where}: there is no fault point {point[:40]!a}", context={"field": "at"})
+    if isinstance(op, Crash) and (op.during is None) != (not op.at):
+        raise InvalidConfig(f"{where}: a crash has both `at` and `during`, or neither", context={"field": "at"})
+    inside = op.ops if isinstance(op, Race) else [op.during] if isinstance(op, Crash) and op.during else []
+    for inner in inside:
+        if isinstance(inner, Race | Crash | Recover):
+            raise InvalidConfig(f"{where}: this cannot happen inside another line", context={"field": "op"})
+        _check(inner, where)
