@@ -51,7 +51,8 @@ def _metric(report: Mapping[str, Any], metric: str) -> str:
     return (
         f"<h2>{escape(metric)}: {value:.1f}</h2><p>{escape(METRICS[metric])}; the threshold is {least:.1f}.</p>"
         f'<div class="bar{low}" role="img" aria-label="{value:.1f} of 100"><i style="width:{value:.1f}%"></i></div>'
-        f'<div class="wide"><table><tr><th>fixture</th><th>verdict</th><th>hash, or why not</th></tr>{rows}</table></div>'
+        '<div class="wide"><table><tr><th>fixture</th><th>verdict</th><th>hash, or why not</th></tr>'
+        f"{rows}</table></div>"
     )
 
 
