@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from onceward.engine.tenure import acquire
 from onceward.kernel import faults
 from onceward.kernel.sources import LiveSources, Sources
@@ -89,6 +90,12 @@ def store(database: Database, sources: Sources) -> Iterator[Store]:
     acquire(store, "tester")
     yield store
     store.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    forked.end()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
+
 ROOT = Path(__file__).parents[1]
 MANIFEST = ROOT / "fixtures" / "gate" / "manifest.json"
 SCHEDULER = "scheduler_dispatch_replay_determinism_pct"
@@ -145,4 +147,6 @@ def python(source: Path | None, *words: object, cwd: Path | None = None) -> subp
 
 
 def onceward(source: Path | None, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    if source is None:
+        return forked.run(words, cwd=cwd or Path.cwd(), env=dict(os.environ))
     return python(source, "-m", "onceward", *words, cwd=cwd)

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import forked
+
 BIN = Path(sys.executable).parent
 
 
@@ -21,15 +23,7 @@ class Typed:
         self.env = {**clean, "PATH": path, "ONCEWARD_STORE": store_url, "ONCEWARD_AS": "tester"}
 
     def __call__(self, *argv, check=None, **words):
-        done = subprocess.run(
-            [BIN / "onceward", *argv],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            **words,
-        )
+        done = forked.run(argv, cwd=self.folder, env=self.env, first=BIN, **words)
         if check is not None:
             assert done.returncode == check, done.stderr
         return done

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from conftest import KINDS
 
 
@@ -43,16 +43,6 @@ def onceward(place, store_url):
 
     def run(*words: str, stdin: str | None = None, **environment: str) -> Ran:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-        return Ran(
-            subprocess.run(
-                [sys.executable, "-m", "onceward", *words],
-                cwd=place,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                env={**clean, "ONCEWARD_STORE": store_url, **environment},
-            )
-        )
+        return Ran(forked.run(words, cwd=place, input=stdin, env={**clean, "ONCEWARD_STORE": store_url, **environment}))
 
     return run
