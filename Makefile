@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 N ?= 5
 SEED ?= 1
 # The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
-GATE := 1fb1dfd3b6810400b27e0dba09b73ac225b7ba6391fbede42eb03f0a84470f03
+GATE := 1795d1d3d4768b0d57c517af441a6aed91efa2357e387eeba1b02a5645ddc195
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1

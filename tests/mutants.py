@@ -55,7 +55,7 @@ _LEFT = 'phase {} AND owner_fence < ?"\n            " ORDER'
 
 MUTANTS = {
     "dispatch reordered": Mutant(
-        *(SCHEDULER, "not_as_locked", "next", "store/tables/children.py"),
+        *(SCHEDULER, "records_disagree", "queue_seq", "store/tables/children.py"),
         *("ORDER BY t.queue_seq LIMIT 1", "ORDER BY t.queue_seq DESC LIMIT 1"),
     ),
     "dispatch number used again": Mutant(
@@ -101,7 +101,7 @@ MUTANTS = {
         ),
     ),
     "cancel after the end": Mutant(
-        *(BUDGET, "records_disagree", "cancel_request_id", "engine/child_dispatch.py"),
+        *(BUDGET, "records_disagree", "detail.reason", "engine/child_dispatch.py"),
         *('if token.phase == "terminal":\n', 'if token.phase == "never":\n'),
     ),
     "lineage lost": Mutant(
@@ -112,7 +112,7 @@ MUTANTS = {
         ),
     ),
     "settled money forgotten": Mutant(
-        *(BUDGET, "records_disagree", "detail.spent", "engine/child_budget.py"),
+        *(BUDGET, "not_as_locked", "asked", "engine/child_budget.py"),
         *("if refusal is not None and not settled:", "if refusal is not None:"),
     ),
     "hidden hash seed": Mutant(

@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -74,13 +75,11 @@ class _Author:
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.model = dice, Model()
-        limits = {lane: dice.randrange(5, 30) for lane in LANES if dice.random() < 0.7}
-        self.opening = script.Open(cap=dice.randrange(1, 4), limits=limits)
         self.names = 0
 
     def write(self) -> list[Op]:
         ops: list[Op] = []
-        fresh: list[Op] = [self.opening, *self._spawned()]
+        fresh: list[Op] = [self._opening(), *self._spawned()]
         for _ in range(self.dice.randrange(8, 30)):
             ops += fresh
             for op in fresh:
@@ -115,7 +114,11 @@ class _Author:
         if self.dice.random() < 0.6:
             crash = script.Crash(self.dice.choice(POINTS), self._line())
         dying = [script.Recover(dies=self.dice.choice(RECOVERY)) for _ in range(self.dice.choice((0, 0, 1, 2)))]
-        return [crash, *dying, script.Recover(), self.opening]
+        return [crash, *dying, script.Recover(), self._opening()]
+
+    def _opening(self) -> Op:
+        limits = {lane: self.dice.randrange(5, 30) for lane in LANES if self.dice.random() < 0.6}
+        return script.Open(cap=self.dice.randrange(1, 4), limits=limits)
 
     def _line(self) -> Op:
         """Something for a slot that is free, or for a child by what can happen to it."""
@@ -147,7 +150,8 @@ def _apart(one: Op, other: Op) -> bool:
     """Whether two lines can come at once: a slot does one thing after the other, and so does its child."""
     if isinstance(one, script.Cancel) or isinstance(other, script.Cancel):
         return True
-    if isinstance(one, script.Debit) and isinstance(other, script.Debit):
+    if isinstance(one, script.Debit) and isinstance(other, script.Debit | script.Finish):
+        # A child's own threads may spend until the very end.
         return True
     if isinstance(one, script.Lease) or isinstance(other, script.Lease):
         # Whoever ends gives its slot to the next: another's lease could be of that very slot.
@@ -156,18 +160,23 @@ def _apart(one: Op, other: Op) -> bool:
 
 
 def shrunk(ops: list[Op], seed: str, until: float) -> list[Op]:
-    """The same wrong with fewer lines: ever smaller parts are left out while something stays wrong."""
-    size = max(1, len(ops) // 2)
+    """The same wrong with fewer lines: ever smaller parts are left out while it stays wrong in the same way."""
+    size, kind = max(1, len(ops) // 2), _kind(violation(ops, seed))
     while size and time.monotonic() < until:
         at, smaller = 0, False
         while at < len(ops) and time.monotonic() < until:
             fewer = ops[:at] + ops[at + size :]
-            if fewer and violation(fewer, seed):
+            if fewer and _kind(violation(fewer, seed)) == kind:
                 ops, smaller = fewer, True
             else:
                 at += size
         size = size if smaller and size == 1 else size // 2
     return ops
+
+
+def _kind(wrong: str) -> str:
+    """What goes wrong, without where and with whom."""
+    return re.sub(r"\d+|c\d[\d.]*", "", wrong.partition(":")[0]).strip() if wrong else ""
 
 
 def _one(seed: str) -> tuple[str, str, int]:

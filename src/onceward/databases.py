@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,11 +66,20 @@ class _Scratch:
 @lru_cache(maxsize=1)
 def _empty() -> bytes:
     """The file of an empty store: made once, for the schema takes longer than most plays."""
-    with tempfile.TemporaryDirectory(prefix="onceward-gate-", dir=_memory()) as folder:
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()) as folder:
         database = SqliteDatabase(Path(folder) / "onceward.db", ScriptedSources())
         migrate.migrate(database, ScriptedSources())
         database.seal()
         return database.path.read_bytes()
+
+
+def _sweep() -> None:
+    """Take away what plays that were killed left: folders of processes that there are no more."""
+    for left in (_memory() or Path(tempfile.gettempdir())).glob("onceward-gate-*-*"):
+        owner = left.name.split("-")[2]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _memory() -> Path | None:
@@ -84,7 +94,7 @@ def scratches(store: str) -> Scratches:
 
     @contextmanager
     def one() -> Iterator[_Scratch]:
-        with tempfile.TemporaryDirectory(prefix="onceward-gate-", dir=_memory()) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()) as folder:
             scratch = _Scratch(Path(folder), store)
             try:
                 yield scratch

@@ -191,14 +191,18 @@ class Workspace:
             found.fault("seal", kept.name, "it was sealed to this file, and the file is gone")
         return found
 
-    def replay(self, subject: str | None, progress: Callable[[int], None] | None = None) -> Replayed:
-        """A build or session, or all there are, made again from the records and held against them."""
+    def replay(
+        self, subject: str | None, runs: int = 1, progress: Callable[[int], None] | None = None
+    ) -> list[Replayed]:
+        """A build or session, or all there are, made again from the records as of one moment, as often as asked."""
         from onceward.evidence.replay import replay
 
         if subject is not None:
-            return self.telling(subject, lambda records, session: replay(records, [session], progress))
+            return self.telling(
+                subject, lambda records, session: [replay(records, [session], progress) for _ in range(runs)]
+            )
         with self.reading() as store, store.read() as rows:
-            return replay(Rows(rows), None, progress)
+            return [replay(Rows(rows), None, progress) for _ in range(runs)]
 
     def telling(self, subject: str, tell: Callable[[Rows, str], T]) -> T:
         """What can be told of a build or session from its records."""

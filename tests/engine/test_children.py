@@ -19,6 +19,7 @@ from onceward.engine.work import Command, Function, isolated
 from onceward.errors import (
     AtomicityViolation,
     BudgetExceeded,
+    ChildCancelled,
     InvalidConfig,
     LeaseConflict,
     NetworkError,
@@ -109,6 +110,32 @@ def test_fifty_queued_children_run_in_the_order_of_the_queue_two_at_a_time(kerne
     assert starts == ids
     # Threads that start at the same moment may swap places, no more.
     assert all(abs(place - number) <= 1 for place, number in enumerate(order))
+
+
+@pytest.mark.rule("C-30", "R-1")
+@pytest.mark.guarantee("G15")
+def test_what_a_childs_own_threads_spend_as_it_ends_is_counted_or_refused(kernel):
+    refused = []
+
+    def call(task):
+        def spend():
+            for _ in range(30):
+                try:
+                    task.spend(tokens=1)
+                except ChildCancelled:
+                    refused.append(task.child_id)
+                    return
+
+        threads.append(threading.Thread(target=spend))
+        threads[-1].start()
+        time.sleep(0.01)
+
+    threads = []
+    run_all(kernel.open_session("ses_a", 2), [function(call) for _ in range(12)])
+    for thread in threads:
+        thread.join(20)
+    assert refused, "some came too late"
+    sound(kernel)
 
 
 @pytest.mark.rule("C-5")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import threading
 import pytest
 from jsonschema import Draft202012Validator
 
+import forked
 from conftest import schema_url
-from mutants import BUDGET, MANIFEST, ORPHAN, ROOT, SCHEDULER, onceward
+from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, ROOT, SCHEDULER, onceward, planted, python
 from onceward.engine.work import Function
 from onceward.errors import InvalidConfig
 from onceward.evidence.records import Rows, Total
@@ -181,7 +183,8 @@ def test_verdicts_have_one_reason_each():
     told = judge("m", entry, data, good.lines, [good, other, good])
     assert (told.reason, told.where) == ("runs_disagree", 'line 1, next: "a" is now "b"')
     assert judge("m", entry, data, good.lines, [other] * 3).reason == "not_as_locked"
-    assert judge("m", entry, data, [], [Outcome("aa", [], "replay: x")] * 3).reason == "records_disagree"
+    third = judge("m", entry, data, [], [good, good, Outcome("aa", good.lines, "verify: x")])
+    assert (third.reason, third.where) == ("records_disagree", "run 3: verify: x")
     ended = judge("m", entry, data, [], [good, Outcome(error="it was ended"), good])
     assert (ended.reason, ended.where) == ("did_not_end", "run 2: it was ended")
     assert judge("m", entry, b"other", [], [good] * 3).reason == "fixture_changed"
@@ -222,9 +225,101 @@ def test_a_session_that_really_ran_is_recorded_and_locked(gate, tmp_path):
         assert ("URM_CHILD_EXECUTION_FAILED" in told) and not any('"skipped"' in line for line in fixture.expected)
     assert onceward(None, "gate", "record", manifest, "latest", cwd=work).returncode == 2, "it needs a name"
     status, found, _ = run(gate)
-    assert status == 0 and sum(one["metric"] == SCHEDULER for one in found["fixtures"]) == 8
+    assert status == 0 and sum(one["metric"] == SCHEDULER for one in found["fixtures"]) == 8, found
     again = onceward(None, "gate", "record", manifest, cwd=work)
-    assert again.returncode == 0 and "locked anew" not in again.stdout and again.stdout.count("as it was") == 22
+    assert again.returncode == 0 and "locked anew" not in again.stdout and again.stdout.count("as it was") == 24
+
+
+@pytest.mark.rule("R-2")
+def test_sessions_with_crashes_retries_and_refusals_are_told_as_they_were(gate, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    fails = "import os; os._exit(75)"
+    onceward(None, "init", cwd=work)
+    for words in (
+        ("spawn", "--session", "s1", "--new", "--", "true"),
+        ("spawn", "--session", "s1", "--", "sh", "-c", "exit 2"),
+        ("spawn", "--session", "s2", "--new", "--attempts", "2", "--", sys.executable, "-c", fails),
+        ("spawn", "--session", "s3", "--new", "--budget", "tokens=1", "--", "onceward", "report", "--tokens", "5"),
+    ):
+        onceward(None, *words, cwd=work)
+    dies = {**os.environ, "ONCEWARD_FAULT": "child.ended"}
+    assert forked.run(["spawn", "--session", "s4", "--new", "--", "true"], cwd=work, env=dies).returncode == -9
+    assert onceward(None, "spawn", "--session", "s4", "--", "true", cwd=work).returncode == 0
+    manifest = gate / "manifest.json"
+    for session in ("s1", "s2", "s3", "s4"):
+        done = onceward(None, "gate", "record", manifest, session, "--metric", "orphan", "--name", session, cwd=work)
+        assert done.returncode == 0, (session, done.stderr)
+        fixture = read_fixture((gate / f"{session}.json").read_bytes(), session)
+        codes = {line for line in fixture.expected if "WORKER_" in line}
+        assert codes and not any('"skipped"' in line for line in fixture.expected)
+    again = read_fixture((gate / "s2.json").read_bytes(), "s2").script
+    assert [op.child for op in again if hasattr(op, "child") and hasattr(op, "micros")] == ["c1", "c1.2"]
+    assert run(gate)[0] == 0
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize(
+    ("manifest", "name"),
+    [
+        ('{"name": "mypkg"}', "x"),
+        ("[1]", "x"),
+        ("not json", "x"),
+        ('{"metrics": 5}', "x"),
+        (None, "../evil"),
+        (None, "manifest"),
+        (None, "\u00c4 b"),
+    ],
+)
+def test_nothing_is_written_over_or_outside(tmp_path, manifest, name):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    path = folder / "manifest.json"
+    if manifest is not None:
+        path.write_text(manifest)
+    source = MANIFEST.parent / "last-penny.json"
+    done = onceward(None, "gate", "record", path, source, "--metric", "budget", "--name", name, cwd=folder)
+    assert done.returncode == 2 and "INVALID_CONFIG" in done.stderr, done.stderr
+    assert [one.name for one in tmp_path.rglob("*")] == (["m"] if manifest is None else ["m", "manifest.json"])
+    assert manifest is None or path.read_text() == manifest
+
+
+@pytest.mark.rule("K-11")
+def test_what_does_nothing_is_not_locked(tmp_path):
+    head = {"schema": "stop_gate.fixture@1", "name": "idle", "about": ""}
+    fixture = tmp_path / "idle.json"
+    for lines, why in (
+        ([{"op": "lease", "slot": 1}, {"op": "finish", "child": "ghost"}], "does anything"),
+        ([], "empty"),
+        ([{"op": "spawn", "children": ["a", "a"]}], "each its own"),
+        ([{"op": "spawn", "children": ["a.2"]}], "each its own"),
+    ):
+        fixture.write_text(json.dumps({**head, "script": lines}))
+        done = onceward(None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget")
+        assert done.returncode == 2 and why in done.stderr, done.stderr
+    rows = [{"table": "sessions", "columns": ["session_id"], "rows": [[{"hex": 5}]]}]
+    fixture.write_text(json.dumps({**head, "script": [{"op": "recover"}], "rows": rows}))
+    done = onceward(None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget")
+    assert done.returncode == 2 and "cannot be read" in done.stderr
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.rule("R-2")
+def test_the_code_that_is_judged_is_the_code_that_runs(tmp_path):
+    bug = MUTANTS["dispatch reordered"]
+    source = planted(tmp_path / "src", bug.file, bug.old, bug.new)
+    found = python(None, "-m", "onceward", "gate", "run", MANIFEST, "--json", cwd=source)
+    assert json.loads(found.stdout)["metrics"][SCHEDULER] < 100.0
+
+
+@pytest.mark.rule("K-11", "I-1")
+def test_bad_words_are_refused_before_the_work(gate, tmp_path):
+    assert run(gate, store="nonsense")[0] == 2
+    assert run(gate, "--page", str(tmp_path / "nowhere" / "x.html"))[0] == 2
+    for text in ('{"schema": "stop_gate_metrics@1"}', '{"metrics": 5}', "[" * 100_000, "{}"):
+        odd = tmp_path / "odd.json"
+        odd.write_text(text)
+        assert onceward(None, "gate", "show", odd).returncode == 2, text[:40]
 
 
 @pytest.mark.rule("I-1", "R-3")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceward.errors import BudgetExceeded, InvalidConfig
+from onceward.errors import BudgetExceeded, ChildCancelled, InvalidConfig
 from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, fits, judge
 from onceward.store.port import Reads, Row
-from onceward.store.tables.budgets import add_debit, add_to_workspace, carry, lanes_of, set_limit, workspace_lanes
+from onceward.store.tables.budgets import (
+    add_debit,
+    add_to_workspace,
+    carry,
+    lanes_of,
+    set_limit,
+    spent_by,
+    workspace_lanes,
+)
+from onceward.store.tables.children import is_terminal
 from onceward.store.transaction import Transaction
 
 
@@ -34,6 +43,8 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
     """Take amounts out of lanes. An asked debit fits in every lane or changes nothing; a settled one is always added,
     for the money is gone, and answers the first lane that is over its limit then."""
     session = token.parent_session_id
+    if is_terminal(tx, token.child_id):
+        raise ChildCancelled("this child has ended; nothing more can be debited for it")
     before = lanes(tx, session)
     for lane, amount in asked.items():
         if not fits(before.get(lane), amount):
@@ -51,6 +62,11 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
             add_to_workspace(tx, lane, amount)
     # What is gone is not asked any more: the refusal says where the lane stands with it.
     return refusal and Refusal(refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope)
+
+
+def spent(rows: Reads, child_id: str) -> dict[str, int]:
+    """What was debited for a child, by lane."""
+    return {lane: amount for lane, amount in spent_by(rows, child_id).items() if amount}
 
 
 def lane_of(row: Row) -> Lane | None:

@@ -41,8 +41,8 @@ class Closing(msgspec.Struct, frozen=True):
     """How long it ran, if it began."""
     facts: Facts | None = None
     attempts: int = 1
-    spent: Mapping[str, int] = {}
-    """What it debited, by lane."""
+    spending: Callable[[], bool] = bool
+    """Whether anything was ever debited for it."""
     about: str = ""
     """What its last event is about, where that is a step."""
     step: StepEnd | None = None
@@ -140,7 +140,9 @@ def end(tx: Transaction, closing: Closing, standing: Standing, actor: str) -> tu
     """The one terminal event of a child, with its time charged. Answers how it ended, who is to be queued because of
     it, and whether it is to be tried again."""
     token = msgspec.structs.replace(closing.token, cancel_request_id=standing.cancel_request_id)
-    ended, spent = closing.ended, dict(closing.spent)
+    ended = closing.ended
+    # Its own threads may have spent until now: what counts is what is committed.
+    spent = child_budget.spent(tx, token.child_id) if closing.spending() else {}
     if closing.micros is not None:
         seconds, over = child_budget.charge_time(tx, token, child_budget.lane_of(standing.lane), closing.micros)
         spent |= {"duration_secs": seconds} if seconds else {}

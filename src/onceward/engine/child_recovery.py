@@ -21,7 +21,6 @@ from onceward.lifecycles.child import recover as terminal_move
 from onceward.locks.identity import Identity, judge
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.budgets import spent_by
 from onceward.store.tables.children import Tokens, last_event_of, note_recovery, pronounce
 from onceward.store.transaction import Transaction
 
@@ -149,7 +148,7 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
         lane = child_budget.lane_of(Tokens(tx).closing(current.child_id).lane)
         child_budget.charge_time(tx, current, lane, (current.last_seen or current.started_at) - current.started_at)
     move = terminal_move(current, actor)
-    spent = {lane: amount for lane, amount in spent_by(tx, current.child_id).items() if amount}
+    spent = child_budget.spent(tx, current.child_id)
     if spent:
         move = msgspec.structs.replace(move, detail={**move.detail, "spent": plain(spent)})
     tx.move(move)

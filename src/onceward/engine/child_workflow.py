@@ -143,10 +143,9 @@ def _deadline(children: Children, token: Token, timeout: float | None, now: floa
 def spend_now(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = asked_by_child(dict(lanes))
+    running.spending = True
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
     faults.point("child.debited")
-    if refusal is None or settled:
-        running.count(asked)
     if refusal is not None:
         raise child_budget.exceeded(refusal)
 
@@ -172,8 +171,8 @@ def closing_of(
         return step.record(tx, ended, spent, state) if step is not None else ()
 
     if step is None:
-        return Closing(token, ended, micros, facts, work.attempts, dict(running.spent))
-    return Closing(token, ended, micros, facts, work.attempts, dict(running.spent), step.about, step, step.record)
+        return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending)
+    return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending, step.about, step, step.record)
 
 
 def _last_line(data: bytes) -> str:

@@ -24,7 +24,7 @@ from onceward.kernel.records import Owner, Token
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import TargetLock
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, recovery_done
+from onceward.store.tables.children import Tokens, is_terminal, recovery_done
 from onceward.store.transaction import Transaction
 
 _GIVE_UP = 500
@@ -142,7 +142,7 @@ class Children:
             waiting = [child_id for child_id in self.works if child_id not in self.running]
         with self.store.read() as rows:
             asked = Tokens(rows).asked_to_end(self.session_id)
-            gone = [child_id for child_id in waiting if Tokens(rows).is_terminal(child_id)]
+            gone = [child_id for child_id in waiting if is_terminal(rows, child_id)]
         with self.changed:
             running = [self.running[child_id] for child_id in asked if child_id in self.running]
             # One that is on its way to its slot is asked when it gets there.

@@ -16,7 +16,7 @@ from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of
-from onceward.store.tables.children import Tokens, resolve
+from onceward.store.tables.children import Tokens, is_terminal, resolve
 
 
 def child_named(rows: Reads, build: str | None, subject: str) -> str:
@@ -57,7 +57,7 @@ def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) ->
     while True:
         nobody = follow and vacant(artifacts.store)
         with artifacts.store.read() as rows:
-            over = Tokens(rows).is_terminal(child_id)
+            over = is_terminal(rows, child_id)
             kept = [ref for ref in refs_of(rows, child_id) if ref.kind == "log"]
         said = {ref.name: b"".join(artifacts.read(ref.sha256)) for ref in kept} if over else spool.left(child_id)
         for name, data in said.items():

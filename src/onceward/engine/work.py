@@ -182,7 +182,8 @@ class Running:
         self.asked: Asked = ""
         self.thousandths = 0
         self.note = ""
-        self.spent: dict[str, int] = {}
+        self.spending = False
+        """Whether anything was ever to be debited for it."""
         self.refused: Mapping[str, Any] = {}
         """The debit that had no room, if one had none."""
         self.deadline: float | None = None
@@ -227,13 +228,6 @@ class Running:
             process.terminate()
         if abort is not None:
             abort()
-
-    def count(self, debited: Mapping[str, int]) -> None:
-        """What was debited for it, so that its end can tell without looking it up."""
-        with self._mutex:
-            for lane, amount in debited.items():
-                if amount:
-                    self.spent[lane] = self.spent.get(lane, 0) + amount
 
     def refuse(self, refusal: Mapping[str, Any]) -> None:
         """A debit had no room: the child ends, whatever it makes of the answer. It has a moment to end by itself."""

@@ -108,6 +108,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("rb")
+        self._size = path.stat().st_size
         self._places: dict[str, tuple[int, int]] = {}
         try:
             self.page = self._first()
@@ -148,7 +149,7 @@ class Reader:
             except InvalidConfig as error:
                 yield f"{member.name}: {error.message}"
                 return
-            if (name, size) != (member.name, member.size):
+            if (name, size) != (member.name, member.size) or at + _BLOCK + size > self._size:
                 yield f"{member.name} is not where it should be"
                 return
             self._places[name] = (at + _BLOCK, size)
@@ -337,6 +338,9 @@ class BundleRecords:
                 if debit.child_id in self._known:
                     self._known[debit.child_id].debits.append((debit.budget_lane, debit.amount))
         return {child: self._known[child] for child in children if child in self._known}
+
+    def told(self) -> int:
+        return sum(event.stream.startswith(("session:", "child:")) for event in self.events())
 
     def dispatched(self, session: str) -> Iterator[Child]:
         return (child for child in self._in_order(Child) if child.parent_session_id == session)

@@ -39,7 +39,7 @@ def decoded(event: Event) -> dict[str, Any]:
         said = msgspec.json.decode(event.body)
         if isinstance(said["context"], dict) and isinstance(said["detail"], dict) and isinstance(said["event"], str):
             return said  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         pass
     raise Differs(place(event), "body", event.body[:200].decode("utf-8", "replace"), "an event")
 

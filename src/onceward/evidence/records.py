@@ -196,6 +196,10 @@ class Records(Protocol):
         """All that is recorded of some children."""
         ...
 
+    def told(self) -> int:
+        """How many events there are of sessions and children."""
+        ...
+
     def dispatched(self, session: str) -> Iterator[Child]:
         """A session's children by their dispatch, then those that were never dispatched by their place in the queue."""
         ...
@@ -265,6 +269,13 @@ class Rows:
             if child in lives:
                 lives[child].debits.append((lane, amount))
         return lives
+
+    def told(self) -> int:
+        ((count,),) = self.rows.read(
+            "SELECT (SELECT count(*) FROM events) - (SELECT count(*) FROM streams s JOIN events e"
+            " ON e.stream_no = s.stream_no WHERE s.stream NOT LIKE 'session:%' AND s.stream NOT LIKE 'child:%')"
+        )
+        return int(count)
 
     def dispatched(self, session: str) -> Iterator[Child]:
         fields = Child.__struct_fields__

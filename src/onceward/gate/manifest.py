@@ -48,8 +48,9 @@ def manifest_hash(metrics: Mapping[str, Sequence[Entry]], runs: int = RUNS) -> s
     return digest({"metrics": msgspec.to_builtins(metrics), "runs": runs, "schema": SCHEMA})
 
 
-def read_manifest(data: bytes, what: str, expected: str = "") -> Manifest:
-    """A manifest whose hash is its own and, where somebody kept it elsewhere, the one that was kept."""
+def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True) -> Manifest:
+    """A manifest whose hash is its own and, where somebody kept it elsewhere, the one that was kept. One that is not
+    `whole` may still lack fixtures for a metric."""
     try:
         found = msgspec.convert(parse(data), Manifest)
     except msgspec.ValidationError as error:
@@ -64,15 +65,15 @@ def read_manifest(data: bytes, what: str, expected: str = "") -> Manifest:
                 context={HASH: made, "expected": wanted[:64]},
                 recovery=[Recovery("see what was locked, in the history of the file", f"git log -p {what}")],
             )
-    _check(found, what)
+    _check(found, what, whole)
     return found
 
 
-def _check(found: Manifest, what: str) -> None:
+def _check(found: Manifest, what: str, whole: bool) -> None:
     if found.runs != RUNS:
         raise InvalidConfig(f"{what}: every fixture is run {RUNS} times, not {found.runs}", context={"field": "runs"})
     odd = found.metrics.keys() - METRICS.keys()
-    empty = [metric for metric in METRICS if not found.metrics.get(metric)]
+    empty = [metric for metric in METRICS if whole and not found.metrics.get(metric)]
     if odd or empty:
         which = f"there is no metric {min(odd)[:60]!a}" if odd else f"no fixture is listed for {empty[0]}"
         raise InvalidConfig(f"{what}: {which}; the run would mean nothing", context={"field": "metrics"})
@@ -129,8 +130,9 @@ def judge(
     if len(set(runs)) != 1:
         one, other = _two(outcomes)
         return failed("runs_disagree", apart(one.lines, other.lines))
-    if outcomes[0].wrong:
-        return failed("records_disagree", outcomes[0].wrong)
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome.wrong:
+            return failed("records_disagree", f"run {number}: {outcome.wrong}")
     if runs[0] != entry.sha256:
         return failed("not_as_locked", apart(expected, outcomes[0].lines))
     return Judged(metric, entry.fixture, True, entry.sha256, runs, about)

@@ -12,11 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
+import onceward
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.gate.manifest import Entry, Judged, Manifest, Outcome, judge, read_manifest, report
 from onceward.gate.play import Scratches, play
 from onceward.gate.script import read_fixture
 from onceward.kernel import faults
+from onceward.settings import check_url
 
 WORLDS: Final[Sequence[Mapping[str, str]]] = (
     {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C", "umask": "022"},
@@ -30,6 +32,7 @@ _PATIENCE: Final = 30.0
 
 def run(path: Path, expected: str, store: str) -> dict[str, Any]:
     """The report of a manifest. Refused where the manifest is not what it says it is."""
+    check_url(store)
     manifest = read_manifest(path.read_bytes(), str(path), expected)
     files = {entry.fixture: _file(path, entry) for _, entry in manifest.entries()}
     outcomes = _worlds(path.parent.absolute(), sound(manifest, files), store)
@@ -85,12 +88,13 @@ def _worlds(folder: Path, fixtures: Sequence[str], store: str) -> list[dict[str,
 def _start(world: Mapping[str, str], cwd: Path, fixtures: Sequence[Path], store: str) -> subprocess.Popen[bytes]:
     ours = {key: value for key, value in os.environ.items() if not key.startswith(("ONCEWARD_", "LC_", "LANG"))}
     told = {key: value for key, value in world.items() if key != "umask"}
-    # Where the code is found is the one thing that all of them share.
-    words = [sys.executable, "-m", "onceward", "gate", "play", "--json", "--store", store, *map(str, fixtures)]
+    # The code that is judged is the code that runs here, wherever it was found.
+    paths = [str(Path(onceward.__file__).resolve().parents[1]), *map(os.path.abspath, _paths())]
+    words = [sys.executable, "-m", "onceward", "gate", "play", "--json", *map(str, fixtures)]
     return subprocess.Popen(
         words,
         cwd=cwd,
-        env={**ours, **told, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, _paths())))},
+        env={**ours, **told, "PYTHONPATH": os.pathsep.join(paths), "ONCEWARD_STORE": store},
         umask=int(world["umask"], 8),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

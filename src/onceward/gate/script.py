@@ -16,6 +16,7 @@ from onceward.lifecycles.child import CHILD
 
 SCHEMA: Final = "stop_gate.fixture@1"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+_CHILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REASONS: Final = frozenset(arrow.reason for arrow in CHILD.arrows if arrow.reason)
 
 
@@ -24,7 +25,7 @@ class _Op(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, forbid_unk
 
 
 class Open(_Op, frozen=True):
-    """Open a session, or change its cap and limits."""
+    """Open a session; after a crash, with a new cap and new limits if it says so."""
 
     session: str = "ses_a"
     cap: int = 2
@@ -150,10 +151,14 @@ def read_fixture(data: bytes, what: str) -> Fixture:
         raise InvalidConfig(f"{what} is no fixture: {error}", context={"field": what}) from None
     if found.schema != SCHEMA:
         raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
-    if not _NAME.fullmatch(found.name):
+    if not _NAME.fullmatch(found.name) or found.name == "manifest":
         raise InvalidConfig(f"{what}: {found.name[:60]!a} is no name for a fixture", context={"field": "name"})
+    if not found.script:
+        raise InvalidConfig(f"{what}: its script is empty", context={"field": "script"})
     for number, op in enumerate(found.script, 1):
         _check(op, f"{what}, line {number} of the script")
+    for some in found.rows:
+        _check_rows(some, what)
     return found
 
 
@@ -170,7 +175,23 @@ def written(fixture: Fixture) -> bytes:
     return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
 
 
+def _check_rows(some: Rows, what: str) -> None:
+    plain = (str, int, type(None))
+    for row in some.rows:
+        fits = len(row) == len(some.columns) > 0
+        if not fits or not all(isinstance(v, plain) or (isinstance(v, dict) and _is_hex(v)) for v in row):
+            raise InvalidConfig(f"{what}: a row of {some.table[:40]!a} cannot be read", context={"field": "rows"})
+
+
+def _is_hex(value: dict[str, Any]) -> bool:
+    text = value.get("hex")
+    return set(value) == {"hex"} and isinstance(text, str) and re.fullmatch(r"([0-9a-f]{2})*", text) is not None
+
+
 def _check(op: Op, where: str) -> None:
+    odd = [name for name in op.children if not _CHILD.fullmatch(name)] if isinstance(op, Spawn) else []
+    if odd or (isinstance(op, Spawn) and len(set(op.children)) != len(op.children)):
+        raise InvalidConfig(f"{where}: children need names of letters and digits, each its own")
     if isinstance(op, Finish) and op.reason not in _REASONS:
         raise InvalidConfig(f"{where}: no child ends with {op.reason[:40]!a}", context={"field": "reason"})
     point = op.at if isinstance(op, Crash) else op.dies if isinstance(op, Recover) else ""

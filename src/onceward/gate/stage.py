@@ -81,7 +81,7 @@ class Stage:
         return self._try(op)
 
     def name_of(self, child_id: str) -> str:
-        return next(name for name, known in self.names.items() if known == child_id)
+        return next((name for name, known in self.names.items() if known == child_id), child_id)
 
     def _try(self, op: Op) -> dict[str, Any]:
         try:

@@ -13,11 +13,11 @@ from onceward.databases import scratches
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.gate.manifest import HASH, METRICS
-from onceward.gate.record import listed, lock, locked, told, write
+from onceward.gate.manifest import HASH, METRICS, REPORT, manifest_hash
+from onceward.gate.record import listed, lock, locked, require_told, told, write
 from onceward.gate.run import once
 from onceward.gate.run import run as run_gate
-from onceward.gate.script import Fixture, read_fixture
+from onceward.gate.script import Fixture, read_fixture, written
 
 _SHORT = {"scheduler": 0, "orphan": 1, "budget": 2}
 
@@ -37,6 +37,9 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
 
     Exit 1 where a metric misses 100.0, 5 where the manifest is not the one that was locked.
     """
+    if page_file is not None:
+        # Whoever cannot have the page hears of it before the work, not after.
+        file_argument(page_file).touch()
     found = run_gate(_there(manifest), expect.strip().lower(), given.store_url or "sqlite")
     if page_file is not None:
         from onceward.gate.page import page
@@ -107,22 +110,29 @@ def show(given: Globals, file: str) -> int:
     try:
         value = json.loads(path.read_bytes())
         schema = str(value.get("schema", ""))
-    except (ValueError, AttributeError):
+        if schema == REPORT:
+            _ = [value[name] for name in ("metrics", "thresholds", "fixtures", "all_passed", HASH)]
+    except (ValueError, AttributeError, KeyError, RecursionError):
         raise InvalidConfig(f"{path} is no manifest, fixture or report") from None
     if given.json:
         render.document(value)
-    elif schema.startswith("stop_gate_metrics"):
+    elif schema == REPORT:
         _say(value)
     elif schema.startswith("stop_gate.fixture"):
         _show_fixture(read_fixture(path.read_bytes(), path.name))
     else:
-        for metric in METRICS:
-            render.say(f"{metric}: {METRICS[metric]}")
-            for entry in listed(path).get(metric, []):
-                about = read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture).about
-                render.say(f"  {entry.sha256[:12]}  {entry.fixture.removesuffix('.json'):28s} {render.plain(about)}")
-        render.say(f"{HASH} {render.plain(value.get(HASH, ''))}")
+        _show_manifest(path)
     return 0
+
+
+def _show_manifest(path: Path) -> None:
+    entries = listed(path)
+    for metric in METRICS:
+        render.say(f"{metric}: {METRICS[metric]}")
+        for entry in entries.get(metric, []):
+            about = read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture).about
+            render.say(f"  {entry.sha256[:12]}  {entry.fixture.removesuffix('.json'):28s} {render.plain(about)}")
+    render.say(f"{HASH} {manifest_hash(entries)}")
 
 
 def _show_fixture(fixture: Fixture) -> None:
@@ -158,12 +168,18 @@ def record(
     path = file_argument(manifest)
     play_in = scratches("sqlite")
     if subject is None:
-        for own, fixture in list(locked(_there(manifest))):
-            fresh, played = lock(fixture, play_in)
-            changed = write(path, own, fresh, played)
-            render.say(f"{fresh.name}: {'locked anew' if changed else 'as it was'}")
+        # All are played before any is written.
+        played_anew = [(own, *lock(fixture, play_in)) for own, fixture in locked(_there(manifest))]
+        said = {fresh.name: write(path, own, fresh, played) for own, fresh, played in played_anew}
+        if given.json:
+            render.document([{"fixture": name, "changed": changed} for name, changed in said.items()])
+            return 0
+        for name, changed in said.items():
+            render.say(f"{name}: {'locked anew' if changed else 'as it was'}")
         return 0
+    ran = not file_argument(subject).is_file()
     fixture = _fixture(given, subject, name, about)
+    read_fixture(written(fixture), fixture.name)
     if rows_after is not None:
         from onceward.gate.play import frozen
 
@@ -173,6 +189,8 @@ def record(
     if metric is None and known is None:
         raise click.UsageError("a fixture that is not in the manifest needs --metric")
     fresh, played = lock(fixture, play_in)
+    if ran:
+        require_told(fresh)
     write(path, list(METRICS)[_SHORT[metric]] if metric else str(known), fresh, played)
     if given.json:
         render.document({"fixture": fresh.name, "lines": len(played.lines), "sha256": played.sha256})

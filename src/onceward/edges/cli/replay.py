@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,8 @@ def replay(given: Globals, subject: str | None, runs: int) -> int:
 
     Nothing is scheduled or run. A BUNDLE needs no workspace. Exit 5 with the first difference where there is one.
     """
-    found: list[Replayed] = []
     with progress_bar(given) as progress:
-        for _ in range(runs):
-            found.append(_once(given, subject, progress))
-            if found[-1].difference is not None:
-                break
+        found = _replays(given, subject, runs, progress)
     last = found[-1]
     identical = last.difference is None and len({one.sha256 for one in found}) == 1
     if given.json:
@@ -39,31 +36,32 @@ def replay(given: Globals, subject: str | None, runs: int) -> int:
             said["first_difference"] = msgspec.to_builtins(last.difference)
         render.document(said)
     else:
-        _say(last, identical)
+        _say(last, identical, subject)
     return 0 if identical else 5
 
 
-def _once(given: Globals, subject: str | None, progress: Any) -> Replayed:
+def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> list[Replayed]:
     def seen(events: int) -> None:
         if progress is not None:
             progress("events", events, events)
 
     path = Path(subject).expanduser() if subject else None
     if path is not None and path.is_file():
-        return replay_bundle(path, seen)
-    return given.workspace().replay(subject, seen)
+        return [replay_bundle(path, seen) for _ in range(runs)]
+    return given.workspace().replay(subject, runs, seen)
 
 
-def _say(found: Replayed, identical: bool) -> None:
+def _say(found: Replayed, identical: bool, subject: str | None) -> None:
     looked = f"{render.counted(found.events, 'event')} of {render.counted(found.sessions, 'session')}"
     if identical:
         render.say(f"{click.style('identical', fg='green')}: {looked} made again, byte for byte")
         render.say(f"sha256 {found.sha256}")
         return
-    assert found.difference is not None
     render.say(f"{click.style('not identical', fg='red')}: the first difference after {looked}")
-    _tell(found.difference)
-    render.say("next: onceward verify")
+    if found.difference is not None:
+        _tell(found.difference)
+    bundle = f" {shlex.quote(subject)}" if subject and Path(subject).expanduser().is_file() else ""
+    render.say(f"next: onceward verify{bundle}")
 
 
 def _tell(difference: Difference) -> None:

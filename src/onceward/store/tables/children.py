@@ -169,11 +169,6 @@ class Tokens:
         )
         return {child_id: (started, ended) for child_id, started, ended in found}
 
-    def is_terminal(self, child_id: str) -> bool:
-        return bool(
-            self._rows.read("SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'", (child_id,))
-        )
-
     def left_behind(self, fence: int) -> Iterator[Token]:
         """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
         found = self._rows.read(
@@ -196,6 +191,10 @@ class Tokens:
             if len(page) < _PAGE:
                 return
             after = page[-1][4]
+
+
+def is_terminal(rows: Reads, child_id: str) -> bool:
+    return bool(rows.read("SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'", (child_id,)))
 
 
 def resolve(rows: Reads, prefix: str) -> list[str]:

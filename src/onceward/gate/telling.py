@@ -1,0 +1,156 @@
+"""A session that really ran, told in the lines of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from onceward.errors import InvalidConfig
+from onceward.evidence.differences import decoded
+from onceward.evidence.records import Child, Debit, Records, SessionRow
+from onceward.gate import script
+from onceward.gate.script import Op
+from onceward.kernel.limits import RETRY_MAX_MICROS
+
+_KEPT: Final = ("exit", "error", "message", "stopped")
+"""What of a real end goes into a script."""
+_RECOVERED: Final = ("terminated_on_restart", "lease_orphaned")
+
+
+class Telling:
+    """What happened, in order. Later attempts that the session itself made are made again by the engine; those of a
+    build's steps are children of their own."""
+
+    def __init__(self, records: Records, session: str) -> None:
+        self.records, self.session = records, session
+        self.children = {child.child_id: child for child in records.dispatched(session)}
+        self.queue = sorted(self.children.values(), key=lambda child: child.queue_seq)
+        self.ends: dict[str, int] = {}
+        self.born = self._births()
+        self.names = self._names()
+        debits = records.of(Debit, parent_session_id=session)
+        self.debits = sorted(debits, key=lambda debit: (debit.at, debit.debit_seq))
+        self.slots: dict[int, str] = {}
+        self.waiting: list[Child] = []
+        self.late: list[Child] = []
+        """Later attempts that wait for their time."""
+        self.fence = self.cap = 0
+
+    def ops(self) -> Iterator[Op]:
+        (row,) = self.records.of(SessionRow, session_id=self.session)
+        self.cap = row.max_active_children
+        limits: dict[str, int] = {}
+        opened = False
+        for event in self.records.stream(f"session:{self.session}"):
+            said = decoded(event)
+            detail, fence = said["detail"], said["context"].get("fence", 0)
+            anew = opened and fence != self.fence
+            if anew:
+                yield from self._until(event.at)
+                yield from (script.Crash(), script.Recover())
+                self.slots, self.waiting, self.late = {}, [], []
+            self.fence = fence
+            if said["event"] in ("SESSION_OPENED", "SESSION_CHANGED"):
+                limits, self.cap = detail["limits"], detail["max_active_children"]
+            if anew or (said["event"] == "SESSION_OPENED"):
+                yield script.Open(cap=self.cap, limits=limits)
+                opened = True
+            yield from self._until(event.at)
+            if event.source == "child":
+                yield from self._of_child(said["event"], detail, event.at)
+        yield from self._until(1 << 62)
+
+    def _births(self) -> dict[str, int]:
+        """Under which fence each child was queued; and when each ended."""
+        born: dict[str, int] = {}
+        now = before = 0
+        for event in self.records.stream(f"session:{self.session}"):
+            said = decoded(event)
+            fence = said["context"].get("fence", 0)
+            if fence != now:
+                now, before = fence, now
+            if event.source == "child":
+                child, detail = said["detail"]["child_id"], said["detail"]
+                left = detail.get("reason") in _RECOVERED and not detail.get("stopped")
+                born.setdefault(child, before if left else now)
+                if said["event"] != "WORKER_START":
+                    self.ends[child] = event.at
+        return {child: born.get(child, now) for child in self.children}
+
+    def _names(self) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for number, child in enumerate(self.queue, 1):
+            before = names.get(child.predecessor or "")
+            again = before is not None and self._again(child)
+            names[child.child_id] = f"{str(before).partition('.')[0]}.{child.attempt}" if again else f"c{number}"
+        return names
+
+    def _again(self, child: Child) -> bool:
+        """Whether the end of its predecessor queued it."""
+        return child.predecessor is not None and self.ends.get(child.predecessor) == child.created_at
+
+    def _until(self, at: int) -> Iterator[Op]:
+        """Whoever was queued, and what was debited, by then and in this life."""
+        while self.queue and self.queue[0].created_at <= at and self.born[self.queue[0].child_id] <= self.fence:
+            child = self.queue.pop(0)
+            if self._again(child):
+                self.late.append(child)
+                continue
+            self.waiting.append(child)
+            yield script.Spawn([self.names[child.child_id]], kind=child.kind, attempts=self._attempts(child))
+        while self.debits and self.debits[0].at < at:
+            yield from self._debit(self.debits.pop(0))
+
+    def _attempts(self, child: Child) -> int:
+        root = self.names[child.child_id]
+        own = [one.attempt for one in self.children.values() if self.names[one.child_id].partition(".")[0] == root]
+        return 1 + max(own) - min(own)
+
+    def _debit(self, debit: Debit) -> Iterator[Op]:
+        if debit.budget_lane != "duration_secs":
+            yield script.Debit(self.names[debit.child_id], {debit.budget_lane: debit.amount}, bool(debit.settled))
+
+    def _of_child(self, event: str, detail: dict[str, Any], at: int) -> Iterator[Op]:
+        child = self.children[detail["child_id"]]
+        name = self.names[child.child_id]
+        if event == "WORKER_START":
+            yield from self._leased(child)
+            if child.kind == "process":
+                yield script.Start(name)
+            return
+        while self.debits and self.debits[0].at <= at and self.debits[0].child_id == child.child_id:
+            yield from self._debit(self.debits.pop(0))
+        reason = detail["reason"]
+        if reason in _RECOVERED and not detail.get("stopped"):
+            return
+        if child.cancel_request_id is not None:
+            yield script.Cancel(name, child.cancel_request_id)
+            reason = detail.get("observed", reason)
+        if child.dispatch_seq is None:
+            self.waiting = [one for one in self.waiting if one is not child]
+            return
+        if child.started_at is None:
+            yield from self._leased(child)
+        micros = at - child.started_at if child.started_at is not None else 0
+        kept: dict[str, Any] = {key: detail[key] for key in _KEPT if key in detail}
+        again = any(one.predecessor == child.child_id and self._again(one) for one in self.children.values())
+        yield script.Finish(name, reason, micros, kept, again)
+        slot = next(number for number, holder in self.slots.items() if holder == name)
+        del self.slots[slot]
+        self._take(slot)
+
+    def _leased(self, child: Child) -> Iterator[Op]:
+        """Slots take whoever is first, until this one has its own."""
+        if child in self.late:
+            yield script.Wait(RETRY_MAX_MICROS)
+            self.waiting, self.late = sorted(self.waiting + self.late, key=lambda one: one.queue_seq), []
+        while self.names[child.child_id] not in self.slots.values():
+            free = next((number for number in range(1, self.cap + 1) if number not in self.slots), None)
+            if free is None or not self.waiting:
+                raise InvalidConfig(f"{self.session} cannot be told as a script: {child.child_id} had no slot")
+            yield script.Lease(free)
+            self._take(free)
+
+    def _take(self, slot: int) -> None:
+        if self.waiting:
+            self.slots[slot] = self.names[self.waiting.pop(0).child_id]
