@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, SCHEDULER, onceward, planted
 
 
