@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-import onceward
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.gate.manifest import Entry, Judged, Manifest, Outcome, judge, read_manifest, report
 from onceward.gate.play import Scratches, play
@@ -89,7 +88,7 @@ def _start(world: Mapping[str, str], cwd: Path, fixtures: Sequence[Path], store:
     ours = {key: value for key, value in os.environ.items() if not key.startswith(("ONCEWARD_", "LC_", "LANG"))}
     told = {key: value for key, value in world.items() if key != "umask"}
     # The code that is judged is the code that runs here, wherever it was found.
-    paths = [str(Path(onceward.__file__).resolve().parents[1]), *map(os.path.abspath, _paths())]
+    paths = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, _paths())]
     words = [sys.executable, "-m", "onceward", "gate", "play", "--json", *map(str, fixtures)]
     return subprocess.Popen(
         words,
