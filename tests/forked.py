@@ -55,13 +55,11 @@ def _ask(order, timeout):
         _server = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-    _server.stdin.write(json.dumps(order) + "\n")
-    pid = int(_server.stdout.readline())
-    if not select.select([_server.stdout], [], [], timeout)[0]:
-        os.kill(pid, signal.SIGKILL)
-        _server.stdout.readline()
+    _server.stdin.write(json.dumps({**order, "timeout": timeout}) + "\n")
+    status = json.loads(_server.stdout.readline())
+    if status is None:
         raise subprocess.TimeoutExpired(order["argv"], timeout)
-    return int(_server.stdout.readline())
+    return status
 
 
 def end():
@@ -81,11 +79,22 @@ def _serve():
         importlib.import_module(module)
     exe_sha256()
     for line in sys.stdin:
+        order = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _live(json.loads(line))
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+            _live(order)
+        print(json.dumps(_ended(pid, order["timeout"])), flush=True)
+
+
+def _ended(pid, timeout):
+    """How it ended; None if it had to be ended."""
+    watched = os.pidfd_open(pid)
+    ended = select.select([watched], [], [], timeout)[0]
+    os.close(watched)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status if ended else None
 
 
 def _live(order):

@@ -181,6 +181,8 @@ def test_a_session_that_is_not_there_is_a_difference(scene, bare, tmp_path):
         bare.write("DELETE FROM sessions WHERE session_id = ?", (build,))
         found = replay(Rows(bare), [build]).difference
         assert (found.where, found.field) == (f"session {build}", "session")
+        assert replay(Rows(bare)).difference == found
+        bare.write("DELETE FROM builds WHERE build_id = ?", (build,))
         found = replay(Rows(bare)).difference
         assert found.where == "events" and found.stored > found.replayed
     export(Rows(bare), build, tmp_path / "b", lambda sha256: iter(()), False)

@@ -6,7 +6,7 @@ seen. The rest is made anew: phases, leases, codes, the order of dispatch, every
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from onceward.errors import (
 )
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.differences import Difference, Differs
-from onceward.evidence.records import Records, SessionRow
+from onceward.evidence.records import BuildRow, Records, SessionRow
 from onceward.evidence.replay_session import SessionReplay
 
 
@@ -41,11 +41,12 @@ def replay(
     whole = hashlib.sha256()
     events = children = count = 0
     missing = set(sessions or ())
-    rows = (row for row in records.all(SessionRow) if sessions is None or row.session_id in sessions)
-    for row in rows:
-        missing.discard(row.session_id)
+    for session, row in _all(records):
+        if sessions is not None and session not in sessions:
+            continue
+        missing.discard(session)
         count += 1
-        one = SessionReplay(records, row, progress)
+        one = SessionReplay(records, session, row, progress)
         found = _outcome(one)
         if found is not None:
             return Replayed(one.made.hexdigest(), events + one.events, children + one.ended, count, found)
@@ -53,6 +54,21 @@ def replay(
         events, children = events + one.events, children + one.ended
     lost = _lost(records, missing, sessions is None, events)
     return Replayed(whole.hexdigest(), events, children, count, lost)
+
+
+def _all(records: Records) -> Iterator[tuple[str, SessionRow | None]]:
+    """Every session with its row, in order; a build that was never begun has a stream, and no session yet."""
+    rows = records.all(SessionRow)
+    row = next(rows, None)
+    for build in records.all(BuildRow):
+        while row is not None and row.session_id < build.build_id:
+            yield row.session_id, row
+            row = next(rows, None)
+        if row is None or row.session_id != build.build_id:
+            yield build.build_id, None
+    while row is not None:
+        yield row.session_id, row
+        row = next(rows, None)
 
 
 def replay_bundle(path: Path, progress: Callable[[int], None] | None = None) -> Replayed:

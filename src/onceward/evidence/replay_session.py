@@ -56,10 +56,12 @@ class _Begun(msgspec.Struct):
 class SessionReplay:
     """One session, event by event in the order of its stream."""
 
-    def __init__(self, records: Records, row: SessionRow, progress: Callable[[int], None] | None) -> None:
-        self.records, self.row, self.session = records, row, row.session_id
-        self.stream = f"session:{row.session_id}"
-        self.context = context_of(row.session_id)
+    def __init__(
+        self, records: Records, session: str, row: SessionRow | None, progress: Callable[[int], None] | None
+    ) -> None:
+        self.records, self.row, self.session = records, row, session
+        self.stream = f"session:{session}"
+        self.context = context_of(session)
         self.made = hashlib.sha256()
         self.events = self.ended = 0
         self._progress = progress
@@ -72,7 +74,7 @@ class SessionReplay:
         self._widest: dict[str, int | None] = {}
         """The most that lanes ever were allowed; None where there was no limit at some time."""
         self._build = ("new", 0)
-        self._steps = Steps(row.session_id)
+        self._steps = Steps(session)
 
     @property
     def looking_at(self) -> str:
@@ -233,7 +235,7 @@ class SessionReplay:
         if ended != self.ended:
             self._unended(ended)
         for field, value in (("queue_high", queued), ("dispatch_high", dispatched)):
-            if getattr(self.row, field) != value:
+            if self.row is not None and getattr(self.row, field) != value:
                 raise Differs(f"session {self.session}", field, getattr(self.row, field), value)
 
     def _still_open(self, row: Child) -> None:
@@ -289,8 +291,11 @@ class SessionReplay:
 
     def _rows(self) -> None:
         """The session, its build and the build's checkpoints."""
-        if self.row.max_active_children != self._cap:
-            raise Differs(f"session {self.session}", "max_active_children", self.row.max_active_children, self._cap)
+        where = f"session {self.session}"
+        if self.row is None and self._cap:
+            raise Differs(where, "session", None, "a session of that id")
+        if self.row is not None and self.row.max_active_children != self._cap:
+            raise Differs(where, "max_active_children", self.row.max_active_children, self._cap)
         self.made.update(_encode(self.row))
         builds = list(self.records.of(BuildRow, build_id=self.session))
         for build in builds:
