@@ -19,6 +19,8 @@ from onceward.engine.backup import backup, restore
 from onceward.evidence.bundle import header, padding
 from onceward.kernel.canon import canonical
 from onceward.kernel.records import Request
+from onceward.lifecycles import registry
+from onceward.store.tables.registry import Registry, note_meta
 from onceward.wiring import Workspace
 from sites import Site
 
@@ -79,6 +81,7 @@ def happen(workspace, folder):
     assert site.run(plan(budget="0.01", last="echo more"), jobs=1, force=True)["state"] == "BUDGET_PAUSE"
     ids["paused"] = site.build_id
     ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
+    _fill_registry(workspace)
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
         old = workspace.keyring.signer(rows, "tester").key.fingerprint
@@ -86,6 +89,22 @@ def happen(workspace, folder):
     ask(workspace, "keys.revoke", key=old)
     seal(workspace)
     return ids
+
+
+def _fill_registry(workspace):
+    """A collection with a value that gave way to another."""
+
+    def fill(tx):
+        note_meta(tx, "ops", registry.schema_digest("ops"), "root-1", tx.now)
+        tx.move(registry.create("col_1", "ops", "root-1", "tester"))
+        old, new = (registry.Meaning("pay", version, "WRITE", "council") for version in ("1.9.0", "1.10.0"))
+        tx.move(registry.admit("voc_1", "col_1", old, "root-1", "tester"))
+        tx.move(registry.supersede(Registry(tx).value(old.key), new.key, "tester"))
+        tx.move(registry.admit("voc_2", "col_1", new, "root-1", "tester"))
+
+    kernel = workspace.kernel()
+    kernel.store.write(fill)
+    kernel.close()
 
 
 def _workspace_id(workspace):

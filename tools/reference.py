@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -16,9 +17,10 @@ from onceward import settings
 from onceward.edges.cli.main import COMMANDS, cli
 from onceward.errors import CODES
 from onceward.evidence.findings import RULES
-from onceward.kernel import limits
+from onceward.gate import script
+from onceward.kernel import faults, limits
 from onceward.kernel.machine import Machine
-from onceward.lifecycles import build, change, child, permit, registry, saga
+from onceward.lifecycles import budget, build, change, child, permit, registry, saga
 from onceward.store import migrate
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -27,6 +29,7 @@ MACHINES: tuple[Machine, ...] = (
     child.CHILD,
     saga.SAGA,
     permit.GRANT,
+    registry.COLLECTION,
     registry.VALUE,
     change.CHANGE,
 )
@@ -60,6 +63,33 @@ def verification() -> str:
         *(f"| `{rule}` | {meaning} |" for rule, meaning in RULES.items()),
     ]
     return "\n".join(text) + "\n"
+
+
+def gate() -> str:
+    """The language of the gate's scripts."""
+    text = ["# The gate's scripts", "", "Made by `make docs` from `src/onceward/gate/script.py`.", ""]
+    text += [
+        f"A fixture is a JSON file: `schema` (`{script.SCHEMA}`), `name`, `about`, `script`, and when it is locked"
+    ]
+    text += [
+        "`expected`. Each line of the script has an `op` and these fields; a line that cannot happen is `skipped`, one"
+    ]
+    text += ["that the engine does not allow is `refused`: both are outcomes, locked like any other. After `crash` and"]
+    text += ["`recover` a session is to be opened again.", ""]
+    text += ["| op | fields | what happens |", "|---|---|---|"]
+    for kind in get_args(script.Op):
+        fields = []
+        for field in msgspec.structs.fields(kind):
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            said = "" if default is msgspec.NODEFAULT else f" = `{msgspec.json.encode(default).decode()}`"
+            fields.append(f"`{field.name}`{said}")
+        what = " ".join((kind.__doc__ or "").split())
+        text.append(f"| `{kind.__name__.lower()}` | {', '.join(fields) or '–'} | {what} |")
+    reasons = sorted({arrow.reason for arrow in child.CHILD.arrows if arrow.reason})
+    text += ["", f"Reasons of `finish`: {', '.join(f'`{reason}`' for reason in reasons)}.", ""]
+    text += [f"Lanes of `limits`: {', '.join(f'`{lane}`' for lane in budget.LANES)}; `debit` also knows `usd`.", ""]
+    text += [f"Fault points of `crash` and `recover`: {', '.join(f'`{point}`' for point in faults.POINTS)}.", ""]
+    return "\n".join(text)
 
 
 def bounds() -> str:
@@ -167,6 +197,7 @@ def _help(command: click.Command, path: str, parent: click.Context) -> list[str]
 
 
 PAGES = {
+    "gate.md": gate,
     "machines.md": machines,
     "errors.md": errors,
     "limits.md": bounds,

@@ -33,6 +33,8 @@ DROPPED = {
     "plans": {"plan"},
     "approvals": {"approval"},
     "confirmation_tokens": {"permit"},
+    "registry_collections": {"state"},
+    "registry_values": {"state"},
     "artifacts": {"ref"},
     "artifact_refs": {"ref"},
     "principals": {"role"},
@@ -51,6 +53,7 @@ NOT_EVIDENCE = {
     "event_outbox": "what still has to be delivered",
     "outbox_used": "what was delivered",
     "singleton_lock": "who holds the workspace",
+    "registry_meta": "to whom a collection's name was given; the collection's own event says it too",
     "kernel_beat": "when it last showed that it lives",
 }
 

@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
             "BUDGET_PAUSE": "ACTIVE FAILED ABANDONED",
         },
     ),
+    "collection": (registry.COLLECTION, {NEW: "active", "active": "retired"}),
     "child": (
         child.CHILD,
         {NEW: "queued", "queued": "leased terminal", "leased": "started terminal", "started": "terminal"},

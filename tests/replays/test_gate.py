@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -22,7 +23,7 @@ from onceward.evidence.records import Rows, Total
 from onceward.evidence.replay import replay
 from onceward.gate.manifest import METRICS, Entry, Outcome, apart, judge, manifest_hash, read_manifest, written
 from onceward.gate.run import _heard
-from onceward.gate.script import read_fixture
+from onceward.gate.script import Fixture, read_fixture
 
 ALL = (SCHEDULER, ORPHAN, BUDGET)
 
@@ -69,6 +70,9 @@ def test_what_is_locked_on_sqlite_comes_to_the_same_hash_on_either_store(gate, k
 
 @pytest.mark.rule("R-2")
 def test_manifest_and_fixtures_are_as_their_schemas_say():
+    made = msgspec.json.schema(Fixture)
+    kept = json.loads((ROOT / "spec" / "stop_gate.fixture@1.schema.json").read_text())
+    assert {key: kept[key] for key in made} == made, "the schema of fixtures is that of the code"
     schema("stop_gate.vnext_plus9_manifest@1").validate(json.loads(MANIFEST.read_bytes()))
     for path in MANIFEST.parent.glob("*.json"):
         if path != MANIFEST:
@@ -148,6 +152,10 @@ def test_careless_words_are_refused_with_the_right_status(gate):
     (gate / "two-at-a-time.json").unlink()
     status, found, err = run(gate)
     assert status == 2 and found is None and "two-at-a-time.json" in err
+    assert onceward(None, "gate", "record", gate / "manifest.json").returncode == 0, "what is gone is left out"
+    assert run(gate)[0] == 0
+    typo = onceward(None, "gate", "record", gate / "manifest.json", "nosuch.json", "--metric", "budget", cwd=gate)
+    assert typo.returncode == 2 and "there is no file nosuch.json" in typo.stderr
     (gate / "manifest.json").write_text("{}")
     assert run(gate)[0] == 2
     for text, why in (
@@ -293,6 +301,23 @@ def test_what_does_nothing_is_not_locked(tmp_path):
         ([], "empty"),
         ([{"op": "spawn", "children": ["a", "a"]}], "each its own"),
         ([{"op": "spawn", "children": ["a.2"]}], "each its own"),
+        ([{"op": "open", "cap": 0}], "line 1 of the script"),
+        ([{"op": "open", "limits": {"usd": 1}}], "there is no lane 'usd'"),
+        ([{"op": "open"}, {"op": "spawn", "children": ["a"], "kind": "banana"}], "a function or a process"),
+        ([{"op": "wait", "micros": -5}], "line 1 of the script"),
+        ([{"op": "open"}, {"op": "race", "ops": [{"op": "lease", "slot": 1}], "turns": [7]}], "a turn is"),
+        ([{"op": "leese", "slot": 1}], "lines are open, spawn"),
+        ([{"op": "finish", "child": "a", "reason": "canceled"}], "one of budget_exceeded, cancelled"),
+        ([{"op": "crash", "at": "commit.befor", "during": {"op": "open"}}], "there are write.begun"),
+        (
+            [
+                {"op": "open"},
+                {"op": "spawn", "children": ["a"]},
+                {"op": "lease", "slot": 1},
+                {"op": "debit", "child": "a", "spend": {"wood": 1}},
+            ],
+            "line 4",
+        ),
     ):
         fixture.write_text(json.dumps({**head, "script": lines}))
         done = onceward(None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget")
@@ -333,7 +358,11 @@ def test_people_can_read_it(gate, tmp_path):
     assert "two-at-a-time" in shown and "six functions, two slots" in shown
     assert 'next="a"' in onceward(None, "gate", "show", gate / "two-at-a-time.json").stdout
     played = onceward(None, "gate", "play", gate / "two-at-a-time.json")
-    assert played.returncode == 0 and "sha256" in played.stdout
+    assert played.returncode == 0 and "as locked; " in played.stdout
+    odd = gate / "odd.json"
+    odd.write_text((gate / "two-at-a-time.json").read_text().replace('"slot":2', '"slot":1', 1))
+    played = onceward(None, "gate", "play", odd)
+    assert played.returncode == 1 and "not as locked: " in played.stdout
     report = tmp_path / "report.json"
     (gate / "last-penny.json").write_bytes((gate / "last-penny.json").read_bytes() + b" ")
     closed = onceward(None, "gate", "run", gate / "manifest.json", "--json")

@@ -34,6 +34,8 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
+from onceward.lifecycles.registry import Collection
+from onceward.lifecycles.registry import Value as RegistryValue
 from onceward.store.port import Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
@@ -120,7 +122,10 @@ class Reader:
         self._file.close()
 
     def _first(self) -> Page:
-        name, size = self._header(0)
+        try:
+            name, size = self._header(0)
+        except BadBundle:
+            name, size = "", 0
         if name != "bundle.json" or size > _LARGEST:
             raise BadBundle(f"{self.path.name} is not a bundle: its first page is missing", context={"rule": "bundle"})
         self._places[name] = (_BLOCK, size)
@@ -304,7 +309,7 @@ class BundleRecords:
             yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        if kind in (Seal, Role, PrincipalRow, RequestRow):
+        if kind in (Seal, Role, PrincipalRow, RequestRow, Collection, RegistryValue):
             return iter(())
         found = self._in_order(kind)
         return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]

@@ -9,8 +9,10 @@ import msgspec
 
 from onceward.kernel.chain import Event
 from onceward.kernel.sources import Micros
+from onceward.lifecycles.registry import Collection, Value
 from onceward.store.copy import pages
-from onceward.store.port import Reads, Value
+from onceward.store.port import Reads
+from onceward.store.port import Value as Cell
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.events import events_by_name, events_named, events_of, hash_at
@@ -161,6 +163,8 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     RefRow: ("artifact_refs", ("owner", "name", "kind")),
     ArtifactRow: ("artifacts", ("sha256",)),
     PrincipalRow: ("principals", ("name",)),
+    Collection: ("registry_collections", ("collection_id",)),
+    Value: ("registry_values", ("vocab_id",)),
     Role: ("principal_roles", ("name", "role")),
     RequestRow: ("requests", ("request_no",)),
     Key: ("keys", ("fingerprint",)),
@@ -184,7 +188,7 @@ class Records(Protocol):
 
     def all(self, kind: type[T]) -> Iterator[T]: ...
 
-    def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
+    def of(self, kind: type[T], **fixed: Cell) -> Iterator[T]:
         """Those whose fields have these values, in the order of their key."""
         ...
 
@@ -245,7 +249,7 @@ class Rows:
         table, key = KINDS[kind]
         return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__))  # type: ignore[attr-defined]
 
-    def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
+    def of(self, kind: type[T], **fixed: Cell) -> Iterator[T]:
         table, key = KINDS[kind]
         return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__, fixed))  # type: ignore[attr-defined]
 

@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.evidence.ahead import SALT, Ahead, weight
 from onceward.evidence.asked import NEEDED
+from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import BuildRow, Child, Records, SessionRow
 from onceward.evidence.signatures import Authority
@@ -118,12 +119,13 @@ class Walk:
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
+        self._entries = Entries(records, findings)
         self._logs: list[tuple[str, str, str, str]] = []
         self._seen, self._newest = 0, 0
 
     def run(self) -> None:
         name: str | None = None
-        stream: _Stream | None = None
+        stream: Stream | None = None
         for event in self.records.events():
             if event.stream != name:
                 self._end(stream)
@@ -144,6 +146,7 @@ class Walk:
             self.findings.fault("approval", approval.build_id, "no build's stream tells of it")
         for checkpoint in self._checkpoints.rest():
             self.findings.fault("checkpoint", checkpoint.build_id, "no build's stream tells of it")
+        self._entries.finish()
         for build in self._builds.rest():
             self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
         if self.records.whole and self._seen != self._newest:
@@ -154,13 +157,13 @@ class Walk:
         self._check_logs()
         self.findings.count("events", self._seen)
 
-    def _begin(self, name: str) -> _Stream:
+    def _begin(self, name: str) -> Stream:
         self.findings.count("streams")
         if not STREAM.fullmatch(name):
             self.findings.fault("stream", name or "(unnamed)", "this is no stream's name")
-        return _Stream(name)
+        return Stream(name)
 
-    def _one(self, stream: _Stream, event: Event) -> None:
+    def _one(self, stream: Stream, event: Event) -> None:
         self._seen += 1
         if self._progress is not None and not self._seen & 4095:
             self._progress(self._seen)
@@ -188,8 +191,10 @@ class Walk:
             self._of_session(stream, event, body)
         elif stream.kind == "workspace":
             self.authority.follow(event, body)
+        elif stream.kind == "entry":
+            self._entries.note(stream, event, body)
 
-    def _of_child(self, stream: _Stream, event: Event, body: Body) -> None:
+    def _of_child(self, stream: Stream, event: Event, body: Body) -> None:
         detail = body.detail
         stream.move(CHILD, event, body, self.findings)
         if detail.child_id != stream.subject:
@@ -210,7 +215,7 @@ class Walk:
         if detail.dispatch_seq is not None:
             stream.dispatch = (detail.dispatch_seq, detail.lease_id)
 
-    def _of_session(self, stream: _Stream, event: Event, body: Body) -> None:
+    def _of_session(self, stream: Stream, event: Event, body: Body) -> None:
         detail, name = body.detail, body.event
         if event.source == "build":
             stream.move(BUILD, event, body, self.findings)
@@ -233,7 +238,7 @@ class Walk:
                 self.findings.fault("permit", detail.permit_id, "it was minted twice")
             self.minted[detail.permit_id] = stream.subject
 
-    def _end(self, stream: _Stream | None) -> None:
+    def _end(self, stream: Stream | None) -> None:
         if stream is None:
             return
         try:
@@ -241,19 +246,21 @@ class Walk:
         except (TypeError, ValueError, KeyError, AttributeError, msgspec.MsgspecError) as error:
             self.findings.fault("form", stream.name, f"what belongs to it cannot be read: {type(error).__name__}")
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: Stream) -> None:
         for number, anchor in enumerate(self._anchors):
             if number in stream.heads:
                 anchor.take(stream.name, *stream.heads[number])
         if stream.kind == "child":
             self._end_child(stream)
+        elif stream.kind == "entry":
+            self._entries.close(stream)
         elif stream.kind == "session":
             if stream.opened:
                 self._end_session(stream)
             if stream.version:
                 self._end_build(stream)
 
-    def _end_child(self, stream: _Stream) -> None:
+    def _end_child(self, stream: Stream) -> None:
         for passed in self._tokens.before(stream.subject):
             self._without_stream(passed)
         child = self._tokens.at(stream.subject)
@@ -280,14 +287,14 @@ class Walk:
         if child.phase not in SUBJECTS["child"].silent:
             self.findings.fault("phase", child.child_id, f"it is {child.phase}, and no event says so")
 
-    def _end_session(self, stream: _Stream) -> None:
+    def _end_session(self, stream: Stream) -> None:
         for passed in self._sessions.before(stream.subject):
             self.findings.fault("state", passed.session_id, "no event opened the session")
         session = self._sessions.at(stream.subject)
         if session is None or session.max_active_children != stream.opened:
             self.findings.fault("state", stream.subject, "the session that its stream tells of is not there")
 
-    def _end_build(self, stream: _Stream) -> None:
+    def _end_build(self, stream: Stream) -> None:
         for passed in self._builds.before(stream.subject):
             self.findings.fault("state", passed.build_id, f"the build is {passed.state}, and no event says so")
         build = self._builds.at(stream.subject)
@@ -319,7 +326,7 @@ class Walk:
             self.findings.fault("copy", session or "(none)", "it does not say what the streams of its children say")
 
 
-class _Stream:
+class Stream:
     """What is remembered within one stream."""
 
     __slots__ = (

@@ -53,7 +53,7 @@ def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True
     `whole` may still lack fixtures for a metric."""
     try:
         found = msgspec.convert(parse(data), Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, InvalidConfig) as error:
         raise InvalidConfig(f"{what} is no manifest: {error}", context={"field": what}) from None
     if found.schema != SCHEMA:
         raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
@@ -123,7 +123,7 @@ def judge(
         return Judged(metric, entry.fixture, False, entry.sha256, runs, about, reason, where)
 
     if hashlib.sha256(data).hexdigest() != entry.file_sha256:
-        return failed("fixture_changed", "its file is not the one that is locked")
+        return failed("fixture_changed", "its file is not the one that is locked: restore it, or record it again")
     for number, outcome in enumerate(outcomes, 1):
         if outcome.error:
             return failed("did_not_end", f"run {number}: {outcome.error}")

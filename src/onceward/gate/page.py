@@ -31,12 +31,12 @@ def page(report: Mapping[str, Any]) -> str:
     parts = [
         f'<p class="verdict {"good" if passed else "bad"}">{said}</p>',
         f"<p>Every fixture was executed {len(report['runs'])} times on {escape(report['store'])}, in fresh processes"
-        " with another hash seed, time zone, locale, folder, umask and order, and replayed from its records.</p>",
+        " with another hash seed, time zone, locale (where the system has it), folder, umask and order, and replayed from its records.</p>",
         f"<p>Manifest <code>{escape(report[HASH])}</code></p>",
         *(_metric(report, metric) for metric in METRICS),
         _worlds(report),
     ]
-    title = "Stop gate: " + ("open" if passed else "closed")
+    title = "Stop gate: " + ("open (passed)" if passed else "closed (not passed)")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'

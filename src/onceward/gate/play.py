@@ -132,10 +132,12 @@ def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Repl
     records = Rows(rows)
     again = replay(records)
     if again.difference is not None:
-        return again, f"replay: {again.difference.where}, {again.difference.field}"
-    found = verify_rows(rows)
-    if not found.ok:
-        return again, f"verify: {found.first()}"
+        found = again.difference
+        told = f"{found.where}, {found.field}: {_short(found.stored)} is stored, {_short(found.replayed)} follows"
+        return again, f"replay: {told}"
+    checked = verify_rows(rows)
+    if not checked.ok:
+        return again, f"verify: {checked.first()}"
     for session in [row.session_id for row in records.all(SessionRow) if bundles]:
         bundle = folder / "elsewhere" / f"{session}.tar"
         bundle.parent.mkdir(exist_ok=True)
@@ -144,6 +146,10 @@ def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Repl
         if elsewhere.sha256 != replay(records, [session]).sha256:
             return again, f"replay: the bundle of {session} does not come to the same hash"
     return again, ""
+
+
+def _short(value: Any) -> str:
+    return "nothing" if value is None else str(value)[:100]
 
 
 def _records(rows: Reads) -> Iterator[str]:

@@ -26,6 +26,9 @@ def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
             found.append(play(fixture, scratch))
     if found[0].wrong or found[0].lines != found[1].lines:
         raise IntegrityFault(f"{fixture.name} cannot be locked: {found[0].wrong or 'two plays of it differ'}")
+    for number, line in enumerate(found[0].lines[: len(fixture.script)], 1):
+        if '"refused":"INVALID_CONFIG"' in line:
+            raise InvalidConfig(f"{fixture.name} cannot be locked: line {number} of the script comes to {line}")
     if all('"skipped"' in line for line in found[0].lines[: len(fixture.script)]):
         raise InvalidConfig(f"{fixture.name} cannot be locked: no line of its script does anything")
     return msgspec.structs.replace(fixture, expected=found[0].lines), found[0]
@@ -33,7 +36,7 @@ def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
 
 def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     """Put a fixture beside its manifest and lock it there; whether the manifest has changed. What could not be read
-    back is not written."""
+    back is not written, and what is not there any more is not listed."""
     read_fixture(written(fixture), fixture.name)
     if metric not in METRICS:
         names = ", ".join(METRICS)
@@ -42,7 +45,7 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     file = f"{fixture.name}.json"
     data = written(fixture)
     for entries in metrics.values():
-        entries[:] = [entry for entry in entries if entry.fixture != file]
+        entries[:] = [one for one in entries if one.fixture != file and (path.parent / one.fixture).exists()]
     metrics.setdefault(metric, []).append(Entry(file, hashlib.sha256(data).hexdigest(), played.sha256))
     text = manifest_text(metrics)
     before = path.read_bytes() if path.exists() else b""
@@ -62,7 +65,7 @@ def listed(path: Path) -> dict[str, list[Entry]]:
 def locked(path: Path) -> Iterator[tuple[str, Fixture]]:
     """The fixtures of a manifest with their metrics."""
     for metric, entries in listed(path).items():
-        for entry in entries:
+        for entry in (one for one in entries if (path.parent / one.fixture).exists()):
             yield metric, read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
 from onceward.kernel.canon import parse
+from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.sources import Micros
+from onceward.lifecycles.budget import LANES
 from onceward.lifecycles.child import CHILD
 
 SCHEMA: Final = "stop_gate.fixture@1"
@@ -24,25 +26,31 @@ class _Op(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, forbid_unk
     """One line of a script. Children go by the names the script gives them; the next attempt of `a` is `a.2`."""
 
 
+Whole = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+Counted = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
 class Open(_Op, frozen=True):
-    """Open a session; after a crash, with a new cap and new limits if it says so."""
+    """Open a session; once in every life of the kernel, with another cap and limits if it says so."""
 
     session: str = "ses_a"
-    cap: int = 2
-    limits: dict[str, int] = {}
+    cap: Counted = 2
+    limits: dict[str, Whole] = {}
 
 
 class Spawn(_Op, frozen=True):
+    """Queue children under these names; a function begins with its lease, a process with its `start`."""
+
     children: list[str]
     session: str = "ses_a"
     kind: str = "function"
-    attempts: int = 1
+    attempts: Counted = 1
 
 
 class Lease(_Op, frozen=True):
     """A free slot looks for its next child."""
 
-    slot: int
+    slot: Counted
     session: str = "ses_a"
 
 
@@ -57,18 +65,22 @@ class Finish(_Op, frozen=True):
 
     child: str
     reason: str = "completed"
-    micros: int = 0
+    micros: Whole = 0
     detail: dict[str, Any] = {}
     retryable: bool = False
 
 
 class Debit(_Op, frozen=True):
+    """A child that runs spends, as in {"tokens": 5, "usd": "0.01"}; `settled`: the money is gone already."""
+
     child: str
     spend: dict[str, Any]
     settled: bool = False
 
 
 class Cancel(_Op, frozen=True):
+    """Somebody asks a child to end, under a request's id."""
+
     child: str
     request: str
 
@@ -82,11 +94,11 @@ class Stop(_Op, frozen=True):
 class Wait(_Op, frozen=True):
     """Time passes."""
 
-    micros: int
+    micros: Whole
 
 
 class Crash(_Op, frozen=True):
-    """The kernel is gone: now, or at a fault point while it does something."""
+    """The kernel is gone: now, or at a fault point `at` while it does what `during` says."""
 
     at: str = ""
     during: Op | None = None
@@ -100,10 +112,11 @@ class Recover(_Op, frozen=True):
 
 
 class Race(_Op, frozen=True):
-    """Several at the same time; `turns` says who may reach the store next, each time somebody wants to."""
+    """Several lines at the same moment. `turns` says whose next visit to the store comes first, by their places from 0
+    on, as often as it says; then each in turn."""
 
     ops: list[Op]
-    turns: list[int] = []
+    turns: list[Whole] = []
 
 
 class Tear(_Op, frozen=True):
@@ -118,6 +131,9 @@ class Project(_Op, frozen=True):
 
 
 Op = Open | Spawn | Lease | Start | Finish | Debit | Cancel | Stop | Wait | Crash | Recover | Race | Tear | Project
+
+
+OPS: Final = tuple(kind.__name__.lower() for kind in get_args(Op))
 
 
 class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,12 +163,16 @@ def read_fixture(data: bytes, what: str) -> Fixture:
     """A fixture as its file has it; anything it should not have is refused with its place."""
     try:
         found = msgspec.convert(parse(data), Fixture)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{what} is no fixture: {error}", context={"field": what}) from None
+    except (msgspec.ValidationError, InvalidConfig) as error:
+        why = getattr(error, "message", "") or _from_one(str(error))
+        raise InvalidConfig(f"{what} is no fixture: {why}", context={"field": what}) from None
     if found.schema != SCHEMA:
         raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
     if not _NAME.fullmatch(found.name) or found.name == "manifest":
-        raise InvalidConfig(f"{what}: {found.name[:60]!a} is no name for a fixture", context={"field": "name"})
+        raise InvalidConfig(
+            f"{what}: {found.name[:60]!a} is no name for a fixture; one has lower-case letters, digits, . and -",
+            context={"field": "name"},
+        )
     if not found.script:
         raise InvalidConfig(f"{what}: its script is empty", context={"field": "script"})
     for number, op in enumerate(found.script, 1):
@@ -160,6 +180,12 @@ def read_fixture(data: bytes, what: str) -> Fixture:
     for some in found.rows:
         _check_rows(some, what)
     return found
+
+
+def _from_one(why: str) -> str:
+    """A place in a script, counted as everywhere else, and the words there are where one is wrong."""
+    why = re.sub(r"`\$\.script\[(\d+)\]", lambda found: f"line {int(found.group(1)) + 1} of the script `", why)
+    return f"{why}; lines are {', '.join(OPS)}" if why.startswith("Invalid value") and "`.op`" in why else why
 
 
 def written(fixture: Fixture) -> bytes:
@@ -192,11 +218,24 @@ def _check(op: Op, where: str) -> None:
     odd = [name for name in op.children if not _CHILD.fullmatch(name)] if isinstance(op, Spawn) else []
     if odd or (isinstance(op, Spawn) and len(set(op.children)) != len(op.children)):
         raise InvalidConfig(f"{where}: children need names of letters and digits, each its own")
+    if isinstance(op, Spawn) and op.kind not in ("function", "process"):
+        raise InvalidConfig(f"{where}: a child is a function or a process, not {op.kind[:40]!a}")
+    lanes = [lane for lane in op.limits if lane not in LANES] if isinstance(op, Open) else []
+    if lanes:
+        raise InvalidConfig(f"{where}: there is no lane {lanes[0][:40]!a}; there are {', '.join(LANES)}")
     if isinstance(op, Finish) and op.reason not in _REASONS:
-        raise InvalidConfig(f"{where}: no child ends with {op.reason[:40]!a}", context={"field": "reason"})
+        reasons = ", ".join(sorted(_REASONS))
+        raise InvalidConfig(
+            f"{where}: no child ends with {op.reason[:40]!a}; one of {reasons}", context={"field": "reason"}
+        )
+    if isinstance(op, Race) and any(turn >= len(op.ops) for turn in op.turns):
+        raise InvalidConfig(f"{where}: a turn is the place of one of its lines, from 0 on", context={"field": "turns"})
     point = op.at if isinstance(op, Crash) else op.dies if isinstance(op, Recover) else ""
     if point and point not in faults.POINTS:
-        raise InvalidConfig(f"{where}: there is no fault point {point[:40]!a}", context={"field": "at"})
+        raise InvalidConfig(
+            f"{where}: there is no fault point {point[:40]!a}; there are {', '.join(faults.POINTS)}",
+            context={"field": "at"},
+        )
     if isinstance(op, Crash) and (op.during is None) != (not op.at):
         raise InvalidConfig(f"{where}: a crash has both `at` and `during`, or neither", context={"field": "at"})
     inside = op.ops if isinstance(op, Race) else [op.during] if isinstance(op, Crash) and op.during else []

@@ -37,6 +37,7 @@ from onceward.store.tables.children import Tokens, note_recovery
 ACTOR: Final = "stage"
 _LINE_MICROS: Final = 1000
 """How much time passes with each line of a script."""
+_CLOSED: Final = "the session is not open in this life"
 
 
 class Staged(Children):
@@ -83,11 +84,15 @@ class Stage:
     def name_of(self, child_id: str) -> str:
         return next((name for name, known in self.names.items() if known == child_id), child_id)
 
+    def _unplaced(self, name: str) -> str:
+        return "it has no slot" if name in self.names else "there is no such child"
+
     def _try(self, op: Op) -> dict[str, Any]:
         try:
             return self._do(op)  # type: ignore[no-any-return]
         except OncewardError as error:
-            return {"refused": error.code}
+            why = {"why": error.message} if error.code == "INVALID_CONFIG" else {}
+            return {"refused": error.code, **why}
 
     @singledispatchmethod
     def _do(self, op: Any) -> Any:
@@ -113,8 +118,10 @@ class Stage:
     @_do.register
     def _(self, op: script.Spawn) -> Any:
         children = self.sessions.get(op.session)
-        if children is None or any(name in self.names for name in op.children):
-            return {"skipped": "there is no such session, or there is such a child"}
+        if children is None:
+            return {"skipped": _CLOSED}
+        if any(name in self.names for name in op.children):
+            return {"skipped": "there is such a child already"}
         works = [self._work(op) for _ in op.children]
         ids = children.spawn(works)
         for name, child_id, work in zip(op.children, ids, works, strict=True):
@@ -129,8 +136,8 @@ class Stage:
     @_do.register
     def _(self, op: script.Lease) -> Any:
         children = self.sessions.get(op.session)
-        if children is None or not 1 <= op.slot <= children.jobs:
-            return {"skipped": "there is no such slot"}
+        if children is None or op.slot > children.jobs:
+            return {"skipped": _CLOSED if children is None else "there is no such slot"}
         if any((place.session, place.slot) == (op.session, op.slot) for place in self.places.values()):
             return {"skipped": "the slot is taken"}
         return self._took(op.session, op.slot, children.turn(op.slot, None))
@@ -139,7 +146,7 @@ class Stage:
     def _(self, op: script.Start) -> Any:
         place = self.places.get(op.child)
         if place is None or place.token.phase != "leased":
-            return {"skipped": "it is not leased"}
+            return {"skipped": self._unplaced(op.child) if place is None else "it runs already"}
         child_id = place.token.child_id
         assert self.store is not None
         if self.sessions[place.session].running[child_id].asked:
@@ -153,7 +160,7 @@ class Stage:
     def _(self, op: script.Finish) -> Any:
         place = self.places.get(op.child)
         if place is None:
-            return {"skipped": "it has no slot"}
+            return {"skipped": self._unplaced(op.child)}
         children, token = self.sessions[place.session], place.token
         if token.phase == "leased" and op.reason != "start_failed":
             return {"skipped": "it has not started"}
@@ -182,7 +189,7 @@ class Stage:
     def _(self, op: script.Debit) -> Any:
         place = self.places.get(op.child)
         if place is None or place.token.phase != "started":
-            return {"skipped": "it does not run"}
+            return {"skipped": self._unplaced(op.child) if place is None else "it has not started"}
         children = self.sessions[place.session]
         running = children.running[place.token.child_id]
         try:
@@ -208,7 +215,7 @@ class Stage:
     def _(self, op: script.Stop) -> Any:
         children = self.sessions.get(op.session)
         if children is None:
-            return {"skipped": "there is no such session"}
+            return {"skipped": _CLOSED}
         children.stop()
         return {"stopping": op.session}
 
@@ -229,7 +236,7 @@ class Stage:
         self._die()
         if reached:
             self._learn()
-        return {"crashed": op.at if reached else ""}
+        return {"crashed": op.at if reached else "now"}
 
     def _learn(self) -> None:
         """Next attempts that were queued in the very commit after which the kernel died."""

@@ -39,6 +39,9 @@ _BY_COLUMNS = {
     "urm_dispatch_token.parent_session_id, urm_dispatch_token.worker_run_id": "urm_dispatch_token_worker_run_id",
     "urm_dispatch_token.parent_session_id, urm_dispatch_token.slot": "urm_dispatch_token_slot",
     "budget_debits.child_id": "budget_debits_duration_once",
+    "registry_values.operation_code, registry_values.protocol_version": "registry_values_key",
+    "registry_values.operation_code, registry_values.act_type": "registry_values_active",
+    "registry_collections.name": "registry_collections_name",
 }
 
 

@@ -12,8 +12,8 @@ import msgspec
 from onceward.databases import scratches
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
-from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.gate.manifest import HASH, METRICS, REPORT, manifest_hash
+from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
+from onceward.gate.manifest import HASH, METRICS, REPORT, apart, manifest_hash
 from onceward.gate.record import listed, lock, locked, require_told, told, write
 from onceward.gate.run import once
 from onceward.gate.run import run as run_gate
@@ -35,7 +35,7 @@ def gate() -> None:
 def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> int:
     """Execute every fixture of MANIFEST three times in fresh processes, and compare with what is locked.
 
-    Exit 1 where a metric misses 100.0, 5 where the manifest is not the one that was locked.
+    Exit 1 where a metric misses 100.0, 2 where it cannot be run, 5 where the manifest is not the one that was locked.
     """
     if page_file is not None:
         # Whoever cannot have the page hears of it before the work, not after.
@@ -55,7 +55,8 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
 
 
 def _say(found: dict[str, Any]) -> None:
-    for metric, value in found["metrics"].items():
+    for metric in sorted(found["metrics"], key=_place):
+        value = found["metrics"][metric]
         own = [one for one in found["fixtures"] if one["metric"] == metric]
         good = value >= found["thresholds"][metric]
         said = click.style(f"{value:5.1f}", fg="green" if good else "red")
@@ -64,16 +65,23 @@ def _say(found: dict[str, Any]) -> None:
             if not one["passed"]:
                 render.say(f"       {one['fixture']}: {one['reason']}")
                 render.say(f"         {render.plain(one['where'])[:400]}")
-    verdict = "open: every metric is at its threshold" if found["all_passed"] else "closed"
+    verdict = "open: every metric is at its threshold" if found["all_passed"] else "closed: it did not pass"
     render.say(f"The gate is {click.style(verdict, fg='green' if found['all_passed'] else 'red')}.")
-    render.say(f"{HASH} {found[HASH]}")
+    render.say(f"{HASH} {found[HASH]} (keep it elsewhere, for --expect)")
+
+
+def _place(metric: str) -> int:
+    return list(METRICS).index(metric) if metric in METRICS else len(METRICS)
 
 
 @gate.command(cls=Command)
 @click.argument("fixtures", nargs=-1, required=True, metavar="FIXTURE...")
 @pass_globals
 def play(given: Globals, fixtures: tuple[str, ...]) -> int:
-    """Play fixtures once, here and now, and print their transcripts."""
+    """Play fixtures once, here and now: what each line comes to, and whether that is what is locked.
+
+    Exit 1 where it is not, or where replay or verify object. --json prints one document a line.
+    """
     failed = False
     for name in fixtures:
         path = _there(name)
@@ -83,11 +91,25 @@ def play(given: Globals, fixtures: tuple[str, ...]) -> int:
         if given.json:
             render.document(msgspec.to_builtins(found))
             continue
-        for number, op in enumerate(read_fixture(data, path.name).script):
-            outcome = json.loads(found.lines[number]) if number < len(found.lines) else {}
-            render.say(f"{number + 1:4d}  {_words(op):60s} {_short(outcome)}")
-        render.say(found.error or found.wrong or f"{len(found.lines)} lines, sha256 {found.sha256}")
+        fixture = read_fixture(data, path.name)
+        _show_lines(fixture, found.lines)
+        as_locked = not fixture.expected or found.lines == fixture.expected
+        failed = failed or not as_locked
+        said = "" if not fixture.expected else "as locked" if as_locked else _not_as_locked(fixture, found.lines)
+        total = f"{len(found.lines)} lines of transcript, sha256 {found.sha256}"
+        render.say(found.error or found.wrong or "; ".join(filter(None, (said, total))))
     return 1 if failed else 0
+
+
+def _not_as_locked(fixture: Fixture, lines: list[str]) -> str:
+    return click.style("not as locked", fg="red") + f": {render.plain(apart(fixture.expected, lines))}"
+
+
+def _show_lines(fixture: Fixture, lines: list[str]) -> None:
+    """Each line of a script beside what it came to."""
+    for number, op in enumerate(fixture.script):
+        outcome = json.loads(lines[number]) if number < len(lines) else {}
+        render.say(f"{number + 1:4d}  {_words(op):60s} {_short(outcome)}")
 
 
 def _words(op: Any) -> str:
@@ -139,18 +161,24 @@ def _show_fixture(fixture: Fixture) -> None:
     render.say(f"{fixture.name}: {render.plain(fixture.about)}")
     if fixture.rows:
         render.say(f"begins with {sum(len(some.rows) for some in fixture.rows)} rows that somebody left")
-    for number, op in enumerate(fixture.script):
-        outcome = json.loads(fixture.expected[number]) if number < len(fixture.expected) else {}
-        render.say(f"{number + 1:4d}  {_words(op):60s} {_short(outcome)}")
+    _show_lines(fixture, fixture.expected)
 
 
 @gate.command(cls=Command)
 @click.argument("manifest")
 @click.argument("subject", required=False, metavar="[FIXTURE|BUILD|SESSION]")
-@click.option("--metric", type=click.Choice(list(_SHORT)), help="Which metric it is for.")
+@click.option(
+    "--metric",
+    type=click.Choice(list(_SHORT)),
+    help="scheduler: who runs next; orphan: what a dead kernel left; budget: debits and cancels that race.",
+)
 @click.option("--name", help="What to call it [default: the fixture's own name].")
 @click.option("--about", default="", help="What it is about, in a line.")
-@click.option("--rows-after", type=click.IntRange(1), help="Begin with the rows that so many lines leave.")
+@click.option(
+    "--rows-after",
+    type=click.IntRange(1),
+    help="Play the first N lines now and keep the rows they leave; the rest, from `recover` on, is the script.",
+)
 @pass_globals
 def record(
     given: Globals,
@@ -163,7 +191,8 @@ def record(
 ) -> int:
     """Lock a fixture into MANIFEST: a FIXTURE file with a script, or a BUILD or SESSION of this workspace that ran.
 
-    Without either, everything in MANIFEST is played and locked anew: look at the difference before you keep it.
+    Its file is written beside MANIFEST. Without a subject everything in MANIFEST is played and locked anew, and what is
+    not there any more is left out: look at the difference before you keep it.
     """
     path = file_argument(manifest)
     play_in = scratches("sqlite")
@@ -191,12 +220,25 @@ def record(
     fresh, played = lock(fixture, play_in)
     if ran:
         require_told(fresh)
-    write(path, list(METRICS)[_SHORT[metric]] if metric else str(known), fresh, played)
+    chosen = list(METRICS)[_SHORT[metric]] if metric else str(known)
+    before = {entry.fixture: entry.sha256 for _, entry in _entries(path)}.get(f"{fresh.name}.json")
+    write(path, chosen, fresh, played)
     if given.json:
         render.document({"fixture": fresh.name, "lines": len(played.lines), "sha256": played.sha256})
     else:
         render.say(f"locked {fresh.name}: {len(fresh.script)} lines of script, sha256 {played.sha256}")
+        idle = [n for n, line in enumerate(fresh.expected[: len(fresh.script)], 1) if '"skipped"' in line]
+        if idle:
+            render.say(f"  lines that came to nothing: {', '.join(map(str, idle))}")
+        if before is not None and before != played.sha256:
+            render.say(f"  it took the place of {before[:16]}")
+        if known is not None and known != chosen:
+            render.say(f"  moved here from {known}")
     return 0
+
+
+def _entries(path: Path) -> list[tuple[str, Any]]:
+    return [(metric, entry) for metric, entries in listed(path).items() for entry in entries]
 
 
 def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixture:
@@ -204,8 +246,16 @@ def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixt
     if path.is_file():
         found = read_fixture(path.read_bytes(), path.name)
         return msgspec.structs.replace(found, name=name or found.name, about=about or found.about)
+    if "/" in subject or "." in subject:
+        raise NotFound(f"there is no file {path}", recovery=[Recovery("see what a gate needs", "onceward gate --help")])
     if name is None:
         raise click.UsageError("a session that ran needs a --name as a fixture")
+    (again,) = given.workspace().replay(subject)
+    if again.difference is not None:
+        raise IntegrityFault(
+            f"{subject} is not what follows from its records, and nothing to lock",
+            recovery=[Recovery("see where it differs", f"onceward replay {subject}")],
+        )
     return given.workspace().telling(subject, lambda records, session: told(records, session, name, about or subject))
 
 

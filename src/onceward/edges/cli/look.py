@@ -28,7 +28,10 @@ def machines(given: Globals, name: str | None, mermaid: bool) -> None:
     """Show the lifecycles: states, moves, reasons and events."""
     from onceward.lifecycles import build, change, child, permit, registry, saga
 
-    known = {m.name: m for m in (build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.VALUE, change.CHANGE)}
+    known = {
+        m.name: m
+        for m in (build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.COLLECTION, registry.VALUE, change.CHANGE)
+    }
     if name is not None and name not in known:
         raise NotFound(f"there is no lifecycle {name!r}; there are {', '.join(known)}")
     chosen = [known[name]] if name else list(known.values())

@@ -12,6 +12,7 @@ import msgspec
 from onceward.edges.cli import render
 from onceward.edges.cli.evidence import progress_bar
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.errors import NotFound, Recovery
 from onceward.evidence.differences import Difference
 from onceward.evidence.replay import Replayed, replay_bundle
 
@@ -36,7 +37,7 @@ def replay(given: Globals, subject: str | None, runs: int) -> int:
             said["first_difference"] = msgspec.to_builtins(last.difference)
         render.document(said)
     else:
-        _say(last, identical, subject)
+        _say(last, identical, subject, len(found))
     return 0 if identical else 5
 
 
@@ -48,13 +49,16 @@ def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> l
     path = Path(subject).expanduser() if subject else None
     if path is not None and path.is_file():
         return [replay_bundle(path, seen) for _ in range(runs)]
+    if subject is not None and ("/" in subject or "." in subject):
+        raise NotFound(f"there is no file {path}", recovery=[Recovery("see which builds there are", "onceward list")])
     return given.workspace().replay(subject, runs, seen)
 
 
-def _say(found: Replayed, identical: bool, subject: str | None) -> None:
+def _say(found: Replayed, identical: bool, subject: str | None, runs: int) -> None:
     looked = f"{render.counted(found.events, 'event')} of {render.counted(found.sessions, 'session')}"
+    often = f" {runs} times" if runs > 1 else ""
     if identical:
-        render.say(f"{click.style('identical', fg='green')}: {looked} made again, byte for byte")
+        render.say(f"{click.style('identical', fg='green')}: {looked} made again{often}, byte for byte")
         render.say(f"sha256 {found.sha256}")
         return
     render.say(f"{click.style('not identical', fg='red')}: the first difference after {looked}")

@@ -1,0 +1,80 @@
+"""What the registry's own streams say, and whether its rows say the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.evidence.ahead import Ahead
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import Records
+from onceward.kernel.chain import Event
+from onceward.kernel.machine import Machine
+from onceward.lifecycles.registry import COLLECTION, VALUE, Collection, Value
+
+if TYPE_CHECKING:
+    from onceward.evidence.walk import Body, Stream
+
+_MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "value": VALUE}
+_SAID: Final = {
+    "collection": ("name", "schema_digest", "root"),
+    "value": (
+        *("collection_id", "operation_code", "protocol_version", "act_type", "governing_authority_ref"),
+        *("semantics_frozen", "digest", "root"),
+    ),
+}
+"""What the first event of each says of it, once and for all."""
+
+
+class Entries:
+    """Collections and values, each by its own stream."""
+
+    def __init__(self, records: Records, findings: Findings) -> None:
+        self._findings = findings
+        self._rows: dict[str, Ahead] = {
+            "collection": Ahead(records.all(Collection), lambda row: row.collection_id),
+            "value": Ahead(records.all(Value), lambda row: row.vocab_id),
+        }
+        self._facts: dict[str, Any] = {}
+        self._source = ""
+
+    def note(self, stream: Stream, event: Event, body: Body) -> None:
+        machine = _MACHINES.get(event.source)
+        if machine is None or (event.seq > 1 and event.source != self._source):
+            self._findings.fault("history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}")
+            return
+        said = event.facts()["detail"]
+        if event.seq == 1:
+            self._source, self._facts = event.source, {name: said.get(name) for name in _SAID[event.source]}
+            self._facts["successor"] = None
+        self._facts["successor"] = said.get("successor", self._facts["successor"])
+        stream.move(machine, event, body, self._findings)
+
+    def close(self, stream: Stream) -> None:
+        rows = self._rows.get(self._source)
+        if rows is None:
+            return
+        for passed in rows.before(stream.subject):
+            self._alone(passed)
+        row = rows.at(stream.subject)
+        self._findings.count(f"{self._source}s")
+        if row is None:
+            self._findings.fault("state", stream.subject, "its stream tells of what is not there")
+            return
+        if (stream.state, stream.version) != (row.status, row.version):
+            said = f"it is {row.status} at version {row.version}, but its last event says"
+            self._findings.fault("state", stream.subject, f"{said} {stream.state} at {stream.version}")
+        for name, value in self._facts.items():
+            found = getattr(row, name, None)
+            if (str(found) if name == "successor" and found is not None else found) != value:
+                self._findings.fault("state", stream.subject, f"{name} is not what its events say")
+        if isinstance(row, Value) and row.digest != row.meaning.digest():
+            self._findings.fault("state", stream.subject, "its digest is not that of what it means")
+
+    def finish(self) -> None:
+        for rows in self._rows.values():
+            for row in rows.rest():
+                self._alone(row)
+
+    def _alone(self, row: Any) -> None:
+        subject = row.vocab_id if isinstance(row, Value) else row.collection_id
+        self._findings.fault("state", subject, f"it is {row.status}, and no event says so")
