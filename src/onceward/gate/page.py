@@ -31,7 +31,8 @@ def page(report: Mapping[str, Any]) -> str:
     parts = [
         f'<p class="verdict {"good" if passed else "bad"}">{said}</p>',
         f"<p>Every fixture was executed {len(report['runs'])} times on {escape(report['store'])}, in fresh processes"
-        " with another hash seed, time zone, locale (where the system has it), folder, umask and order, and replayed from its records.</p>",
+        " with another hash seed, time zone, locale (where the system has it), folder, umask and order,"
+        " and replayed from its records.</p>",
         f"<p>Manifest <code>{escape(report[HASH])}</code></p>",
         *(_metric(report, metric) for metric in METRICS),
         _worlds(report),
