@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, NotFound, OncewardError
+from onceward.kernel.vocabulary import Key, key_of, version_of
 from onceward.lifecycles import registry as rules
-from onceward.lifecycles.registry import Key, Meaning, key_of, manifest_digest, version_of
+from onceward.lifecycles.registry import Meaning, manifest_digest
 from onceward.store.tables.registry import Registry, note_meta
 
 ROOT = "root-1"

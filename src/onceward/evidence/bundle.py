@@ -34,8 +34,8 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
-from onceward.lifecycles.registry import Collection
-from onceward.lifecycles.registry import Value as RegistryValue
+from onceward.kernel.vocabulary import Collection
+from onceward.kernel.vocabulary import Value as RegistryValue
 from onceward.store.port import Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint

@@ -9,7 +9,8 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.kernel.chain import Event
 from onceward.kernel.machine import Machine
-from onceward.lifecycles.registry import COLLECTION, VALUE, Collection, Value
+from onceward.kernel.vocabulary import Collection, Value
+from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 
 if TYPE_CHECKING:
     from onceward.evidence.walk import Body, Stream
@@ -67,7 +68,7 @@ class Entries:
             found = getattr(row, name, None)
             if (str(found) if name == "successor" and found is not None else found) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
-        if isinstance(row, Value) and row.digest != row.meaning.digest():
+        if isinstance(row, Value) and row.digest != meaning_of(row).digest():
             self._findings.fault("state", stream.subject, "its digest is not that of what it means")
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.kernel.chain import Event
 from onceward.kernel.sources import Micros
-from onceward.lifecycles.registry import Collection, Value
+from onceward.kernel.vocabulary import Collection, Value
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell

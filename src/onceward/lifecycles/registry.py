@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from onceward.errors import InvalidConfig
 from onceward.kernel.canon import digest
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move
+from onceward.kernel.vocabulary import CODE, Collection, Key, Value, Version, version_of
 
 VALUE = Machine.parse(
     "value",
@@ -38,48 +38,7 @@ COLLECTION = Machine.parse(
 
 CSER: Final = "v1"
 """The profile by which the meaning of a value becomes bytes: K-1's canonical form, strings in NFC."""
-_VERSION: Final = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
-_CODE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,127}")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Version(msgspec.Struct, frozen=True, order=True):
-    """A version, compared as numbers: 1.10.0 is above 1.9.0."""
-
-    major: int
-    minor: int
-    patch: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}.{self.patch}"
-
-
-def version_of(text: str) -> Version:
-    found = _VERSION.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        raise InvalidConfig(
-            f"{str(text)[:40]!a} is no version; one has three numbers, as in 1.10.0",
-            context={"field": "protocol_version"},
-        )
-    return Version(*map(int, found.groups()))
-
-
-class Key(msgspec.Struct, frozen=True, order=True):
-    """What a value goes by."""
-
-    operation_code: str
-    protocol_version: str
-
-    def __str__(self) -> str:
-        return f"{self.operation_code}@{self.protocol_version}"
-
-
-def key_of(text: str) -> Key:
-    """A value's key as people write it, `code@1.2.0`; never a code alone."""
-    code, at, version = text.partition("@")
-    if not at or not _CODE.fullmatch(code):
-        raise InvalidConfig(f"{text[:80]!a} is no value; write code@1.2.0", context={"field": "operation"})
-    return Key(code, str(version_of(version)))
 
 
 class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,7 +56,7 @@ class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> Version:
         """Refuse what could not be compared or digested; answers its version."""
-        if not _CODE.fullmatch(self.operation_code):
+        if not CODE.fullmatch(self.operation_code):
             raise InvalidConfig(
                 f"{self.operation_code[:60]!a} is no operation code", context={"field": "operation_code"}
             )
@@ -115,50 +74,12 @@ class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return digest({**msgspec.structs.asdict(self), "cser": CSER})
 
 
-class Value(msgspec.Struct, frozen=True):
-    """A value as stored."""
-
-    vocab_id: str
-    collection_id: str
-    operation_code: str
-    protocol_version: str
-    act_type: str
-    governing_authority_ref: str
-    semantics_frozen: int
-    digest: str
-    root: str
-    successor_code: str | None
-    successor_version: str | None
-    status: str
-    version: int
-
-    @property
-    def key(self) -> Key:
-        return Key(self.operation_code, self.protocol_version)
-
-    @property
-    def meaning(self) -> Meaning:
-        return Meaning(
-            *(self.operation_code, self.protocol_version, self.act_type),
-            *(self.governing_authority_ref, bool(self.semantics_frozen)),
-        )
-
-    @property
-    def successor(self) -> Key | None:
-        if self.successor_code is None or self.successor_version is None:
-            return None
-        return Key(self.successor_code, self.successor_version)
-
-
-class Collection(msgspec.Struct, frozen=True):
-    """A collection as stored; `root` is whose it is."""
-
-    collection_id: str
-    name: str
-    schema_digest: str
-    root: str
-    status: str
-    version: int
+def meaning_of(value: Value) -> Meaning:
+    """What a stored value says."""
+    return Meaning(
+        *(value.operation_code, value.protocol_version, value.act_type),
+        *(value.governing_authority_ref, bool(value.semantics_frozen)),
+    )
 
 
 def schema_digest(name: str) -> str:

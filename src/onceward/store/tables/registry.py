@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onceward.errors import NotFound
 from onceward.kernel.sources import Micros
-from onceward.lifecycles.registry import Collection, Key, Value, key_of
+from onceward.kernel.vocabulary import Collection, Key, Value, key_of
 from onceward.store.port import Reads, Writes
 
 _COLLECTION = ", ".join(Collection.__struct_fields__)
