@@ -10,6 +10,7 @@ from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, No
 from onceward.kernel.vocabulary import Key, key_of, version_of
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Meaning, manifest_digest
+from onceward.lifecycles.rollback import RollbackPlan, Step, judge
 from onceward.store.tables.registry import Registry, note_meta
 
 ROOT = "root-1"
@@ -228,3 +229,17 @@ def test_a_collections_name_is_given_once(store, collection):
     store.write(lambda tx: tx.move(rules.retire_collection(collection, "compensated", "tester")))
     with store.read() as rows:
         assert Registry(rows).collection("ops") is None and Registry(rows).meta("ops")[1] == ROOT
+
+
+@pytest.mark.rule("S-6")
+def test_a_rollback_is_judged_by_what_is_in_the_registry(store, admit):
+    old, new = admit("pay", "1.9.0"), admit("send", "1.0.0")
+    step = Step("supersede", str(old), str(new), "incident-7")
+    with store.read() as rows:
+        registry = Registry(rows)
+        assert judge(RollbackPlan("p", "ops", [step]), registry).valid
+        by_id = Step("supersede", registry.value(old).vocab_id, registry.value(new).vocab_id, "incident-7")
+        assert judge(RollbackPlan("p", "ops", [by_id]), registry).valid
+        gone = Step("supersede", str(old), "send@9.0.0", "incident-7")
+        assert judge(RollbackPlan("p", "ops", [gone]), registry).code == "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED"
+    assert value(store, old).status == "active", "a check executes nothing"

@@ -34,13 +34,16 @@ class Registry:
         )
         return Value(*found[0]) if found else None
 
-    def meant(self, text: str) -> Value:
+    def find(self, text: str) -> Value | None:
         """The value that `code@version` or a `voc_` id means, never a code alone."""
-        if text.startswith("voc_"):
-            found = self._rows.read(f"SELECT {_VALUE} FROM registry_values WHERE vocab_id = ?", (text,))
-            value = Value(*found[0]) if found else None
-        else:
-            value = self.value(key_of(text))
+        if not text.startswith("voc_"):
+            return self.value(key_of(text))
+        found = self._rows.read(f"SELECT {_VALUE} FROM registry_values WHERE vocab_id = ?", (text,))
+        return Value(*found[0]) if found else None
+
+    def meant(self, text: str) -> Value:
+        """The same, and NOT_FOUND where there is none."""
+        value = self.find(text)
         if value is None:
             raise NotFound(f"there is no value {text[:80]} in the registry", context={"value": text[:128]})
         return value
