@@ -105,6 +105,10 @@ def _fill_registry(workspace):
     kernel = workspace.kernel()
     kernel.store.write(fill)
     kernel.close()
+    scope = {"plan_id": "p", "revision": 1, "manifest_digest": "ab" * 32, "schema_digest": "cd" * 32}
+    scope |= {"environment": "prod", "executor": "tester", "actions": ["S4_VALUES"]}
+    grant = ask(workspace, "grants.draft", scope=scope)["grant_id"]
+    ask(workspace, "grants.issue", grant=grant, scope=scope, seconds=600)
 
 
 def _workspace_id(workspace):

@@ -35,6 +35,7 @@ DROPPED = {
     "confirmation_tokens": {"permit"},
     "registry_collections": {"state"},
     "registry_values": {"state"},
+    "grants": {"state"},
     "artifacts": {"ref"},
     "artifact_refs": {"ref"},
     "principals": {"role"},

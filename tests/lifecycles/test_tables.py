@@ -45,7 +45,11 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
             "COMP_FINALIZE": "DONE",
         },
     ),
-    "grant": (permit.GRANT, {NEW: "draft", "draft": "active revoked", "active": "consumed expired revoked"}),
+    "grant": (
+        permit.GRANT,
+        # A consumed grant is stamped when its run has come to the end (S-2).
+        {NEW: "draft", "draft": "active revoked", "active": "consumed expired revoked", "consumed": "consumed"},
+    ),
     "value": (registry.VALUE, {NEW: "active", "active": "superseded retired", "superseded": "retired"}),
     "change": (
         change.CHANGE,

@@ -17,6 +17,7 @@ from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import hash_at, head_of
+from onceward.store.tables.grants import Grants
 from onceward.store.tables.keys import Signature, find_key, keys_named, put_signature, workspace_id
 from onceward.store.transaction import Transaction
 
@@ -28,6 +29,8 @@ def named(rows: Reads, request: Request) -> Request:
         payload["build"] = Builds(rows).named(payload["build"]).build_id
     elif request.verb == "children.cancel" and isinstance(payload.get("subject"), str):
         payload["subject"] = _subject(rows, payload["subject"])
+    elif request.verb.startswith("grants.") and isinstance(payload.get("grant"), str):
+        payload["grant"] = Grants(rows).named(payload["grant"]).grant_id
     elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
         found = keys_named(rows, payload["key"])
         payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]

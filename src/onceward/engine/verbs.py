@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from onceward.engine import build_verbs as builds
-from onceward.engine import child_dispatch, principals, seals
+from onceward.engine import child_dispatch, grants, principals, seals
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
+from onceward.kernel.grants import Grant, Scope
 from onceward.kernel.records import check_name
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.locks.claims import check_target
@@ -163,6 +164,40 @@ def _add_seal(tx: Transaction, actor: str, payload: Any) -> Any:
     return seals.add(tx, actor, _convert(payload, AddSeal).envelope)
 
 
+class DraftGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    scope: Scope
+
+
+def _draft_grant(tx: Transaction, actor: str, payload: Any) -> Any:
+    return _granted(grants.draft(tx, actor, _convert(payload, DraftGrant).scope))
+
+
+class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    grant: str
+    scope: Scope
+    """All of it, so that it is what is signed."""
+    seconds: int
+
+
+def _issue_grant(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, IssueGrant)
+    return _granted(grants.issue(tx, actor, asked.grant, asked.scope, asked.seconds))
+
+
+class RevokeGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    grant: str
+    why: str = ""
+
+
+def _revoke_grant(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, RevokeGrant)
+    return _granted(grants.revoke(tx, actor, asked.grant, asked.why[:1000]))
+
+
+def _granted(grant: Grant) -> Any:
+    return {"grant_id": grant.grant_id, "status": grant.status, "scope": grant.scope.digest()}
+
+
 _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "principals.add": _add_principal,
     "principals.take": _take_roles,
@@ -175,6 +210,9 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "builds.abandon": _abandon,
     "builds.approve": _approve,
     "seals.add": _add_seal,
+    "grants.draft": _draft_grant,
+    "grants.issue": _issue_grant,
+    "grants.revoke": _revoke_grant,
 }
 VERBS: dict[str, Verb] = {name: Verb(ROLE_OF[name], run) for name, run in _RUN.items()}
 

@@ -7,16 +7,36 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.kernel.grants import Scope
+
 NEEDED: Final = frozenset(
     {
         *("PRINCIPAL_ADDED", "ROLES_TAKEN", "KEY_REVOKED", "LOCK_CLEARED"),
-        *("APPROVAL_GIVEN", "APPROVAL_REFUSED", "CONFIRMATION_MINTED", "BUILD_ABANDONED"),
+        *(
+            "GRANT_DRAFTED",
+            "GRANT_ISSUED",
+            "GRANT_REVOKED",
+            "APPROVAL_GIVEN",
+            "APPROVAL_REFUSED",
+            "CONFIRMATION_MINTED",
+            "BUILD_ABANDONED",
+        ),
     }
 )
 """Events that somebody asked for; from the workspace's first key on, with a signature."""
 
 ONCE: Final = frozenset(
-    {"builds.approve", "builds.confirm", "keys.add", "keys.revoke", "principals.take", "locks.clear"}
+    {
+        "grants.draft",
+        "grants.issue",
+        "grants.revoke",
+        "builds.approve",
+        "builds.confirm",
+        "keys.add",
+        "keys.revoke",
+        "principals.take",
+        "locks.clear",
+    }
 )
 """Acts that one event is the whole of."""
 
@@ -57,6 +77,10 @@ def _key(claim: Claim, payload: Mapping[str, Any]) -> bool:
     return bool(whose == claim.detail["principal"] and claim.detail["public"] in payload["key"])
 
 
+def _scope(payload: Mapping[str, Any]) -> str:
+    return msgspec.convert(payload["scope"], Scope).digest()
+
+
 _ENDS = ("BUILD_ABANDONED", "BUILD_FAILED", "WORKER_CANCEL", "STEP_IN_DOUBT")
 _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]]] = {
     ("builds.approve", "APPROVAL_GIVEN"): _approve,
@@ -70,6 +94,11 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
     ("keys.add", "KEY_ADDED"): _key,
     ("keys.revoke", "KEY_REVOKED"): lambda claim, payload: payload["key"] == claim.detail["key"],
     ("locks.clear", "LOCK_CLEARED"): lambda claim, payload: payload["target"] == claim.detail["target"],
+    ("grants.draft", "GRANT_DRAFTED"): lambda claim, payload: _scope(payload) == claim.detail["scope"],
+    ("grants.issue", "GRANT_ISSUED"): lambda claim, payload: (
+        payload["grant"] == claim.subject and _scope(payload) == claim.detail["scope"]
+    ),
+    ("grants.revoke", "GRANT_REVOKED"): lambda claim, payload: payload["grant"] == claim.subject,
     ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
 }
 

@@ -32,6 +32,7 @@ from onceward.evidence.records import (
 from onceward.evidence.signing import Envelope, read_envelope
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
+from onceward.kernel.grants import Grant
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
 from onceward.kernel.vocabulary import Collection
@@ -309,7 +310,7 @@ class BundleRecords:
             yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        if kind in (Seal, Role, PrincipalRow, RequestRow, Collection, RegistryValue):
+        if kind in (Seal, Role, PrincipalRow, RequestRow, Collection, RegistryValue, Grant):
             return iter(())
         found = self._in_order(kind)
         return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]

@@ -8,16 +8,19 @@ from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.kernel.chain import Event
+from onceward.kernel.grants import Grant
 from onceward.kernel.machine import Machine
 from onceward.kernel.vocabulary import Collection, Value
+from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 
 if TYPE_CHECKING:
     from onceward.evidence.walk import Body, Stream
 
-_MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "value": VALUE}
+_MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "grant": GRANT, "value": VALUE}
 _SAID: Final = {
     "collection": ("name", "schema_digest", "root"),
+    "grant": ("plan_id", "revision", "manifest_digest", "schema_digest", "environment", "executor"),
     "value": (
         *("collection_id", "operation_code", "protocol_version", "act_type", "governing_authority_ref"),
         *("semantics_frozen", "digest", "root"),
@@ -33,10 +36,12 @@ class Entries:
         self._findings = findings
         self._rows: dict[str, Ahead] = {
             "collection": Ahead(records.all(Collection), lambda row: row.collection_id),
+            "grant": Ahead(records.all(Grant), lambda row: row.grant_id),
             "value": Ahead(records.all(Value), lambda row: row.vocab_id),
         }
         self._facts: dict[str, Any] = {}
-        self._source = ""
+        self._source = self._scope = ""
+        self._root: str | None = None
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
         machine = _MACHINES.get(event.source)
@@ -46,8 +51,12 @@ class Entries:
         said = event.facts()["detail"]
         if event.seq == 1:
             self._source, self._facts = event.source, {name: said.get(name) for name in _SAID[event.source]}
-            self._facts["successor"] = None
-        self._facts["successor"] = said.get("successor", self._facts["successor"])
+            self._facts |= {"successor": None} if event.source == "value" else {}
+            self._scope, self._root = said.get("scope", ""), None
+        if event.source == "value":
+            self._facts["successor"] = said.get("successor", self._facts["successor"])
+        elif body.event == "GRANT_CONSUMED":
+            self._root = said.get("root")
         stream.move(machine, event, body, self._findings)
 
     def close(self, stream: Stream) -> None:
@@ -68,6 +77,10 @@ class Entries:
             found = getattr(row, name, None)
             if (str(found) if name == "successor" and found is not None else found) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
+        if isinstance(row, Grant) and self._scope != row.scope.digest():
+            self._findings.fault("state", stream.subject, "what it is for is not what its events say")
+        if isinstance(row, Grant) and self._root != row.consumed_by_root:
+            self._findings.fault("state", stream.subject, "who used it is not who its events say")
         if isinstance(row, Value) and row.digest != meaning_of(row).digest():
             self._findings.fault("state", stream.subject, "its digest is not that of what it means")
 
@@ -77,5 +90,5 @@ class Entries:
                 self._alone(row)
 
     def _alone(self, row: Any) -> None:
-        subject = row.vocab_id if isinstance(row, Value) else row.collection_id
+        subject = next(getattr(row, name) for name in ("vocab_id", "grant_id", "collection_id") if hasattr(row, name))
         self._findings.fault("state", subject, f"it is {row.status}, and no event says so")

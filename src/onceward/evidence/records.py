@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from onceward.kernel.chain import Event
+from onceward.kernel.grants import Grant
 from onceward.kernel.sources import Micros
 from onceward.kernel.vocabulary import Collection, Value
 from onceward.store.copy import pages
@@ -165,6 +166,7 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     PrincipalRow: ("principals", ("name",)),
     Collection: ("registry_collections", ("collection_id",)),
     Value: ("registry_values", ("vocab_id",)),
+    Grant: ("grants", ("grant_id",)),
     Role: ("principal_roles", ("name", "role")),
     RequestRow: ("requests", ("request_no",)),
     Key: ("keys", ("fingerprint",)),

@@ -73,6 +73,7 @@ class Detail(msgspec.Struct):
     statement: str = ""
     act: str = ""
     nonce: str = ""
+    scope: str = ""
 
 
 class Body(msgspec.Struct):

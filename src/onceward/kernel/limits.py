@@ -114,6 +114,8 @@ WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 
 PERMIT_SECONDS: Final = 3600
 """How long a confirmation token is good: a person who is asked answers within the hour, or asks for a new one."""
+GRANT_SECONDS: Final = 7 * 86_400
+"""The longest that a grant lasts."""
 
 MAX_STEPS: Final = 1_000_000
 """Most steps of one plan: what one kernel's memory holds with ease."""

@@ -29,6 +29,9 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "builds.abandon": "operator",
     "builds.approve": "reviewer",
     "seals.add": "operator",
+    "grants.draft": "operator",
+    "grants.issue": "granter",
+    "grants.revoke": "granter",
 }
 """The role that each act needs; empty where anybody who is known may."""
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from onceward.kernel.canon import sha256_hex
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.grants import Grant, Scope
 from onceward.kernel.limits import PERMIT_SECONDS
-from onceward.kernel.machine import Machine
-from onceward.kernel.records import Permit
+from onceward.kernel.machine import NEW, Machine
+from onceward.kernel.records import Move, Permit
 from onceward.kernel.sources import Micros
 
 GRANT = Machine.parse(
@@ -17,6 +23,7 @@ GRANT = Machine.parse(
     active -> consumed  used        GRANT_CONSUMED
     active -> expired   time_passed GRANT_EXPIRED
     active -> revoked   withdrawn   GRANT_REVOKED
+    consumed -> consumed finalized  GRANT_FINALIZED  bookkeeping
 
     terminal consumed expired revoked
     """,
@@ -46,3 +53,60 @@ def objection(permit: Permit | None, subject: str, bound: int, now: Micros) -> s
     if permit.expires_at <= now:
         return "has expired"
     return ""
+
+
+def draft(grant_id: str, scope: Scope, actor: str) -> Move:
+    """What somebody would like to be allowed; it allows nothing."""
+    said = msgspec.to_builtins(scope.check())
+    columns = {**said, "actions": canonical(said["actions"]).decode(), "expires_at": 0}
+    return Move(GRANT, grant_id, NEW, "draft", 0, actor, detail={**said, "scope": scope.digest()}, columns=columns)
+
+
+def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -> Move:
+    """Somebody with the authority allows exactly that, for a while."""
+    columns = {"granter": granter, "statement_hash": statement_hash, "expires_at": expires_at}
+    return _grant(
+        grant, "active", "issued", granter, {"scope": grant.scope.digest(), "expires_at": expires_at}, columns
+    )
+
+
+def consume_grant(grant: Grant, root: str, actor: str) -> Move:
+    """A run uses it up, before it writes anything."""
+    said = {"scope": grant.scope.digest(), "root": root}
+    return _grant(grant, "consumed", "used", actor, said, {"consumed_by_root": root})
+
+
+def finalize(grant: Grant, now: Micros, actor: str) -> Move:
+    """The run that used it came to its end."""
+    return _grant(grant, "consumed", "finalized", actor, {"root": grant.consumed_by_root}, {"finalized_at": now})
+
+
+def revoke(grant: Grant, actor: str, why: str = "") -> Move:
+    return _grant(grant, "revoked", "withdrawn", actor, {"why": why} if why else {}, {})
+
+
+def expire(grant: Grant, actor: str) -> Move:
+    return _grant(grant, "expired", "time_passed", actor, {}, {})
+
+
+def refusal(grant: Grant | None, scope: Scope, executor: str, now: Micros) -> str:
+    """Why a grant does not allow this to this executor now, in words; empty if it does."""
+    if grant is None:
+        return "there is no such grant"
+    if grant.status != "active":
+        return f"the grant is {grant.status}"
+    if grant.expires_at <= now:
+        return "the grant has expired"
+    for name in Scope.__struct_fields__:
+        if getattr(grant.scope, name) != getattr(scope.check(), name):
+            return f"the grant is for another {name}"
+    if executor != grant.executor:
+        return f"the grant is for {grant.executor}"
+    return ""
+
+
+def _grant(
+    grant: Grant, target: str, reason: str, actor: str, detail: Mapping[str, Any], columns: Mapping[str, Any]
+) -> Move:
+    GRANT.follow(grant.status, target, reason)
+    return Move(GRANT, grant.grant_id, grant.status, target, grant.version, actor, reason, detail, columns)

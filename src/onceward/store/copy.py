@@ -34,6 +34,7 @@ TABLES: Final = (
     ("registry_meta", ("name",)),
     ("registry_collections", ("collection_id",)),
     ("registry_values", ("vocab_id",)),
+    ("grants", ("grant_id",)),
     ("requests", ("request_no",)),
     ("event_outbox", ("sink", "position")),
     ("outbox_used", ("sink", "dedupe_key")),

@@ -154,6 +154,7 @@ _REFUSALS = {
     "streams_name": "a stream has two numbers",
     "budget_debits_kept": "debits are never changed or deleted",
     "budget_debits_duration_once": "a run's time is charged once",
+    "grants_moved": "a grant is for one thing and used once; its status is written with its event",
     "registry_meta_kept": "a collection's name is given once",
     "registry_meta_pkey": "a collection's name is given once",
     "registry_collections_moved": "a collection's status may only be written together with its event",

@@ -28,6 +28,7 @@ def context_of(session: str) -> dict[str, str]:
 SUBJECTS = {
     "build": Subject("builds", "build_id", "state", "session"),
     "collection": Subject("registry_collections", "collection_id", "status", "entry"),
+    "grant": Subject("grants", "grant_id", "status", "entry"),
     "value": Subject("registry_values", "vocab_id", "status", "entry"),
     "child": Subject("urm_dispatch_token", "child_id", "phase", "child", silent=("queued", "leased")),
 }

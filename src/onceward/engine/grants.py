@@ -1,0 +1,102 @@
+"""Giving, withdrawing and using grants: an authority for exactly one thing, by somebody who may, once (S-3)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceward.errors import InvalidConfig, NotFound, PermissionDenied, PermitInvalid
+from onceward.evidence.signing import Envelope, genuine
+from onceward.kernel.grants import Grant, Scope
+from onceward.kernel.limits import GRANT_SECONDS
+from onceward.lifecycles import permit as rules
+from onceward.store.port import Reads
+from onceward.store.tables.grants import Grants
+from onceward.store.tables.keys import find_key, find_signature
+from onceward.store.transaction import Transaction
+
+
+def draft(tx: Transaction, actor: str, scope: Scope) -> Grant:
+    """Write down what somebody would like to be allowed."""
+    grant_id = tx.sources.new_id("grt")
+    tx.move(rules.draft(grant_id, scope, actor))
+    return Grants(tx).named(grant_id)
+
+
+def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int) -> Grant:
+    """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
+    grant = Grants(tx).named(grant_id)
+    if grant.scope != scope.check():
+        raise InvalidConfig("what is to be granted is not what was drafted", context={"field": "scope"})
+    if not 1 <= seconds <= GRANT_SECONDS:
+        raise InvalidConfig(f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"})
+    if tx.announce is not None:
+        # The statement must be kept before the row can name it.
+        announce, tx.announce = tx.announce, None
+        announce()
+    if tx.signed is None:
+        raise PermissionDenied("a grant is issued by a signed request only")
+    tx.move(rules.issue(grant, actor, tx.signed, tx.now + seconds * 1_000_000))
+    return Grants(tx).named(grant_id)
+
+
+def revoke(tx: Transaction, actor: str, grant_id: str, why: str) -> Grant:
+    tx.move(rules.revoke(Grants(tx).named(grant_id), actor, why))
+    return Grants(tx).named(grant_id)
+
+
+def expire(tx: Transaction, actor: str) -> list[str]:
+    """Say of what nobody may use any more that its time has passed."""
+    late = [one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now]
+    for grant in late:
+        tx.move(rules.expire(grant, actor))
+    return [grant.grant_id for grant in late]
+
+
+def consume(tx: Transaction, grant_id: str, scope: Scope, executor: str, root: str) -> bool:
+    """Use a grant up for a run, in the transaction of its first write; the run that used it may come again. Whether it
+    was used now."""
+    grant = Grants(tx).find(grant_id)
+    if grant is not None and grant.consumed_by_root == root and grant.scope == scope.check():
+        return False
+    why = rules.refusal(grant, scope, executor, tx.now)
+    why = why or (unsigned(tx, grant) if grant is not None else "")
+    if why:
+        raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
+    assert grant is not None
+    tx.move(rules.consume_grant(grant, root, executor))
+    return True
+
+
+def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
+    """Stamp a grant that its run has come to the end of."""
+    grant = Grants(tx).named(grant_id)
+    if grant.consumed_by_root != root:
+        raise NotFound(f"{grant_id} was not used by this run", context={"grant_id": grant_id[:128]})
+    if grant.finalized_at is None:
+        tx.move(rules.finalize(grant, tx.now, actor))
+
+
+def unsigned(rows: Reads, grant: Grant) -> str:
+    """Why nobody is known to have given a grant; empty if somebody did, and their key still stands."""
+    signature = find_signature(rows, grant.statement_hash or "")
+    key = find_key(rows, signature.fingerprint) if signature is not None else None
+    if signature is None or key is None:
+        return "nobody signed the grant"
+    if key.principal != grant.granter:
+        return f"the grant is not signed by {grant.granter}"
+    if key.revoked_seq is not None:
+        return "the key that signed the grant was revoked"
+    envelope = Envelope(signature.statement.encode(), signature.fingerprint, signature.signature)
+    if envelope.statement_hash != grant.statement_hash or not genuine(key.public_key, envelope):
+        return "the signature of the grant is not genuine"
+    said = envelope.said()["predicate"]
+    if said["act"] != "grants.issue" or said["principal"] != grant.granter or _signed(said["payload"]) != grant.scope:
+        return "the grant is not what was signed"
+    return ""
+
+
+def _signed(payload: object) -> Scope | None:
+    try:
+        return msgspec.convert(payload["scope"], Scope).check()  # type: ignore[index]
+    except (msgspec.ValidationError, InvalidConfig, KeyError, TypeError):
+        return None
