@@ -19,7 +19,7 @@ from onceward.kernel.records import Request
 from onceward.store import migrate
 from onceward.store.tables.requests import Requests
 
-ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "36"))
 VICTIM = "victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 POINTS = [n for n in faults.POINTS if n.startswith(("write.", "move.", "commit.", "lock.", "request.worked"))]

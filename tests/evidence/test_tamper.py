@@ -17,7 +17,7 @@ from onceward.wiring import Workspace
 from scene import Bare, copied, seal
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
-EVERY = int(os.environ.get("ONCEWARD_TAMPER", "101"))
+EVERY = int(os.environ.get("ONCEWARD_TAMPER", "251"))
 """Of how many bytes one is flipped; `make tamper` flips every one."""
 KEYS = dict(TABLES)
 

@@ -220,7 +220,7 @@ def test_the_model_holds_on_sqlite(tmp_path):
         def make_database(self, sources):
             return SqliteDatabase(tmp_path / f"{next(folders)}.db", sources)
 
-    run(OnSqlite, 60)
+    run(OnSqlite, 36)
 
 
 @pytest.mark.rule("K-4", "K-8", "K-9", "K-12")
@@ -234,4 +234,4 @@ def test_the_model_holds_on_postgresql(postgres_url):
         def make_database(self, sources):
             return PostgresDatabase(schema_url(postgres_url, f"model{next(schemas)}"), sources)
 
-    run(OnPostgres, 25)
+    run(OnPostgres, 20)

@@ -47,13 +47,23 @@ def run(gate, *words, store=None):
 
 @pytest.mark.rule("R-2", "R-3", "R-6")
 @pytest.mark.guarantee("G6")
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_what_is_locked_on_sqlite_comes_to_the_same_hash_on_either_store(gate, kind, request):
-    store = schema_url(request.getfixturevalue("postgres_url"), "unused") if kind == "postgresql" else "sqlite"
-    status, found, _ = run(gate, store=store)
+def test_what_is_locked_on_sqlite_comes_to_the_same_hash_on_postgresql(postgres_url):
+    entries = [entry for _, entry in read_manifest(MANIFEST.read_bytes(), "manifest").entries()]
+    files = [MANIFEST.parent / entry.fixture for entry in entries]
+    done = onceward(None, "gate", "play", "--json", "--store", schema_url(postgres_url, "unused"), *files)
+    assert done.returncode == 0, done.stdout[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["sha256"] for one in found] == [entry.sha256 for entry in entries]
+    assert not any(one.get("wrong") or one.get("error") for one in found)
+
+
+@pytest.mark.rule("R-2", "R-3", "R-6")
+@pytest.mark.guarantee("G6")
+def test_three_runs_in_three_worlds_come_to_what_is_locked(gate):
+    status, found, _ = run(gate)
     assert status == 0, found
     assert found["metrics"] == dict.fromkeys(ALL, 100.0) and found["all_passed"] and found["valid"]
-    assert found["store"] == kind and "unused" not in json.dumps(found)
+    assert found["store"] == "sqlite"
     manifest = read_manifest(MANIFEST.read_bytes(), "manifest")
     assert found["vnext_plus9_manifest_hash"] == manifest_hash(manifest.metrics)
     assert {one["fixture"]: set(one["runs"]) for one in found["fixtures"]} == {
@@ -62,10 +72,9 @@ def test_what_is_locked_on_sqlite_comes_to_the_same_hash_on_either_store(gate, k
     assert [len(one["runs"]) for one in found["fixtures"]] == [3] * len(found["fixtures"])
     schema("stop_gate_metrics@1").validate(found)
     assert len({tuple(sorted(world.items())) for world in found["runs"]}) == 3
-    if kind == "sqlite":
-        pinned = found["vnext_plus9_manifest_hash"]
-        assert f"GATE := {pinned}\n" in (ROOT / "Makefile").read_text(), "pinned in another file than the manifest"
-        assert run(gate, "--expect", pinned)[1] == found, "the report of the same fixtures is the same"
+    pinned = found["vnext_plus9_manifest_hash"]
+    assert f"GATE := {pinned}\n" in (ROOT / "Makefile").read_text(), "pinned in another file than the manifest"
+    assert run(gate, "--expect", pinned)[1] == found, "the report of the same fixtures is the same"
 
 
 @pytest.mark.rule("R-2")
@@ -101,7 +110,7 @@ def test_a_manifest_that_is_not_what_was_locked_gives_no_metrics(gate, how):
 
 
 @pytest.mark.rule("R-2", "R-3")
-@pytest.mark.parametrize(("metric", "at"), [(SCHEDULER, 100), (ORPHAN, -30), (BUDGET, 2000)])
+@pytest.mark.parametrize(("metric", "at"), [(SCHEDULER, 100), (BUDGET, 2000)])
 def test_one_altered_byte_of_one_fixture_closes_only_its_metric(gate, metric, at):
     (entry, *_) = read_manifest(MANIFEST.read_bytes(), "m").metrics[metric]
     path = gate / entry.fixture
