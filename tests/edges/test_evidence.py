@@ -79,6 +79,14 @@ def test_replay_says_identical_or_exits_5_with_the_first_difference(ran, place, 
     assert ran("replay", "nothing.tar").status == 2
 
 
+@pytest.mark.rule("R-1", "I-1")
+def test_a_session_may_have_dots_in_its_name(ran, place):
+    assert ran("spawn", "--session", "rel-1.2", "--new", "--", "true").status == 0
+    assert ran("replay", "rel-1.2", "--json").json["identical"] is True
+    missing = ran("replay", "nothing.tar")
+    assert missing.status == 2 and "there is no file nothing.tar" in missing.err
+
+
 @pytest.mark.rule("R-1")
 def test_a_difference_is_told_with_its_event_and_field(ran, place):
     connection = apsw.Connection(str(place / ".onceward" / "onceward.db"))

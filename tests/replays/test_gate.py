@@ -350,6 +350,8 @@ def test_the_code_that_is_judged_is_the_code_that_runs(tmp_path):
 def test_bad_words_are_refused_before_the_work(gate, tmp_path):
     assert run(gate, store="nonsense")[0] == 2
     assert run(gate, "--page", str(tmp_path / "nowhere" / "x.html"))[0] == 2
+    assert run(gate, "--page", str(tmp_path / "x.html"), "--expect", "ab" * 32)[0] == 5
+    assert not (tmp_path / "x.html").exists(), "no verdict, no page"
     for text in ('{"schema": "stop_gate_metrics@1"}', '{"metrics": 5}', "[" * 100_000, "{}"):
         odd = tmp_path / "odd.json"
         odd.write_text(text)

@@ -29,13 +29,10 @@ def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int
         raise InvalidConfig("what is to be granted is not what was drafted", context={"field": "scope"})
     if not 1 <= seconds <= GRANT_SECONDS:
         raise InvalidConfig(f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"})
-    if tx.announce is not None:
-        # The statement must be kept before the row can name it.
-        announce, tx.announce = tx.announce, None
-        announce()
-    if tx.signed is None:
+    statement = tx.statement()
+    if statement is None:
         raise PermissionDenied("a grant is issued by a signed request only")
-    tx.move(rules.issue(grant, actor, tx.signed, tx.now + seconds * 1_000_000))
+    tx.move(rules.issue(grant, actor, statement, tx.now + seconds * 1_000_000))
     return Grants(tx).named(grant_id)
 
 

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from onceward.errors import (
-    IntegrityFault,
-    OncewardError,
-    Recovery,
-    StorageError,
-)
+from onceward.errors import IntegrityFault, OncewardError, Recovery, StorageError
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.differences import Difference, Differs
 from onceward.evidence.records import BuildRow, Records, SessionRow

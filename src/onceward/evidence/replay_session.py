@@ -10,10 +10,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from onceward.errors import (
-    IllegalTransition,
-    ReplayOrderInvalid,
-)
+from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import BuildRow, Child, Debit, Life, Records, SessionRow, Total, batches

@@ -11,7 +11,7 @@ import msgspec
 from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.records import Records
 from onceward.gate import script
-from onceward.gate.manifest import METRICS, Entry, read_manifest
+from onceward.gate.manifest import Entry, read_manifest
 from onceward.gate.manifest import written as manifest_text
 from onceward.gate.play import Play, Scratches, play
 from onceward.gate.script import SCHEMA, Fixture, read_fixture, written
@@ -38,9 +38,6 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     """Put a fixture beside its manifest and lock it there; whether the manifest has changed. What could not be read
     back is not written, and what is not there any more is not listed."""
     read_fixture(written(fixture), fixture.name)
-    if metric not in METRICS:
-        names = ", ".join(METRICS)
-        raise InvalidConfig(f"there is no metric {metric[:60]!a}; there are {names}", context={"field": "metric"})
     metrics = {name: list(entries) for name, entries in listed(path).items()}
     file = f"{fixture.name}.json"
     data = written(fixture)

@@ -34,13 +34,13 @@ def run(path: Path, expected: str, store: str) -> dict[str, Any]:
     check_url(store)
     manifest = read_manifest(path.read_bytes(), str(path), expected)
     files = {entry.fixture: _file(path, entry) for _, entry in manifest.entries()}
-    outcomes = _worlds(path.parent.absolute(), sound(manifest, files), store)
+    outcomes = _worlds(path.parent.absolute(), _playable(manifest, files), store)
     judged = [_judged(metric, entry, files[entry.fixture], outcomes) for metric, entry in manifest.entries()]
     kind = store.partition(":")[0]
     return report(manifest, judged, WORLDS, kind)
 
 
-def sound(manifest: Manifest, files: Mapping[str, bytes]) -> list[str]:
+def _playable(manifest: Manifest, files: Mapping[str, bytes]) -> list[str]:
     """The fixtures that can be played at all; the others have failed already."""
     found = []
     for _, entry in manifest.entries():

@@ -154,11 +154,16 @@ class Transaction:
         self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
 
-    def _context(self, of: dict[str, str], actor: str) -> dict[str, Any]:
+    def statement(self) -> str | None:
+        """The hash of the signed statement that asks for what is being done, kept before anything names it."""
         if self.announce is not None:
             announce, self.announce = self.announce, None
             announce()
-        signed = {"signed": self.signed} if self.signed else {}
+        return self.signed
+
+    def _context(self, of: dict[str, str], actor: str) -> dict[str, Any]:
+        statement = self.statement()
+        signed = {"signed": statement} if statement else {}
         return {**of, "actor": actor, "fence": self.fence, **signed}
 
     def _link(

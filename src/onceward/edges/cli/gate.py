@@ -11,7 +11,7 @@ import msgspec
 
 from onceward.databases import scratches
 from onceward.edges.cli import render
-from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
+from onceward.edges.cli.main import Command, Globals, Group, file_argument, means_file, pass_globals
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
 from onceward.gate.manifest import HASH, METRICS, REPORT, apart, manifest_hash
 from onceward.gate.record import listed, lock, locked, require_told, told, write
@@ -37,9 +37,9 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
 
     Exit 1 where a metric misses 100.0, 2 where it cannot be run, 5 where the manifest is not the one that was locked.
     """
-    if page_file is not None:
+    if page_file is not None and not file_argument(page_file).parent.is_dir():
         # Whoever cannot have the page hears of it before the work, not after.
-        file_argument(page_file).touch()
+        raise NotFound(f"there is no folder for {page_file}", context={"field": "page"})
     found = run_gate(_there(manifest), expect.strip().lower(), given.store_url or "sqlite")
     if page_file is not None:
         from onceward.gate.page import page
@@ -246,7 +246,7 @@ def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixt
     if path.is_file():
         found = read_fixture(path.read_bytes(), path.name)
         return msgspec.structs.replace(found, name=name or found.name, about=about or found.about)
-    if "/" in subject or "." in subject:
+    if means_file(subject):
         raise NotFound(f"there is no file {path}", recovery=[Recovery("see what a gate needs", "onceward gate --help")])
     if name is None:
         raise click.UsageError("a session that ran needs a --name as a fixture")

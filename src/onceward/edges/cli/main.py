@@ -294,3 +294,8 @@ def _system_error(failure: OSError, as_json: bool) -> int:
 
 def file_argument(text: str) -> Path:
     return Path(text).expanduser()
+
+
+def means_file(text: str) -> bool:
+    """Whether somebody who wrote this meant a file, and not a build or session: ids may have dots, too."""
+    return "/" in text or text.endswith((".tar", ".json"))

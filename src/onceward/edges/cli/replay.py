@@ -11,7 +11,7 @@ import msgspec
 
 from onceward.edges.cli import render
 from onceward.edges.cli.evidence import progress_bar
-from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.edges.cli.main import Command, Globals, complete_build, means_file, pass_globals
 from onceward.errors import NotFound, Recovery
 from onceward.evidence.differences import Difference
 from onceward.evidence.replay import Replayed, replay_bundle
@@ -49,7 +49,7 @@ def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> l
     path = Path(subject).expanduser() if subject else None
     if path is not None and path.is_file():
         return [replay_bundle(path, seen) for _ in range(runs)]
-    if subject is not None and ("/" in subject or "." in subject):
+    if subject is not None and means_file(subject):
         raise NotFound(f"there is no file {path}", recovery=[Recovery("see which builds there are", "onceward list")])
     return given.workspace().replay(subject, runs, seen)
 
