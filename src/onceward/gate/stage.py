@@ -65,7 +65,6 @@ class Stage:
         self.places: dict[str, Place] = {}
         self.sessions: dict[str, Staged] = {}
         self.store: PacedStore | None = None
-        self._works: dict[str, Work] = {}
         self._now, self._life = fixture.start, 1000 if fixture.rows else 0
         if not fixture.rows:
             self._begin("stage")
@@ -122,10 +121,8 @@ class Stage:
             return {"skipped": _CLOSED}
         if any(name in self.names for name in op.children):
             return {"skipped": "there is such a child already"}
-        works = [self._work(op) for _ in op.children]
-        ids = children.spawn(works)
-        for name, child_id, work in zip(op.children, ids, works, strict=True):
-            self.names[name], self._works[child_id] = child_id, work
+        ids = children.spawn([self._work(op) for _ in op.children])
+        self.names |= zip(op.children, ids, strict=True)
         return {"queued": op.children}
 
     def _work(self, op: script.Spawn) -> Work:
