@@ -13,9 +13,15 @@ import uuid
 from pathlib import Path
 
 import apsw
+import msgspec
 import psycopg
 
 from onceward.engine.backup import backup, restore
+from onceward.engine.foreground import run_saga
+from onceward.engine.registry import supersede
+from onceward.engine.saga_life import Wanted, begin
+from onceward.engine.saga_run import SagaRun
+from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
 from onceward.kernel.canon import canonical
 from onceward.kernel.records import Request
@@ -82,6 +88,7 @@ def happen(workspace, folder):
     ids["paused"] = site.build_id
     ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
     _fill_registry(workspace)
+    ids |= _run_sagas(workspace)
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
         old = workspace.keyring.signer(rows, "tester").key.fingerprint
@@ -99,7 +106,7 @@ def _fill_registry(workspace):
         tx.move(registry.create("col_1", "ops", "root-1", "tester"))
         old, new = (registry.Meaning("pay", version, "WRITE", "council") for version in ("1.9.0", "1.10.0"))
         tx.move(registry.admit("voc_1", "col_1", old, "root-1", "tester"))
-        tx.move(registry.supersede(Registry(tx).value(old.key), new.key, "tester"))
+        supersede(tx, Registry(tx).value(old.key), new.key, "root-1", "S4_VALUES", "plan@2", "tester")
         tx.move(registry.admit("voc_2", "col_1", new, "root-1", "tester"))
 
     kernel = workspace.kernel()
@@ -109,6 +116,44 @@ def _fill_registry(workspace):
     scope |= {"environment": "prod", "executor": "tester", "actions": ["S4_VALUES"]}
     grant = ask(workspace, "grants.draft", scope=scope)["grant_id"]
     ask(workspace, "grants.issue", grant=grant, scope=scope, seconds=600)
+
+
+def _run_sagas(workspace):
+    """One that is done under a grant, one that is undone, and one that is stuck."""
+    ids = {}
+    for name, fails in (("done", ()), ("undone", ("act",)), ("stuck", ("act", "undo"))):
+        saga = Saga(f"scene-{name}", budget={"usd": "1.00"}, folder=workspace.folder)
+        slip = {what: RuntimeError(f"{what} fails") for what in fails}
+        saga.action(
+            lambda task: [task.spend(usd="0.10"), {"first": 1}][1], name="first", compensate=lambda task: "undone"
+        )
+        saga.action(
+            lambda task, slip=slip: _or_raise("second", slip.get("act")),
+            name="second",
+            compensate=lambda task, slip=slip: _or_raise("back", slip.get("undo")),
+        )
+        grant = None
+        if name == "done":
+            scope = msgspec.to_builtins(saga.scope({"order": 7}, "test", "tester"))
+            grant = ask(workspace, "grants.draft", scope=scope)["grant_id"]
+            ask(workspace, "grants.issue", grant=grant, scope=scope, seconds=600)
+        kernel = workspace.kernel()
+        run, lease = begin(kernel, Wanted(saga, name, {"order": 7}, "tester", "test", grant))
+        run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, lambda said: None))
+        kernel.close()
+        ids[f"saga {name}"] = run.saga_id
+    return ids
+
+
+def _pay(task):
+    task.spend(usd="0.10")
+    return {"first": 1}
+
+
+def _or_raise(value, error):
+    if error is not None:
+        raise error
+    return value
 
 
 def _workspace_id(workspace):

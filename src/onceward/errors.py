@@ -174,6 +174,12 @@ class LockLost(OncewardError):
     code = "LOCK_LOST"
 
 
+class LeaseLost(OncewardError):
+    """A saga's run no longer has the lease that it works under."""
+
+    code = "LOCK_LOST"
+
+
 class NotFound(OncewardError):
     code = "NOT_FOUND"
 

@@ -35,7 +35,10 @@ DROPPED = {
     "confirmation_tokens": {"permit"},
     "registry_collections": {"state"},
     "registry_values": {"state"},
+    "registry_audit": {"audit"},
     "grants": {"state"},
+    "saga_runs": {"state"},
+    "saga_steps": {"state"},
     "artifacts": {"ref"},
     "artifact_refs": {"ref"},
     "principals": {"role"},
@@ -55,6 +58,7 @@ NOT_EVIDENCE = {
     "outbox_used": "what was delivered",
     "singleton_lock": "who holds the workspace",
     "registry_meta": "to whom a collection's name was given; the collection's own event says it too",
+    "run_leases": "who may write now; under which epoch a run wrote is in its events",
     "kernel_beat": "when it last showed that it lives",
 }
 
@@ -211,6 +215,23 @@ def test_every_bit_of_every_event_is_part_of_its_hash(bare):
         assert link(stream, seq, at + 1, source, data, prev_hash) != hash_
 
 
+RUN_CHANGED = {
+    "state": ("'COMP_FIRST'", "1 = 1"),
+    "version": ("version + 1", "1 = 1"),
+    "name": ("'other'", "1 = 1"),
+    "idempotency_root": ("'x' || idempotency_root", "1 = 1"),
+    "shape": ("replace(shape, 'COMP_', 'STOP_')", "1 = 1"),
+    "input": ("'null'", "1 = 1"),
+    "file": ("'other.py'", "1 = 1"),
+    "grant_id": ("NULL", "grant_id IS NOT NULL"),
+    "lease": ("'other'", "1 = 1"),
+    "lease_fence": ("lease_fence + 1", "1 = 1"),
+    "digests": ("'{}'", "1 = 1"),
+    "last_ok_state": ("'first'", "last_ok_state = 'second'"),
+    "undone": ("undone + 1", "1 = 1"),
+    "stuck": ("NULL", "stuck IS NOT NULL"),
+    "settled": ("0", "settled = 1"),
+}
 NEWEST = "SELECT max(sha256) FROM artifacts"
 CHANGED = [
     ("builds", "state", "'SUCCESS'", "state <> 'SUCCESS'", ("state",)),
@@ -228,6 +249,21 @@ CHANGED = [
     ("registry_values", "act_type", "'READ'", "1 = 1", ("state",)),
     ("registry_values", "governing_authority_ref", "'mallory'", "1 = 1", ("state",)),
     ("registry_values", "successor_version", "'1.11.0'", "status = 'superseded'", ("state",)),
+    ("registry_values", "audit_id", "'aud_other'", "status = 'superseded'", ("state",)),
+    ("registry_audit", "rollback_ref", "'other'", "1 = 1", ("audit",)),
+    ("registry_audit", "subject", "'voc_2'", "1 = 1", ("audit",)),
+    *(("saga_runs", column, *how, ("state",)) for column, how in RUN_CHANGED.items()),
+    ("saga_steps", "status", "'done'", "status = 'failed'", ("state",)),
+    ("saga_steps", "status", "'failed'", "status = 'done'", ("state",)),
+    ("saga_steps", "outputs", "'[]'", "outputs <> '[]'", ("state",)),
+    ("saga_steps", "child_id", "'chd_other'", "1 = 1", ("state",)),
+    (
+        "saga_steps",
+        "side",
+        "'compensation'",
+        "step = 'first' AND saga_id = (SELECT min(saga_id) FROM saga_runs)",
+        ("state",),
+    ),
     ("registry_collections", "root", "'other'", "1 = 1", ("state",)),
     ("budget_debits", "amount", "amount + 1", "1 = 1", ("totals",)),
     ("budget_debits", "child_id", "'chd_other'", "1 = 1", ("totals",)),

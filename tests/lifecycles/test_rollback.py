@@ -16,7 +16,7 @@ def value(text, act="READ", authority="council", status="active", collection="co
     follows = (successor.operation_code, successor.protocol_version) if successor else (None, None)
     return Value(
         *(f"voc_{text}", collection, key.operation_code, key.protocol_version, act, authority, 1, "ab", "root"),
-        *(*follows, status, 1),
+        *(*follows, None, status, 1),
     )
 
 

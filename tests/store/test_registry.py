@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import pytest
 
 from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, NotFound, OncewardError
-from onceward.kernel.vocabulary import Key, key_of, version_of
+from onceward.kernel.vocabulary import Audit, Key, key_of, version_of
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Meaning, manifest_digest
 from onceward.lifecycles.rollback import RollbackPlan, Step, judge
-from onceward.store.tables.registry import Registry, note_meta
+from onceward.store.tables.registry import Registry, note_audit, note_meta
 
 ROOT = "root-1"
 
@@ -51,7 +51,20 @@ def value(store, key):
 
 
 def supersede(store, key, successor):
-    store.write(lambda tx: tx.move(rules.supersede(Registry(tx).value(key), successor, "tester")))
+    store.write(lambda tx: give_way(tx, key, successor))
+
+
+def give_way(tx, key, successor, audited=True):
+    found, audit = Registry(tx).value(key), tx.sources.new_id("aud")
+    event = tx.move(rules.supersede(found, successor, "tester", audit, "incident-7"))
+    if audited:
+        note_audit(tx, Audit(audit, ROOT, "R2_SUPERSEDE", found.vocab_id, "incident-7", event.position), tx.now)
+
+
+def admitted(tx, collection):
+    new = meaning("pay.again", "1.0.0")
+    tx.move(rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester"))
+    return new.key
 
 
 def retire(store, key, reason="withdrawn"):
@@ -123,7 +136,7 @@ def test_a_value_gives_way_to_one_that_comes_with_it(store, collection, admit):
     new = meaning("pay", "1.10.0")
 
     def replace(tx):
-        tx.move(rules.supersede(Registry(tx).value(old), new.key, "tester"))
+        give_way(tx, old, new.key)
         tx.move(rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester"))
 
     store.write(replace)
@@ -151,13 +164,18 @@ def test_successors_that_must_not_be_are_refused_by_the_database(store, collecti
         supersede(store, old, other)
 
     def back(tx):
-        tx.move(rules.supersede(Registry(tx).value(old), Key("pay", "1.2.0"), "tester"))
+        give_way(tx, old, Key("pay", "1.2.0"))
         tx.move(
             rules.admit(tx.sources.new_id("voc"), collection.collection_id, meaning("pay", "1.2.0"), ROOT, "tester")
         )
 
     with refused("registry_values_forward"):
         store.write(back)
+    assert value(store, old).status == "active", "a refused supersession leaves nothing"
+    with refused("registry_values_follows", "references"):
+        supersede(store, old, Key("pay", "9.0.0"))
+    with refused("registry_values_audit_row", "references"):
+        store.write(lambda tx: give_way(tx, old, admitted(tx, collection), audited=False))
     assert value(store, old).status == "active", "a refused supersession leaves nothing"
     fresh = admit("send", "1.1.0")
     supersede(store, old, fresh)
@@ -197,7 +215,7 @@ def test_nothing_is_written_past_the_rules(store, admit, sql, constraint):
     with pytest.raises(OncewardError) as found:
         store.write(lambda tx: tx.write(sql))
     # Of two rules that a write breaks, the database may name either.
-    assert found.value.context["constraint"] in (constraint, "registry_values_moved")
+    assert found.value.context["constraint"] in (constraint, "registry_values_moved", "registry_values_audited")
     assert value(store, key) == before
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.engine.bench import Bench
 from onceward.engine.cut_off import StepOf, not_done
-from onceward.engine.outputs import Keeper, Kept, fetch, written
-from onceward.engine.prints import at_work
+from onceward.engine.outputs import Kept, written
 from onceward.engine.purse import Pause
-from onceward.engine.redaction import Redactor
-from onceward.engine.task import Inputs, Task
+from onceward.engine.task import Task, Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
-from onceward.errors import OncewardError, StorageError
+from onceward.errors import OncewardError
 from onceward.kernel.canon import canonical, digest, sha256_hex
 from onceward.kernel.records import Token
 from onceward.kernel.sources import Micros
@@ -48,17 +43,12 @@ class Attempt:
         """How often it was tried at all."""
         self.config = run.resolved.contexts[k].config(self.target)
         self.estimate = run.purse.estimate(k)
+        self.bench = Bench(run.artifacts, lambda: run.kernel.work / self.child_id, self.stage.secrets, self._flowing_in)
         self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
         self.work: Work = self._work()
         self.order: Order = run.children.order(
             self.work, self.child_id, self.attempt, before.child_id if before is not None else None
         )
-        self._task: Task | None = None
-
-    @cached_property
-    def folder(self) -> Path:
-        """Where this attempt finds what flows in and leaves what it makes."""
-        return self.run.kernel.work / self.child_id
 
     @property
     def name(self) -> str:
@@ -92,9 +82,7 @@ class Attempt:
             "ONCEWARD_STAGE": self.stage.name,
             "ONCEWARD_TARGET": self.target,
             "ONCEWARD_IDEMPOTENCY_KEY": self.key,
-            "ONCEWARD_CONFIG": str(self.folder / "config.json"),
-            "ONCEWARD_INPUTS": str(self.folder / "inputs"),
-            "ONCEWARD_OUT": str(self.folder / "out"),
+            **self.bench.given(),
         }
 
     def call(self, child: ChildTask) -> Any:
@@ -102,49 +90,28 @@ class Attempt:
         step = (self.run.build_id, self.stage.name, self.target)
         # Its own copy: what it does to it concerns nobody else.
         config = msgspec.json.decode(canonical(self.config))
-        self._task = task = Task(child, step, self.key, config, lambda: self.folder)
-        if (redactor := self._redactor()) is not None:
-            task.shown = redactor.text
-        with self.run.mutex:
-            upstream = self.run.flow.upstream(self.number)
-        task.folder = self.run.resolved.plan.folder
-        task.inputs = Inputs(self.run.artifacts, upstream, lambda: self.folder / "inputs")
+        task = Task(child, step, self.key, config, lambda: self.bench.folder)
         assert self.stage.call is not None
-        at_work.set(task)
-        return self.stage.call(task)
+        return self.stage.call(self.bench.seat(task, self.run.resolved.plan.folder))
+
+    def _flowing_in(self) -> Upstream:
+        with self.run.mutex:
+            return self.run.flow.upstream(self.number)
 
     def prepare(self, token: Token) -> None:
-        """The folders of a command: its config, what flows in as files, and room for what it leaves."""
-        try:
-            for name in ("inputs", "out"):
-                (self.folder / name).mkdir(mode=0o700, parents=True)
-            (self.folder / "config.json").write_bytes(canonical(self.config))
-        except OSError as error:
-            raise StorageError(f"cannot make a folder for {self.name}: {error.strerror}") from error
-        with self.run.mutex:
-            upstream = self.run.flow.upstream(self.number)
-        for stage, targets in upstream.items():
-            for target, outputs in targets.items():
-                for output in outputs:
-                    fetch(self.run.artifacts, output, self.folder / "inputs" / stage / target / output.name)
+        files = [
+            (f"{stage}/{target}", output)
+            for stage, targets in self._flowing_in().items()
+            for target, outputs in targets.items()
+            for output in outputs
+        ]
+        self.bench.lay_out(self.name, self.config, files)
 
     def collect(self, token: Token, value: Any) -> list[Kept]:
-        """Make durable what it left."""
-        keeper = Keeper(self.run.artifacts, self._redactor())
-        if self._task is None:
-            return keeper.folder(self.folder / "out")
-        return keeper.everything(value, self.folder / "out" if self._task.left else None)
+        return self.bench.collect(value)
 
     def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | None) -> Ending:
-        log = None
-        at_work.set(None)
-        if self._task is not None and (said := self._task.said()):
-            text = said.encode("utf-8", "replace")
-            redactor = self._redactor()
-            log = self.run.artifacts.keep_log(redactor.clean(text) if redactor else text)
-        if self._task is None or self._task.left or self._task.inputs:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        return Ending(self, token, ended, list(kept or ()), log)
+        return Ending(self, token, ended, list(kept or ()), self.bench.clear())
 
     def cancelled(self) -> None:
         self.run.ended(self, Ended("cancelled"), ())
@@ -161,10 +128,6 @@ class Attempt:
         if changed:
             self.run.told({"step": self.name, "status": "STALE", "spent": {}})
         return changed
-
-    def _redactor(self) -> Redactor | None:
-        secrets = {name: os.environ[name] for name in self.stage.secrets if name in os.environ}
-        return Redactor(secrets) if secrets else None
 
 
 class Unlaunchable(Exception):

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
 from onceward.engine.prints import overheard
+from onceward.engine.saga_run import SagaRun
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
+from onceward.kernel.sagas import Run
 from onceward.lifecycles.child import Ended
 from onceward.store.tables.children import Sessions
 
@@ -81,6 +83,21 @@ def run_build(kernel: Kernel, build: BuildRun, stop: threading.Event) -> None:
     kernel.streams.look_over()
     with overheard(), serving(kernel, stop, on_stop):
         build.run()
+
+
+def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None) -> Run:
+    """Run a saga until it is over or stuck; answers how it stands."""
+
+    def on_stop() -> None:
+        saga.stop()
+        saga.children.stop()
+
+    kernel.streams.look_over()
+    try:
+        with overheard(), serving(kernel, stop or threading.Event(), on_stop):
+            return saga.run()
+    finally:
+        saga.children.close()
 
 
 def cap_of(kernel: Kernel, session_id: str) -> int:

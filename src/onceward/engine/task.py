@@ -95,6 +95,9 @@ class Inputs(Mapping[str, Any]):
         values = _Values(steps, lambda target: self._value(stage, target))
         return values[next(iter(steps))] if len(steps) == 1 else values
 
+    def __contains__(self, stage: object) -> bool:
+        return stage in self._upstream
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._upstream)
 

@@ -34,8 +34,9 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.grants import Grant
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
+from onceward.kernel.sagas import Run, Step
 from onceward.kernel.sources import from_iso
-from onceward.kernel.vocabulary import Collection
+from onceward.kernel.vocabulary import Audit, Collection
 from onceward.kernel.vocabulary import Value as RegistryValue
 from onceward.store.port import Value
 from onceward.store.tables.approvals import Approval
@@ -44,7 +45,7 @@ from onceward.store.tables.keys import Key, Seal, Signature
 
 T = TypeVar("T")
 FORMAT: Final = "onceward-bundle@1"
-KINDS: Final = ("build", "session")
+KINDS: Final = ("build", "session", "saga")
 _BLOCK: Final = 512
 _CHUNK: Final = 1 << 20
 _LARGEST: Final = 512 << 20
@@ -67,6 +68,16 @@ FILES: Final[Mapping[Any, str]] = {
     Signature: "signatures.ndjson",
 }
 """Where each kind of record stands in a bundle."""
+SAGA_FILES: Final[Mapping[Any, str]] = {
+    Run: "sagas.ndjson",
+    Step: "saga_steps.ndjson",
+    Grant: "grants.ndjson",
+    Collection: "collections.ndjson",
+    RegistryValue: "values.ndjson",
+    Audit: "audits.ndjson",
+}
+"""The same, of what only the bundle of a saga's run has."""
+ALL_FILES: Final[Mapping[Any, str]] = {**FILES, **SAGA_FILES}
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -255,7 +266,9 @@ def record_of(kind: type[T], line: bytes) -> T:
         if line_of(found) != line + b"\n":
             raise ValueError
     except (msgspec.ValidationError, InvalidConfig, KeyError, TypeError, ValueError, AttributeError):
-        raise BadBundle(f"a line is no record of {FILES[kind]}: {line[:60]!a}", context={"rule": "bundle"}) from None
+        raise BadBundle(
+            f"a line is no record of {ALL_FILES[kind]}: {line[:60]!a}", context={"rule": "bundle"}
+        ) from None
     return found  # type: ignore[no-any-return]
 
 
@@ -310,7 +323,7 @@ class BundleRecords:
             yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        if kind in (Seal, Role, PrincipalRow, RequestRow, Collection, RegistryValue, Grant):
+        if kind in (Seal, Role, PrincipalRow, RequestRow):
             return iter(())
         found = self._in_order(kind)
         return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]
@@ -319,11 +332,11 @@ class BundleRecords:
         """The records of a file, each once and where it belongs."""
         key = KEYS[kind][1]
         before: Any = None
-        for line in self._reader.lines(FILES[kind]):
+        for line in self._reader.lines(ALL_FILES[kind]):
             record = record_of(kind, line)
             place = in_order(record) if isinstance(record, Child) else tuple(getattr(record, name) for name in key)
             if before is not None and place <= before:
-                raise BadBundle(f"{FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"})
+                raise BadBundle(f"{ALL_FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"})
             before = place
             yield record
 

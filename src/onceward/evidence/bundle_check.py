@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onceward.errors import IntegrityFault, InvalidConfig
-from onceward.evidence.bundle import FILES, BundleRecords, Reader
+from onceward.evidence.bundle import FILES, SAGA_FILES, BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import ArtifactRow, BuildRow, RefRow, SessionRow
 from onceward.evidence.seal import Head, read_receipt, seal_said
@@ -17,6 +17,7 @@ from onceward.evidence.signing import BUILD, SEAL, read_envelope
 from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.merkle import included
+from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import manifest_line
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
@@ -51,7 +52,8 @@ def verify_bundle(
 def _strangers(reader: Reader) -> list[str]:
     """Members that no bundle has, or has twice, or lacks."""
     names = [member.name for member in reader.page.files]
-    wanted = {"README.md", "events.ndjson", *FILES.values()}
+    governed = SAGA_FILES.values() if reader.page.kind == "saga" else ()
+    wanted = {"README.md", "events.ndjson", *FILES.values(), *governed}
     free = {"manifest.ndjson", "seal.json"}
     odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
     said = [f"{name} does not belong here" for name in odd]
@@ -105,9 +107,13 @@ def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
 def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:
     """A bundle is about the one thing it says."""
     page = reader.page
-    found = [row.build_id for row in records.all(BuildRow)]
-    sessions = [row.session_id for row in records.all(SessionRow)]
-    if (found if page.kind == "build" else sessions) != [page.subject] or (found and page.kind != "build"):
+    found = {
+        "build": [row.build_id for row in records.all(BuildRow)],
+        "saga": [row.saga_id for row in records.all(Run)],
+        "session": [row.session_id for row in records.all(SessionRow)],
+    }
+    others = [kind for kind in ("build", "saga") if found[kind] and kind != page.kind]
+    if found[page.kind] != [page.subject] or others:
         findings.fault("bundle", page.subject, f"it is not a bundle of this {page.kind}")
     streams = {stream for stream in records.heads if stream.startswith("session:")}
     if streams != {f"session:{page.subject}"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.evidence.ahead import Ahead
@@ -28,7 +29,7 @@ _SAID: Final = {
 }
 """What the first event of each says of it, once and for all."""
 _UNSAID: Final[dict[str, dict[str, Any]]] = {
-    "value": {"successor": None},
+    "value": {"successor": None, "audit_id": None},
     "grant": {
         **{"granter": None, "statement_hash": None, "expires_at": 0},
         **{"consumed_by_root": None, "finalized_at": None},
@@ -40,8 +41,10 @@ _UNSAID: Final[dict[str, dict[str, Any]]] = {
 class Entries:
     """Collections, values and grants, each by its own stream."""
 
-    def __init__(self, records: Records, findings: Findings) -> None:
-        self._findings = findings
+    def __init__(
+        self, records: Records, findings: Findings, audited: Callable[[str | None, str, str, int], None]
+    ) -> None:
+        self._findings, self._audited = findings, audited
         self._rows: dict[str, Ahead] = {
             "collection": Ahead(records.all(Collection), lambda row: row.collection_id),
             "grant": Ahead(records.all(Grant), lambda row: row.grant_id),
@@ -61,7 +64,8 @@ class Entries:
             self._facts |= _UNSAID.get(event.source, {})
             self._scope = said.get("scope", "")
         if body.event == "VALUE_SUPERSEDED":
-            self._facts["successor"] = said.get("successor")
+            self._facts |= {"successor": said.get("successor"), "audit_id": said.get("audit_id")}
+            self._audited(said.get("audit_id"), str(said.get("rollback_ref")), stream.subject, event.position)
         elif body.event == "GRANT_ISSUED":
             given = {"granter": body.context.actor, "statement_hash": body.context.signed}
             self._facts |= {**given, "expires_at": said.get("expires_at")}

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
-from onceward.evidence.bundle import FILES, FORMAT, Member, Page, header, in_order, line_of, padding
+from onceward.evidence.bundle import FILES, FORMAT, SAGA_FILES, Member, Page, header, in_order, line_of, padding
 from onceward.evidence.records import (
     ArtifactRow,
     BuildRow,
@@ -29,7 +29,10 @@ from onceward.evidence.seal import heads_at
 from onceward.evidence.signing import Envelope
 from onceward.kernel.canon import canonical
 from onceward.kernel.chain import Event
+from onceward.kernel.grants import Grant
 from onceward.kernel.merkle import inclusion_proof
+from onceward.kernel.sagas import Run, Step
+from onceward.kernel.vocabulary import Audit, Collection, Value
 from onceward.lifecycles.plan import manifest_line
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
@@ -51,11 +54,39 @@ class Selection:
         self.sessions = list(rows.of(SessionRow, session_id=session_id))
         self.children = list(rows.of(Child, parent_session_id=session_id))
         self.checkpoints = list(rows.of(Checkpoint, build_id=session_id))
+        self.runs = list(rows.of(Run, saga_id=session_id))
+        self.governed = self._governed()
         self._signed: set[str] = set()
 
     @property
     def kind(self) -> str:
-        return "build" if self.builds else "session"
+        return "build" if self.builds else "saga" if self.runs else "session"
+
+    def _governed(self) -> dict[Any, list[Any]]:
+        """What a saga's run did, under which authority, and what of the registry is of its root."""
+        if not self.runs:
+            return {}
+        (run,) = self.runs
+        root = run.idempotency_root
+        audits = list(self.rows.of(Audit, root=root))
+        values = {v.vocab_id: v for v in self.rows.of(Value, root=root)}
+        values |= {v.vocab_id: v for audit in audits for v in self.rows.of(Value, vocab_id=audit.subject)}
+        return {
+            Run: self.runs,
+            Step: list(self.rows.of(Step, saga_id=run.saga_id)),
+            Grant: list(self.rows.of(Grant, grant_id=run.grant_id)) if run.grant_id else [],
+            Collection: list(self.rows.of(Collection, root=root)),
+            Value: [values[vocab_id] for vocab_id in sorted(values)],
+            Audit: audits,
+        }
+
+    def _streams(self) -> list[str]:
+        """The streams of the subject itself, and of what it governs, by name."""
+        ids = [g.grant_id for g in self.governed.get(Grant, ())]
+        ids += [c.collection_id for c in self.governed.get(Collection, ())]
+        ids += [v.vocab_id for v in self.governed.get(Value, ())]
+        sagas = [f"saga:{run.saga_id}" for run in self.runs]
+        return [*sorted(f"entry:{one}" for one in ids), *sagas, f"session:{self.session_id}"]
 
     def records(self) -> Iterator[tuple[str, Iterable[msgspec.Struct]]]:
         """Every file of records, and what stands in it."""
@@ -80,6 +111,8 @@ class Selection:
         }
         for kind, name in FILES.items():
             yield name, found[kind]
+        for kind, some in self.governed.items():
+            yield SAGA_FILES[kind], some
 
     def _refs(self) -> list[RefRow]:
         owners = {self.session_id, *(c.child_id for c in self.children), *(c.child_id for c in self.checkpoints)}
@@ -91,9 +124,10 @@ class Selection:
     def gather(self) -> None:
         """Which statements and keys the events speak of."""
         rows = self.rows.rows
-        for event in events_of(rows, f"session:{self.session_id}"):
-            if b'"signed":"' in event.body:
-                self._signed.add(event.facts()["context"].get("signed", ""))
+        for stream in self._streams():
+            for event in events_of(rows, stream):
+                if b'"signed":"' in event.body:
+                    self._signed.add(event.facts()["context"].get("signed", ""))
         signatures = {signature.statement_hash: signature for signature in signatures_about(rows, self.session_id)}
         keys: dict[str, Key] = {}
         self.seal = self._seal()
@@ -144,7 +178,8 @@ class Selection:
         names = sorted(f"child:{child.child_id}" for child in self.children)
         for start in range(0, len(names), _BATCH):
             yield from events_named(rows, names[start : start + _BATCH])
-        yield from events_of(rows, f"session:{self.session_id}")
+        for stream in self._streams():
+            yield from events_of(rows, stream)
         wanted = {signature.seq for signature in self.signatures}
         for key in self.keys:
             wanted |= {key.added_seq} | ({key.revoked_seq} if key.revoked_seq is not None else set())

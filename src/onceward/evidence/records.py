@@ -9,8 +9,9 @@ import msgspec
 
 from onceward.kernel.chain import Event
 from onceward.kernel.grants import Grant
+from onceward.kernel.sagas import Run, Step
 from onceward.kernel.sources import Micros
-from onceward.kernel.vocabulary import Collection, Value
+from onceward.kernel.vocabulary import Audit, Collection, Value
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell
@@ -166,7 +167,10 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     PrincipalRow: ("principals", ("name",)),
     Collection: ("registry_collections", ("collection_id",)),
     Value: ("registry_values", ("vocab_id",)),
+    Audit: ("registry_audit", ("audit_id",)),
     Grant: ("grants", ("grant_id",)),
+    Run: ("saga_runs", ("saga_id",)),
+    Step: ("saga_steps", ("saga_id", "step", "side")),
     Role: ("principal_roles", ("name", "role")),
     RequestRow: ("requests", ("request_no",)),
     Key: ("keys", ("fingerprint",)),

@@ -11,6 +11,7 @@ import msgspec
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, batches
 from onceward.kernel.canon import digest
+from onceward.kernel.sagas import Step
 from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
@@ -130,7 +131,7 @@ class Steps:
         return None
 
 
-def outputs_of(row: Checkpoint) -> list[Output]:
+def outputs_of(row: Checkpoint | Step) -> list[Output]:
     if row.outputs == "[]":
         return []
     return msgspec.convert(

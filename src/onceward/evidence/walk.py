@@ -12,6 +12,7 @@ from onceward.evidence.asked import NEEDED
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import BuildRow, Child, Records, SessionRow
+from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import Authority
 from onceward.evidence.steps import TOLD, Steps
 from onceward.kernel.canon import ZERO_HASH, sha256_hex
@@ -120,7 +121,8 @@ class Walk:
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
-        self._entries = Entries(records, findings)
+        self._sagas = Sagas(records, findings)
+        self._entries = Entries(records, findings, self._sagas.audited)
         self._logs: list[tuple[str, str, str, str]] = []
         self._seen, self._newest = 0, 0
 
@@ -148,6 +150,7 @@ class Walk:
         for checkpoint in self._checkpoints.rest():
             self.findings.fault("checkpoint", checkpoint.build_id, "no build's stream tells of it")
         self._entries.finish()
+        self._sagas.finish()
         for build in self._builds.rest():
             self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
         if self.records.whole and self._seen != self._newest:
@@ -194,6 +197,8 @@ class Walk:
             self.authority.follow(event, body)
         elif stream.kind == "entry":
             self._entries.note(stream, event, body)
+        elif stream.kind == "saga":
+            self._sagas.note(stream, event, body)
 
     def _of_child(self, stream: Stream, event: Event, body: Body) -> None:
         detail = body.detail
@@ -255,6 +260,8 @@ class Walk:
             self._end_child(stream)
         elif stream.kind == "entry":
             self._entries.close(stream)
+        elif stream.kind == "saga":
+            self._sagas.close(stream)
         elif stream.kind == "session":
             if stream.opened:
                 self._end_session(stream)

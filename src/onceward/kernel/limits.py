@@ -117,6 +117,13 @@ PERMIT_SECONDS: Final = 3600
 GRANT_SECONDS: Final = 7 * 86_400
 """The longest that a grant lasts."""
 
+LEASE_SECONDS: Final = 60
+"""How long a run's lease lasts without being renewed: longer than any pause of a kernel that lives, and short enough
+to wait for."""
+
+MAX_ACTIONS: Final = 100
+"""Most actions of one saga: what a person can follow."""
+
 MAX_STEPS: Final = 1_000_000
 """Most steps of one plan: what one kernel's memory holds with ease."""
 

@@ -66,6 +66,8 @@ class Value(msgspec.Struct, frozen=True):
     root: str
     successor_code: str | None
     successor_version: str | None
+    audit_id: str | None
+    """The audit row that says for what it was superseded."""
     status: str
     version: int
 
@@ -78,6 +80,17 @@ class Value(msgspec.Struct, frozen=True):
         if self.successor_code is None or self.successor_version is None:
             return None
         return Key(self.successor_code, self.successor_version)
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """For what a value was superseded, or a run's evidence taken, as stored."""
+
+    audit_id: str
+    root: str
+    state: str
+    subject: str
+    rollback_ref: str
+    position: int
 
 
 class Collection(msgspec.Struct, frozen=True):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import digest
+from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Move
-from onceward.kernel.vocabulary import CODE, Collection, Key, Value, Version, version_of
+from onceward.kernel.records import Move, check_name
+from onceward.kernel.vocabulary import CODE, Collection, Key, Value, Version, key_of, version_of
 
 VALUE = Machine.parse(
     "value",
@@ -36,9 +37,9 @@ COLLECTION = Machine.parse(
     """,
 )
 
+_NOTHING: Final[Mapping[Any, str]] = MappingProxyType({})
 CSER: Final = "v1"
 """The profile by which the meaning of a value becomes bytes: K-1's canonical form, strings in NFC."""
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,9 +89,124 @@ def schema_digest(name: str) -> str:
     return digest({"collection": name, "cser": CSER, "fields": fields, "key": ["operation_code", "protocol_version"]})
 
 
-def manifest_digest(meanings: Mapping[Key, str]) -> str:
-    """Exactly which values: their keys and digests."""
-    return digest([[str(key), made] for key, made in sorted(meanings.items())])
+def manifest_digest(meanings: Mapping[Key, str], gives_way: Mapping[Key, str] = _NOTHING) -> str:
+    """Exactly which values: their keys and digests, and what gives way to them."""
+    also = {key: [before] for key, before in gives_way.items()}
+    return digest([[str(key), made, *also.get(key, [])] for key, made in sorted(meanings.items())])
+
+
+class Planned(Meaning, frozen=True, forbid_unknown_fields=True):
+    """A value that a plan wants in the registry."""
+
+    supersedes: str = ""
+    """The value that gives way to it, as code@version."""
+
+    @property
+    def meaning(self) -> Meaning:
+        return Meaning(**{name: getattr(self, name) for name in Meaning.__struct_fields__})
+
+
+class RegistryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be in a collection."""
+
+    plan_id: str
+    revision: int
+    collection: str
+    value: tuple[Planned, ...]
+
+    @property
+    def manifest_digest(self) -> str:
+        gives_way = {one.key: str(key_of(one.supersedes)) for one in self.value if one.supersedes}
+        return manifest_digest({one.key: one.meaning.digest() for one in self.value}, gives_way)
+
+    @property
+    def schema_digest(self) -> str:
+        return schema_digest(self.collection)
+
+    @property
+    def ref(self) -> str:
+        """What an audit row says of it."""
+        return f"{self.plan_id}@{self.revision}"
+
+
+def plan_of(said: Any) -> RegistryPlan:
+    """A plan from its words; refused where it could never be carried out."""
+    try:
+        plan = msgspec.convert(said, RegistryPlan)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"this is no registry plan: {error}", context={"field": "plan"}) from None
+    check_name(plan.plan_id, "plan_id")
+    if not CODE.fullmatch(plan.collection):
+        raise InvalidConfig(f"{plan.collection[:60]!a} is no collection's name", context={"field": "collection"})
+    if not 1 <= plan.revision <= MAX_INTEGER:
+        raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
+    if not plan.value:
+        raise InvalidConfig("a registry plan has at least one [[value]]", context={"field": "value"})
+    seen: set[Any] = set()
+    for one in plan.value:
+        one.meaning.check()
+        act = (one.operation_code, one.act_type)
+        if one.key in seen or act in seen:
+            raise InvalidConfig(
+                f"two values of the plan are of {one.operation_code} and the act {one.act_type}; one can be active",
+                context={"field": "value", "value": str(one.key)},
+            )
+        seen |= {one.key, act}
+        if one.supersedes:
+            before = key_of(one.supersedes)
+            newer = version_of(before.protocol_version) < version_of(one.protocol_version)
+            if before.operation_code != one.operation_code or not newer:
+                raise InvalidConfig(
+                    f"{one.key} cannot supersede {before}: it must be a newer version of the same operation",
+                    context={"field": "supersedes", "value": str(one.key)},
+                )
+    return plan
+
+
+class Facts(Protocol):
+    """What there is in the registry."""
+
+    def collection(self, name: str) -> Collection | None: ...
+
+    def meta(self, name: str) -> tuple[str, str] | None: ...
+
+    def value(self, key: Key) -> Value | None: ...
+
+    def active(self, operation_code: str, act_type: str) -> Value | None: ...
+
+
+def objections(plan: RegistryPlan, facts: Facts, root: str) -> list[str]:
+    """Why a plan cannot be carried out by a run as things are; none of it is changed by asking."""
+    meta, collection = facts.meta(plan.collection), facts.collection(plan.collection)
+    found = []
+    if meta is not None and meta[0] != plan.schema_digest:
+        found.append(f"the collection {plan.collection} has another schema")
+    for one in plan.value:
+        found += _objections_to(one, facts, collection, root)
+    return found
+
+
+def _objections_to(one: Planned, facts: Facts, collection: Collection | None, root: str) -> list[str]:
+    known = facts.value(one.key)
+    if known is not None:
+        if known.root != root:
+            return [
+                f"{one.key} is in the registry already, {known.status}, by another run; a new one needs a new version"
+            ]
+        if known.status != "active" or known.digest != one.meaning.digest():
+            return [f"{one.key} is {known.status}, or not what the plan says"]
+        return []
+    active = facts.active(one.operation_code, one.act_type)
+    if one.supersedes:
+        before = facts.value(key_of(one.supersedes))
+        if before is None or before != active:
+            return [f"{one.supersedes} is not the active value of {one.operation_code} and the act {one.act_type}"]
+        if collection is None or before.collection_id != collection.collection_id:
+            return [f"{one.supersedes} is in another collection"]
+        return []
+    if active is not None:
+        return [f'{active.key} is active already; say supersedes = "{active.key}" where {one.key} is to follow it']
+    return []
 
 
 def create(collection_id: str, name: str, root: str, actor: str) -> Move:
@@ -115,10 +231,11 @@ def admit(vocab_id: str, collection_id: str, meaning: Meaning, root: str, actor:
     return Move(VALUE, vocab_id, NEW, "active", 0, actor, detail=said, columns=columns)
 
 
-def supersede(value: Value, successor: Key, actor: str, detail: Mapping[str, Any] = _NOTHING) -> Move:
-    """A value gives way to another, which it names."""
+def supersede(value: Value, successor: Key, actor: str, audit_id: str, rollback_ref: str) -> Move:
+    """A value gives way to another, which it names, and the audit row that says for what."""
     columns = {"successor_code": successor.operation_code, "successor_version": successor.protocol_version}
-    return _move(value, "superseded", "successor_named", actor, {**detail, "successor": str(successor)}, columns)
+    said = {"successor": str(successor), "audit_id": audit_id, "rollback_ref": rollback_ref}
+    return _move(value, "superseded", "successor_named", actor, said, {**columns, "audit_id": audit_id})
 
 
 def retire(value: Value, reason: str, actor: str) -> Move:

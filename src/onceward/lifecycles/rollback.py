@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from onceward.errors import InvalidConfig
+from onceward.kernel.limits import MAX_INTEGER
+from onceward.kernel.records import check_name
 from onceward.kernel.vocabulary import Collection, Key, Value, version_of
 
 VALID: Final = "ROLLBACK_CONTRACT_VALID_FOR_REVIEW"
@@ -43,8 +45,21 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RollbackPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan_id: str
     collection: str
-    steps: list[Step] = []
+    steps: list[Step] = msgspec.field(name="step", default_factory=list)
     execute: bool = False
+    revision: int = 1
+
+
+def plan_of(said: Any) -> RollbackPlan:
+    """A plan from its words."""
+    try:
+        plan = msgspec.convert(said, RollbackPlan)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"this is no rollback plan: {error}", context={"field": "plan"}) from None
+    check_name(plan.plan_id, "plan_id")
+    if not 1 <= plan.revision <= MAX_INTEGER:
+        raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
+    return plan
 
 
 class Facts(Protocol):

@@ -80,6 +80,10 @@ class Session(Writes, Protocol):
         """Back to the savepoint."""
         ...
 
+    def keep_promises(self) -> None:
+        """Refuse now what the database would refuse at the commit: rows that refer to what did not come."""
+        ...
+
     def commit(self) -> None:
         """Make it durable. CommitUnknown when nobody can tell whether it is."""
         ...
@@ -155,6 +159,7 @@ _REFUSALS = {
     "budget_debits_kept": "debits are never changed or deleted",
     "budget_debits_duration_once": "a run's time is charged once",
     "grants_moved": "a grant is for one thing and used once; its status is written with its event",
+    "references": "what a row refers to did not come with it",
     "registry_meta_kept": "a collection's name is given once",
     "registry_meta_pkey": "a collection's name is given once",
     "registry_collections_moved": "a collection's status may only be written together with its event",
@@ -169,6 +174,18 @@ _REFUSALS = {
     "registry_values_itself": "no value follows itself",
     "registry_values_follows": "there is no such successor",
     "registry_values_forward": "a successor is active, of the same kind of act, and newer",
+    "registry_audit_kept": "an audit row is written once, with the event that names it",
+    "registry_audit_once": "an audit row of that run and state is there already",
+    "registry_audit_pkey": "an audit row is written once, with the event that names it",
+    "registry_audit_said": "an audit row says what it was done for",
+    "registry_values_audit": "an audit row is of one value",
+    "registry_values_audit_row": "a value is superseded only together with its audit row",
+    "registry_values_audited": "a value is superseded only together with its audit row",
+    "run_leases_fence": "the fence of a lease only grows",
+    "saga_runs_done": "a run that is done has nothing to undo",
+    "saga_runs_kept": "runs are never deleted",
+    "saga_runs_moved": "a run's state may only be written together with its event",
+    "saga_runs_root": "there is a run of that root already",
     "urm_dispatch_token_slot": "a slot of a session has one running child",
 }
 _ONE_KEY = "this key belongs to a principal already, and one key never to two"

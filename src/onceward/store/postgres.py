@@ -222,6 +222,11 @@ class PostgresSession:
         self._send("RELEASE one")
         self._flush()
 
+    def keep_promises(self) -> None:
+        self._send("SET CONSTRAINTS ALL IMMEDIATE")
+        self._send("SET CONSTRAINTS ALL DEFERRED")
+        self._flush()
+
     def commit(self) -> None:
         try:
             self._send("COMMIT")

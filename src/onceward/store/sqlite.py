@@ -42,6 +42,8 @@ _BY_COLUMNS = {
     "registry_values.operation_code, registry_values.protocol_version": "registry_values_key",
     "registry_values.operation_code, registry_values.act_type": "registry_values_active",
     "registry_collections.name": "registry_collections_name",
+    "registry_values.audit_id": "registry_values_audit",
+    "saga_runs.idempotency_root": "saga_runs_root",
 }
 
 
@@ -221,6 +223,10 @@ class SqliteSession:
     def undo(self) -> None:
         self.execute("ROLLBACK TO one")
         self.execute("RELEASE one")
+
+    def keep_promises(self) -> None:
+        if self._connection.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
+            raise refused("references")
 
     def commit(self) -> None:
         try:

@@ -52,6 +52,8 @@ class Transaction:
         """What must stand before the next event; an act that changes nothing leaves nothing."""
         self._now: Micros | None = None
         self._failed: OncewardError | None = None
+        self._promised = False
+        """Whether a row may refer to one that is still to come."""
 
     @property
     def now(self) -> Micros:
@@ -98,9 +100,12 @@ class Transaction:
         return self._heads.head(check_stream(stream), self).seq
 
     def require_sound(self) -> None:
-        """Work that swallowed a refusal of the database is refused itself, on either store alike."""
+        """Work that swallowed a refusal of the database is refused itself, on either store alike; so is work that has
+        not written what its rows refer to, before it can spoil the commit of others."""
         if self._failed is not None:
             raise self._failed
+        if self._promised:
+            self._session.keep_promises()
 
     def move(self, move: Move) -> Event | None:
         """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
@@ -118,6 +123,7 @@ class Transaction:
     def _move(self, move: Move, before: Sequence[Move]) -> Event | None:
         arrow = move.machine.follow(move.source, move.target, move.reason)
         subject = SUBJECTS[move.machine.name]
+        self._promised |= subject.promises
         version = move.version + 1
         if arrow.event is None:
             self.write_together([self._state(subject, move, version, None, before)])

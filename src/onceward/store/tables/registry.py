@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from onceward.errors import NotFound
 from onceward.kernel.sources import Micros
-from onceward.kernel.vocabulary import Collection, Key, Value, key_of
+from onceward.kernel.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.store.port import Reads, Writes
 
 _COLLECTION = ", ".join(Collection.__struct_fields__)
+_AUDIT = ", ".join(Audit.__struct_fields__)
 _VALUE = ", ".join(Value.__struct_fields__)
 
 
@@ -31,6 +32,14 @@ class Registry:
         found = self._rows.read(
             f"SELECT {_VALUE} FROM registry_values WHERE operation_code = ? AND protocol_version = ?",
             (key.operation_code, key.protocol_version),
+        )
+        return Value(*found[0]) if found else None
+
+    def active(self, operation_code: str, act_type: str) -> Value | None:
+        """The value in force of an operation and kind of act."""
+        found = self._rows.read(
+            f"SELECT {_VALUE} FROM registry_values WHERE operation_code = ? AND act_type = ? AND status = 'active'",
+            (operation_code, act_type),
         )
         return Value(*found[0]) if found else None
 
@@ -65,6 +74,13 @@ class Registry:
         )
         return [Value(*row) for row in found]
 
+    def audit(self, root: str, state: str, subject: str) -> Audit | None:
+        """What was written down of a subject in a state of somebody's run."""
+        found = self._rows.read(
+            f"SELECT {_AUDIT} FROM registry_audit WHERE root = ? AND state = ? AND subject = ?", (root, state, subject)
+        )
+        return Audit(*found[0]) if found else None
+
     def heirs_of(self, key: Key) -> list[Value]:
         """Those that named a value as their successor."""
         found = self._rows.read(
@@ -80,4 +96,12 @@ def note_meta(tx: Writes, name: str, schema_digest: str, root: str, now: Micros)
     tx.write(
         "INSERT INTO registry_meta (name, schema_digest, root, created_at) VALUES (?, ?, ?, ?)",
         (name, schema_digest, root, now),
+    )
+
+
+def note_audit(tx: Writes, audit: Audit, now: Micros) -> None:
+    """Beside the event that names it, in its transaction."""
+    tx.write(
+        f"INSERT INTO registry_audit ({_AUDIT}, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (audit.audit_id, audit.root, audit.state, audit.subject, audit.rollback_ref, audit.position, now),
     )

@@ -16,6 +16,9 @@ class Subject:
     silent: tuple[str, ...] = ()
     """States that are entered without an event."""
 
+    promises: bool = False
+    """Whether its rows may refer to what comes later in the same commit."""
+
     def stream(self, subject: str) -> str:
         return f"{self.stream_kind}:{subject}"
 
@@ -29,6 +32,7 @@ SUBJECTS = {
     "build": Subject("builds", "build_id", "state", "session"),
     "collection": Subject("registry_collections", "collection_id", "status", "entry"),
     "grant": Subject("grants", "grant_id", "status", "entry"),
-    "value": Subject("registry_values", "vocab_id", "status", "entry"),
+    "saga": Subject("saga_runs", "saga_id", "state", "saga"),
+    "value": Subject("registry_values", "vocab_id", "status", "entry", promises=True),
     "child": Subject("urm_dispatch_token", "child_id", "phase", "child", silent=("queued", "leased")),
 }

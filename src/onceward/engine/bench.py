@@ -1,0 +1,86 @@
+"""Where a step works: its folder, what it finds there, what it leaves, and what of its secrets is taken out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from onceward.engine.artifacts import Artifacts, Blob
+from onceward.engine.outputs import Keeper, Kept, fetch
+from onceward.engine.prints import at_work
+from onceward.engine.redaction import Redactor
+from onceward.engine.task import Inputs, Task, Upstream
+from onceward.errors import StorageError
+from onceward.kernel.canon import canonical
+from onceward.lifecycles.plan import Output
+
+
+class Bench:
+    """One child's place to work in."""
+
+    def __init__(
+        self, artifacts: Artifacts, folder: Callable[[], Path], secrets: Sequence[str], upstream: Callable[[], Upstream]
+    ) -> None:
+        self._artifacts, self._make, self._secrets, self._upstream = artifacts, folder, secrets, upstream
+        self._task: Task | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where this attempt finds what flows in and leaves what it makes."""
+        return self._make()
+
+    def given(self) -> dict[str, str]:
+        """How a command finds its way around."""
+        return {
+            "ONCEWARD_CONFIG": str(self.folder / "config.json"),
+            "ONCEWARD_INPUTS": str(self.folder / "inputs"),
+            "ONCEWARD_OUT": str(self.folder / "out"),
+        }
+
+    def seat(self, task: Task, home: Path) -> Task:
+        """A function takes its place."""
+        self._task = task
+        if (redactor := self.redactor()) is not None:
+            task.shown = redactor.text
+        task.folder = home
+        task.inputs = Inputs(self._artifacts, self._upstream(), lambda: self.folder / "inputs")
+        at_work.set(task)
+        return task
+
+    def lay_out(self, name: str, config: Any, files: Iterable[tuple[str, Output]]) -> None:
+        """The folders of a command: its config, what flows in as files, and room for what it leaves."""
+        try:
+            for place in ("inputs", "out"):
+                (self.folder / place).mkdir(mode=0o700, parents=True)
+            (self.folder / "config.json").write_bytes(canonical(config))
+        except OSError as error:
+            raise StorageError(f"cannot make a folder for {name}: {error.strerror}") from error
+        for place, output in files:
+            fetch(self._artifacts, output, self.folder / "inputs" / place / output.name)
+
+    def collect(self, value: Any) -> list[Kept]:
+        """Make durable what it left."""
+        keeper = Keeper(self._artifacts, self.redactor())
+        if self._task is None:
+            return keeper.folder(self.folder / "out")
+        return keeper.everything(value, self.folder / "out" if self._task.left else None)
+
+    def clear(self) -> Blob | None:
+        """Leave the place as if nobody had been there; answers the log of a function, if it said anything."""
+        log, task, self._task = None, self._task, None
+        at_work.set(None)
+        if task is not None and (said := task.said()):
+            text = said.encode("utf-8", "replace")
+            redactor = self.redactor()
+            log = self._artifacts.keep_log(redactor.clean(text) if redactor else text)
+        if task is None or task.left or task.inputs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return log
+
+    def redactor(self) -> Redactor | None:
+        secrets: Mapping[str, str] = {name: os.environ[name] for name in self._secrets if name in os.environ}
+        return Redactor(secrets) if secrets else None

@@ -1,0 +1,283 @@
+"""A saga's run while it goes on: one action after another, and where one fails, what undoes it, in reverse (S-1).
+
+Every write of a run checks its lease first; what cannot be written under it is left as it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from onceward.engine import child_dispatch, grants
+from onceward.engine.kernel import Kernel
+from onceward.engine.outputs import written
+from onceward.engine.saga_act import Act, upstream
+from onceward.engine.sagas import Judge, Saga, Seen
+from onceward.engine.task import Inputs
+from onceward.engine.work import described
+from onceward.errors import LeaseLost, LockConflict, LockLost, OncewardError, StorageError
+from onceward.kernel.canon import canonical
+from onceward.kernel.grants import Scope
+from onceward.kernel.limits import LEASE_SECONDS
+from onceward.kernel.sagas import Lease, Run, Side, Step
+from onceward.lifecycles import saga as rules
+from onceward.lifecycles.child import Ended
+from onceward.store.port import Transient
+from onceward.store.tables.sagas import Runs, find_lease, note_lease, put_step, release_lease, renew_lease, take_lease
+from onceward.store.transaction import Transaction
+
+Told = Callable[[Mapping[str, Any]], None]
+Why = Mapping[str, Any]
+
+
+class SagaRun:
+    """Carries one run to its end, or to where it is stuck. Its children call in from their own thread."""
+
+    def __init__(self, kernel: Kernel, saga: Saga, saga_id: str, lease: Lease | None, told: Told) -> None:
+        self.kernel, self.store, self.saga, self.saga_id = kernel, kernel.store, saga, saga_id
+        self.lease, self.told = lease, told
+        self.children = kernel.open_session(saga_id, 1, {})
+        self.children.heeded = self._notify
+        self.lost = False
+        """Whether somebody else has the lease by now."""
+        self._act: Act | None = None
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._renewed = time.monotonic()
+
+    def run(self) -> Run:
+        """Until it is over, stuck, or asked to stop; answers how it stands."""
+        while True:
+            run = self.look()
+            if run.over or run.stuck is not None or self._stopping:
+                return run
+            if rules.shape_of(run).place(run.state) is not None:
+                self._begin(run, run.state, "action")
+            elif (step := rules.pending(run)) is not None:
+                self._begin(run, step, "compensation")
+            else:
+                self.store.write(self._settle)
+
+    def look(self) -> Run:
+        with self.store.read() as rows:
+            return Runs(rows).get(self.saga_id)
+
+    def stop(self) -> None:
+        """Somebody asked the kernel to stop: begin nothing more."""
+        self._stopping = True
+        self._notify()
+
+    # Under the lease.
+
+    def hold(self, tx: Transaction) -> bool:
+        """Whether this run may still write; its lease is renewed with it."""
+        if self.lease is None:
+            return True
+        held = renew_lease(tx, self.lease, tx.now)
+        self.lost = self.lost or not held
+        return held
+
+    def write(self, work: Callable[[Transaction], Any]) -> Any:
+        """A write of the run's own code, under its lease."""
+
+        def held(tx: Transaction) -> Any:
+            if not self.hold(tx):
+                raise LeaseLost(f"run {self.saga_id} lost its lease; another holds it")
+            return work(tx)
+
+        return self.store.write(held)
+
+    def reserve(self, scope: Scope | None) -> None:
+        """Take the lease and use up the grant, in one transaction: both, or neither."""
+        with self.store.read() as rows:
+            run = Runs(rows).get(self.saga_id)
+        self.lease = self.store.write(lambda tx: reserve(tx, run, scope, self.kernel.principal))
+
+    # One action or compensation.
+
+    def _begin(self, run: Run, step: str, side: Side) -> None:
+        act = Act(self, run, self.saga.actions[step].side(side), side)
+        with self._changed:
+            self._act = act
+        self.children.expect({act.child_id: act.work})
+        if not self.store.write(partial(self._queue, act=act)):
+            self.children.forget([act.child_id])
+            self._act = None
+            self._require_lease()
+            return
+        self.told({"step": step, "side": side, "status": "running", "child_id": act.child_id})
+        self.children.rouse()
+        self._await()
+
+    def _queue(self, tx: Transaction, act: Act) -> bool:
+        """Queue its child if it is still its turn and its guard lets it; whether it is queued."""
+        run = Runs(tx).get(self.saga_id)
+        if not self.hold(tx) or (run.state, run.version) != (act.run.state, act.run.version):
+            return False
+        guard = self.saga.actions[act.step].guard if act.side == "action" else None
+        why = self.judge(tx, run, guard, None, "guard") if guard is not None else None
+        if why is not None:
+            tx.move(rules.stop(run, "guard_failed", self.kernel.principal, why))
+            return False
+        child_dispatch.spawn(tx, [act.order], self.children.owner, self.children.actor)
+        return True
+
+    def _await(self) -> None:
+        with self._changed:
+            while self._act is not None:
+                if self.children.failed is not None:
+                    raise self.children.failed
+                if self.children.quiet or self.children.overdue:
+                    self._act = None
+                    break
+                self._changed.wait(0.2)
+                self._keep_lease()
+        self._require_lease()
+
+    def _keep_lease(self) -> None:
+        """A long action must not outlive its run's lease."""
+        if self.lease is not None and time.monotonic() - self._renewed > LEASE_SECONDS / 4:
+            self._renewed = time.monotonic()
+            if not self.store.write(self.hold):
+                self.children.stop_running()
+
+    def _require_lease(self) -> None:
+        if self.lost:
+            raise LeaseLost(
+                f"run {self.saga_id} lost its lease: it was not renewed in time, and another run has it now;"
+                " nothing more was written",
+                context={"saga_id": self.saga_id},
+            )
+
+    # What its children ask while they end.
+
+    def close(self, tx: Transaction, act: Act, ended: Ended, result: Any) -> None:
+        """In the commit of a child's end: what it means for the run."""
+        run = Runs(tx).get(self.saga_id)
+        if not self.hold(tx):
+            return
+        done = ended.reason == "completed"
+        why = None if done else _why(ended)
+        error = None if why is None else canonical(why).decode()
+        put_step(
+            tx,
+            Step(
+                *(self.saga_id, act.step, act.side, "done" if done else "failed"),
+                *(written(act.outputs), act.running, error),
+            ),
+        )
+        if (run.state, run.undone, run.stuck) != (act.run.state, act.run.undone, act.run.stuck):
+            # Somebody gave the run up while this went on: its stop undoes it.
+            return
+        if act.side == "compensation":
+            self._compensated(tx, run, act, why)
+        else:
+            self._acted(tx, run, act, why, result)
+
+    def _acted(self, tx: Transaction, run: Run, act: Act, why: Why | None, result: Any) -> None:
+        reason, actor = "action_failed", self.kernel.principal
+        if why is None:
+            check = self.saga.actions[act.step].check
+            why = self.judge(tx, run, check, result, "check") if check is not None else None
+            reason = "check_failed"
+        if why is not None:
+            tx.move(rules.stop(run, reason, actor, why))
+            return
+        move = rules.advance(run, actor, act.said)
+        if move.target == rules.DONE:
+            self._release(tx, run)
+        tx.move(move)
+
+    def _compensated(self, tx: Transaction, run: Run, act: Act, why: Why | None) -> None:
+        actor = self.kernel.principal
+        if why is not None:
+            tx.move(rules.stick(run, actor, {"step": act.step, **why}))
+            return
+        move = rules.compensated(run, actor, act.said)
+        if move.target == rules.DONE:
+            self._release(tx, run)
+        tx.move(move)
+
+    def judge(self, tx: Transaction, run: Run, judge: Judge, result: Any, what: str) -> Why | None:
+        """What a check or a guard says against going on; None if nothing."""
+        seen = Seen(run.idempotency_root, rules.given_of(run), self.inputs(tx, ()), result, tx)
+        try:
+            verdict = judge(seen)
+        except (LockLost, StorageError, Transient):
+            raise
+        except Exception as error:
+            code = error.code if isinstance(error, OncewardError) else "EXECUTION_FAILED"
+            said = error.message if isinstance(error, OncewardError) else described(error)
+            return {"reason": f"{what}_failed", "error": code, "message": said[:1000]}
+        return None if verdict is None or verdict else {"reason": f"{what}_failed", "message": f"its {what} said no"}
+
+    def ended(self, again: bool, said: Mapping[str, Any]) -> None:
+        """A child's end is durable."""
+        self.told(said)
+        if not again:
+            with self._changed:
+                self._act = None
+                self._changed.notify_all()
+
+    def cancelled(self, act: Act) -> None:
+        """A child was cancelled before it began: as failed as one that was cancelled later."""
+        ended = Ended("cancelled")
+        self.store.write(lambda tx: self.close(tx, act, ended, None))
+        self.ended(False, {"step": act.step, "side": act.side, "status": "failed", "why": _why(ended)})
+
+    # The end.
+
+    def _settle(self, tx: Transaction) -> None:
+        """All that the stop was to undo is undone."""
+        run = Runs(tx).get(self.saga_id)
+        if not self.hold(tx) or run.over or run.stuck is not None or rules.pending(run) is not None:
+            return
+        self._give_back(tx, run)
+        tx.move(rules.settle(run, self.kernel.principal, {}))
+
+    def _release(self, tx: Transaction, run: Run) -> None:
+        """With the last move of a run that is done: its grant is stamped, its lease given back."""
+        if run.grant_id is not None:
+            grants.finalize(tx, run.grant_id, run.idempotency_root, self.kernel.principal)
+        self._give_back(tx, run)
+
+    def _give_back(self, tx: Transaction, run: Run) -> None:
+        if self.lease is not None:
+            release_lease(tx, self.lease.name, self.lease.holder, self.lease.token)
+            said = {"lease": self.lease.name, "epoch": self.lease.fence}
+            tx.append(f"saga:{run.saga_id}", "LEASE_RELEASED", self.kernel.principal, said)
+
+    def inputs(self, tx: Any, but: Sequence[str]) -> Inputs:
+        """What the actions that are done left."""
+        return Inputs(self.kernel.artifacts, upstream(Runs(tx).steps(self.saga_id), but), lambda: self.kernel.work)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease:
+    """The lease of a run, and its grant used up with it; LOCK_CONFLICT if another holds the lease."""
+    lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
+    if lease is None:
+        holder = find_lease(tx, run.lease)
+        assert holder is not None
+        seconds = max(0, holder.expires_at - tx.now) // 1_000_000
+        raise LockConflict(
+            f"the lease {run.lease} is held by run {holder.holder[:100]}, for up to {seconds} s more",
+            context={"lease": run.lease, "holder": holder.holder[:200]},
+        )
+    if scope is not None:
+        assert run.grant_id is not None
+        grants.consume(tx, run.grant_id, scope, actor, run.idempotency_root)
+    tx.append(f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence})
+    note_lease(tx, run.saga_id, lease.fence)
+    return lease
+
+
+def _why(ended: Ended) -> dict[str, Any]:
+    """What a person wants to know of a failure."""
+    names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
+    return {"reason": ended.reason, **{n: ended.detail[n] for n in names if ended.detail.get(n) is not None}}

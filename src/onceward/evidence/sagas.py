@@ -1,0 +1,157 @@
+"""What the streams of sagas say, and whether the rows of their runs, steps and audits say the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from onceward.evidence.ahead import Ahead
+from onceward.evidence.findings import Findings
+from onceward.evidence.records import Records
+from onceward.evidence.steps import outputs_of
+from onceward.kernel.canon import canonical
+from onceward.kernel.chain import Event
+from onceward.kernel.machine import MachineError
+from onceward.kernel.sagas import Run, Step
+from onceward.kernel.vocabulary import Audit
+from onceward.lifecycles.plan import result_digest
+from onceward.lifecycles.saga import Shape, machine_of
+
+if TYPE_CHECKING:
+    from onceward.evidence.walk import Body, Stream
+
+_GIVEN: Final = ("name", "idempotency_root", "shape", "input", "file", "lease", "digests", "grant_id")
+"""What the first event of a run says of it, once and for all."""
+_PASSED: Final = "WORKER_PASS"
+
+
+class Sagas:
+    """Runs, each by its own stream."""
+
+    def __init__(self, records: Records, findings: Findings) -> None:
+        self._records, self._findings = records, findings
+        self._runs = Ahead(records.all(Run), lambda run: run.saga_id)
+        self._steps = Ahead(records.all(Step), lambda step: step.saga_id)
+        self._facts: dict[str, Any] = {}
+        self._shape: Shape | None = None
+        self._told: dict[tuple[str, str], tuple[str, str] | None] = {}
+        """What the run's events say of its steps: what one that was done left, and by whom."""
+        self._audits: dict[str, tuple[str, str, int]] = {}
+        """What events say of audit rows: for what, whose, and which event."""
+
+    def note(self, stream: Stream, event: Event, body: Body) -> None:
+        said = event.facts()["detail"]
+        if event.seq == 1:
+            self._begin(stream, said)
+        if self._shape is None:
+            self._findings.fault("history", f"{event.stream}#{event.seq}", "it has no table to go by")
+        elif body.event == "LEASE_TAKEN":
+            self._facts["lease_fence"] = said.get("epoch")
+        elif body.event == "REGISTRY_AUDITED":
+            self.audited(said.get("audit_id"), f"evidence:{said.get('evidence')}", stream.subject, event.position)
+        elif body.event != "LEASE_RELEASED":
+            stream.move(machine_of(self._shape), event, body, self._findings)
+            self._moved(body.event, said)
+
+    def _begin(self, stream: Stream, said: dict[str, Any]) -> None:
+        self._facts = {name: said.get(name) for name in _GIVEN}
+        self._facts |= {"lease_fence": 0, "last_ok_state": None, "undone": 0, "stuck": None, "settled": 0}
+        self._told = {}
+        try:
+            self._shape = msgspec.json.decode(str(said.get("shape")), type=Shape)
+            machine_of(self._shape)
+        except (msgspec.MsgspecError, MachineError, IndexError):
+            self._shape = None
+
+    def _moved(self, name: str, said: dict[str, Any]) -> None:
+        facts = self._facts
+        if said.get("reason") == "state_done":
+            facts["last_ok_state"] = said.get("from")
+            self._told[said["from"], "action"] = (said.get("outputs", ""), said.get("child_id", ""))
+        elif said.get("reason") in ("compensated", "finished_forward"):
+            self._told[said.get("step", ""), "compensation"] = (said.get("outputs", ""), said.get("child_id", ""))
+        elif said.get("reason") in ("action_failed", "check_failed"):
+            self._told[said.get("failed", ""), "action"] = None
+        if "undone" in said:
+            facts["undone"] = said["undone"]
+        if name == "SAGA_STUCK":
+            facts["stuck"] = canonical(said["why"]).decode()
+            self._told[said["why"].get("step", ""), "compensation"] = None
+        elif name == "SAGA_RETRIED":
+            facts["stuck"] = None
+        elif name == "SAGA_SETTLED":
+            facts["settled"] = 1
+
+    def close(self, stream: Stream) -> None:
+        for passed in self._runs.before(stream.subject):
+            self._alone(passed)
+        run = self._runs.at(stream.subject)
+        self._findings.count("sagas")
+        if run is None:
+            self._findings.fault("state", stream.subject, "its stream tells of a run that is not there")
+            return
+        if (stream.state, stream.version) != (run.state, run.version):
+            said = f"it is {run.state} at version {run.version}, but its last event says"
+            self._findings.fault("state", stream.subject, f"{said} {stream.state} at {stream.version}")
+        for name, value in self._facts.items():
+            if getattr(run, name) != value:
+                self._findings.fault("state", stream.subject, f"{name} is not what its events say")
+        self._close_steps(stream)
+
+    def _close_steps(self, stream: Stream) -> None:
+        for passed in self._steps.before(stream.subject):
+            self._findings.fault("state", passed.saga_id, f"no event tells of its step {passed.step}")
+        steps = list(self._steps.all(stream.subject))
+        ends = self._records.ends_of(sorted({step.child_id for step in steps}))
+        kept = self._records.refs_of(sorted({step.child_id for step in steps}))
+        for step in steps:
+            why = self._objection(step, ends.get(step.child_id))
+            if why:
+                self._findings.fault("state", stream.subject, f"its {step.side} {step.step}: {why}")
+            if {(step.child_id, o.name, o.kind, o.sha256) for o in outputs_of(step)} - kept:
+                self._findings.fault("ref", stream.subject, f"what its {step.side} {step.step} left is not kept")
+        for step, side in sorted(self._told):
+            self._findings.fault("state", stream.subject, f"its {side} {step} was tried, and is not recorded")
+
+    def _objection(self, step: Step, body: bytes | None) -> str:
+        """Why a step is not what the events of its child and its run say."""
+        if body is None:
+            self._told.pop((step.step, step.side), None)
+            return "its child is not there"
+        said = msgspec.json.decode(body)
+        detail = said["detail"]
+        made = result_digest(outputs_of(step))
+        wanted = self._told.pop((step.step, step.side), None)
+        if (detail.get("step"), detail.get("side")) != (step.step, step.side):
+            return "its child did something else"
+        if (said["event"] == _PASSED) != (step.status == "done") or (step.status == "done") != (step.error is None):
+            return "it did not end as its child's last event says"
+        if step.status == "done" and detail.get("outputs") != made:
+            return "what it left is not what its child's last event says"
+        if wanted is not None and wanted != (made, step.child_id):
+            return "the run went on from another"
+        return ""
+
+    def audited(self, audit_id: str | None, ref: str, subject: str, position: int) -> None:
+        """An event names an audit row."""
+        if audit_id:
+            self._audits[audit_id] = (ref, subject, position)
+
+    def finish(self) -> None:
+        for run in self._runs.rest():
+            self._alone(run)
+        for step in self._steps.rest():
+            self._findings.fault("state", step.saga_id, f"no event tells of its step {step.step}")
+        for audit in self._records.all(Audit):
+            self._findings.count("audits")
+            ref, subject, position = self._audits.pop(audit.audit_id, ("", "", 0))
+            at = audit.position if self._records.whole else position
+            if (ref, subject, position) != (audit.rollback_ref, audit.subject, at):
+                self._findings.fault("audit", audit.audit_id, "it is not what its event says")
+        if self._records.whole:
+            for audit_id in sorted(self._audits):
+                self._findings.fault("audit", audit_id, "an event names it, and it is not there")
+
+    def _alone(self, run: Run) -> None:
+        self._findings.fault("state", run.saga_id, f"it is {run.state}, and no event says so")

@@ -1,0 +1,128 @@
+"""Runs of sagas as rows, what their actions left, and the leases they work under (S-1, S-4)."""
+
+from __future__ import annotations
+
+from onceward.errors import NotFound, Recovery
+from onceward.kernel.limits import LEASE_SECONDS
+from onceward.kernel.sagas import Lease, Run, Step
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+_RUN = ", ".join(Run.__struct_fields__)
+_STEP = ", ".join(Step.__struct_fields__)
+_LEASE = ", ".join(Lease.__struct_fields__)
+
+
+class Runs:
+    def __init__(self, rows: Reads) -> None:
+        self._rows = rows
+
+    def find(self, saga_id: str) -> Run | None:
+        return self._one("saga_id = ?", saga_id)
+
+    def get(self, saga_id: str) -> Run:
+        found = self.find(saga_id)
+        if found is None:
+            raise _absent(saga_id)
+        return found
+
+    def of_root(self, root: str) -> Run | None:
+        """The one run of a root: the same root is the same run for ever."""
+        return self._one("idempotency_root = ?", root)
+
+    def named(self, name: str) -> Run:
+        """The run that an id, its beginning or a root means."""
+        found = self._rows.read(
+            f"SELECT {_RUN} FROM saga_runs WHERE saga_id >= ? AND saga_id < ? ORDER BY saga_id LIMIT 2",
+            (name, name + "\U0010ffff"),
+        )
+        exact = [row for row in found if row[0] == name]
+        if name and len(exact or found) == 1:
+            return Run(*(exact or found)[0])
+        by_root = self.of_root(name)
+        if by_root is None:
+            raise _absent(name, many=bool(found))
+        return by_root
+
+    def newest(self, limit: int = 100) -> list[tuple[Run, Micros]]:
+        """The newest first, each with when it began."""
+        found = self._rows.read(
+            f"SELECT {_RUN}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?", (limit,)
+        )
+        return [(Run(*row[:-1]), row[-1]) for row in found]
+
+    def steps(self, saga_id: str) -> list[Step]:
+        found = self._rows.read(f"SELECT {_STEP} FROM saga_steps WHERE saga_id = ? ORDER BY step, side", (saga_id,))
+        return [Step(*row) for row in found]
+
+    def _one(self, where: str, value: str) -> Run | None:
+        found = self._rows.read(f"SELECT {_RUN} FROM saga_runs WHERE {where}", (value,))
+        return Run(*found[0]) if found else None
+
+
+def _absent(name: str, many: bool = False) -> NotFound:
+    return NotFound(
+        f"more than one run begins with {name[:80]}" if many else f"there is no run {name[:80]}",
+        context={"saga": name[:128]},
+        recovery=[Recovery("see which there are", "onceward saga list")],
+    )
+
+
+def put_step(tx: Writes, step: Step) -> None:
+    """The last word on an action or a compensation."""
+    tx.write(
+        f"INSERT INTO saga_steps ({_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (saga_id, step, side) DO UPDATE SET"
+        " status = excluded.status, outputs = excluded.outputs, child_id = excluded.child_id, error = excluded.error",
+        (step.saga_id, step.step, step.side, step.status, step.outputs, step.child_id, step.error),
+    )
+
+
+def find_lease(rows: Reads, name: str) -> Lease | None:
+    found = rows.read(f"SELECT {_LEASE} FROM run_leases WHERE name = ?", (name,))
+    return Lease(*found[0]) if found else None
+
+
+def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> Lease | None:
+    """A lease, if nobody has it, its time has passed, or it is the same holder's who comes again; None if not. Every
+    taking is an epoch of its own."""
+    known = find_lease(tx, name)
+    until = now + LEASE_SECONDS * 1_000_000
+    if known is None:
+        lease = Lease(name, holder, token, 1, until)
+        tx.write(f"INSERT INTO run_leases ({_LEASE}) VALUES (?, ?, ?, ?, ?)", (name, holder, token, 1, until))
+        return lease
+    if known.holder not in ("", holder) and known.expires_at > now:
+        return None
+    lease = Lease(name, holder, token, known.fence + 1, until)
+    tx.write(
+        "UPDATE run_leases SET holder = ?, token = ?, fence = ?, expires_at = ? WHERE name = ? AND fence = ?",
+        (holder, token, lease.fence, until, name, known.fence),
+    )
+    return lease
+
+
+def renew_lease(tx: Writes, lease: Lease, now: Micros) -> bool:
+    """Go on holding a lease; False if it is somebody else's by now. Written only when a quarter of its time is gone."""
+    known = find_lease(tx, lease.name)
+    if known is None or (known.holder, known.token, known.fence) != (lease.holder, lease.token, lease.fence):
+        return False
+    until = now + LEASE_SECONDS * 1_000_000
+    if known.expires_at < until - LEASE_SECONDS * 250_000:
+        tx.write(
+            "UPDATE run_leases SET expires_at = ? WHERE name = ? AND holder = ? AND token = ? AND fence = ?",
+            (until, lease.name, lease.holder, lease.token, lease.fence),
+        )
+    return True
+
+
+def release_lease(tx: Writes, name: str, holder: str, token: str) -> None:
+    """Give a lease back; what somebody else holds by now is left alone."""
+    tx.write(
+        "UPDATE run_leases SET holder = '', token = '', expires_at = 0 WHERE name = ? AND holder = ? AND token = ?",
+        (name, holder, token),
+    )
+
+
+def note_lease(tx: Writes, saga_id: str, fence: int) -> None:
+    """Under which epoch a run goes on."""
+    tx.write("UPDATE saga_runs SET lease_fence = ? WHERE saga_id = ?", (fence, saga_id))
