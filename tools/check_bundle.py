@@ -143,18 +143,18 @@ def main(path, trusted):
             page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]), "an artifact differs"
         )
     signers, ends = set(), set()
-    moved = max((seq for (stream, seq), e in events.items() if (stream, e["source"]) == (session, "build")), default=0)
+    # A build's moves stand in its session's stream, those of a saga's run in a stream of its own.
+    own = (f"saga:{page['subject']}", "saga") if page["kind"] == "saga" else (session, "build")
+    moved = max((seq for (stream, seq), e in events.items() if (stream, e["source"]) == own), default=0)
     for row in rows["signatures.ndjson"]:
         said, hash_, key = statement(row["envelope"], keys)
         act = events["workspace", row["seq"]]
         require(act["event"] == "ACT_SIGNED" and act["detail"]["statement"] == hash_, "no event tells of a signature")
         require(key["added_seq"] < row["seq"] < key.get("revoked_seq", 2**53), "a key was not in force")
         head = said["predicate"].get("head", {"stream": ""})
-        if head["stream"] == session:
+        if head["stream"] == own[0]:
             ends |= {key["fingerprint"]} if head["seq"] == moved else set()
-            require(
-                events[session, head["seq"]]["hash"] == head["hash"], "the build's end is not the one that was signed"
-            )
+            require(events[own[0], head["seq"]]["hash"] == head["hash"], "its end is not the one that was signed")
         signers.add(key["fingerprint"])
     if "seal.json" in files:
         seal = json.loads(files["seal.json"])

@@ -14,6 +14,7 @@ from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, Oncew
 if TYPE_CHECKING:
     from onceward.engine.task import Task
     from onceward.plan import BuildStopped, Plan, Result
+    from onceward.saga import Saga, SagaStopped
     from onceward.wiring import Workspace
 
 __version__ = "0.1.0"
@@ -26,6 +27,8 @@ __all__ = [
     "Plan",
     "RateLimit",
     "Result",
+    "Saga",
+    "SagaStopped",
     "Task",
     "Workspace",
     "__version__",
@@ -35,6 +38,8 @@ _LATE = {
     "Plan": "onceward.plan",
     "Result": "onceward.plan",
     "BuildStopped": "onceward.plan",
+    "Saga": "onceward.saga",
+    "SagaStopped": "onceward.saga",
     "Task": "onceward.engine.task",
     "Workspace": "onceward.wiring",
 }

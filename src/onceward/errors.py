@@ -259,6 +259,18 @@ class ChildStartFailed(OncewardError):
     code = "URM_CHILD_START_FAILED"
 
 
+class OperationAbsent(OncewardError):
+    code = "CANONICAL_OPERATION_VALUE_ABSENT"
+
+
+class OperationRetired(OncewardError):
+    code = "CANONICAL_OPERATION_RETIRED_FOR_NEW_USE"
+
+
+class WrongOperation(OncewardError):
+    code = "WRONG_CANONICAL_OPERATION_FOR_EFFECT"
+
+
 class RequestConflict(OncewardError):
     code = "URM_IDEMPOTENCY_KEY_CONFLICT"
 

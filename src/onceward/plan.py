@@ -78,7 +78,7 @@ class Plan(_Plan):
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
             raise InvalidConfig('this file runs its plan when it is loaded; put that under if __name__ == "__main__":')
-        place, display = _workspace(workspace, store), _display(quiet)
+        place, display = workspace_at(workspace, store), _display(quiet)
         limits = limits_of(budget or {})
         told, signal = running.run(
             *(place, Resolved(self, Choices(tuple(only), force)), display),
@@ -107,7 +107,7 @@ class Plan(_Plan):
         from onceward.engine.builds import Offer
         from onceward.lifecycles.plan_words import limits_of
 
-        place, display = _workspace(workspace, store), _display(quiet)
+        place, display = workspace_at(workspace, store), _display(quiet)
         offer = Offer(token=token, limits=limits_of(budget or {}), fork=fork)
         told, signal = running.resume(*(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going)
         return _result(place, display, told, signal, store)
@@ -131,7 +131,7 @@ def _display(quiet: bool) -> Any:
     return _Quiet() if quiet else build_display(as_json=False)
 
 
-def _workspace(folder: Path | str | None, store: str | None) -> Any:
+def workspace_at(folder: Path | str | None, store: str | None) -> Any:
     from onceward.settings import find_workspace
     from onceward.wiring import Workspace
 

@@ -61,11 +61,11 @@ def run(
     limits = {**resolved.plan.limits, **(limits or {})}
     stop = threading.Event()
     hurry = threading.Event()
-    with _signals(stop, leaving, hurry) as signals:
+    with heard(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
             may_reuse = reuse and resolved.plan.reuse
-            build_id = builds.begin(kernel, resolved, _place(workspace, resolved), jobs, limits, may_reuse)
+            build_id = builds.begin(kernel, resolved, place_of(workspace, resolved.plan.file), jobs, limits, may_reuse)
             outcome = _run(kernel, build_id, "", resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
         finally:
             kernel.close()
@@ -92,11 +92,11 @@ def resume(
     require_environment(resolved)
     stop = threading.Event()
     hurry = threading.Event()
-    with _signals(stop, leaving, hurry) as signals:
+    with heard(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
-            place = _place(workspace, resolved)
+            place = place_of(workspace, resolved.plan.file)
             build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
             how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"
             outcome = _run(
@@ -136,7 +136,7 @@ def load_for(workspace: Workspace, build: Build, plan: Plan | None = None, plan_
         ) from None
 
 
-def _signals(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
+def heard(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
     """Signals are heard by the main thread only; a build on another goes without."""
     if threading.current_thread() is threading.main_thread():
         return Signals(stop, leaving=leaving, hurry=hurry)
@@ -231,15 +231,12 @@ def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -
     return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
 
 
-def _place(workspace: Workspace, resolved: Resolved) -> str:
+def place_of(workspace: Workspace, file: Path | None) -> str:
     """Where a plan's file is, as seen from the workspace; so the record holds no place of this machine."""
-    if resolved.plan.file is None:
+    if file is None:
         return ""
     base = workspace.folder.parent
-    try:
-        return resolved.plan.file.relative_to(base).as_posix()
-    except ValueError:
-        return str(resolved.plan.file)
+    return file.relative_to(base).as_posix() if file.is_relative_to(base) else str(file)
 
 
 def _plan_of(workspace: Workspace, build: Build) -> Path:

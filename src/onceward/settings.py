@@ -88,6 +88,20 @@ class SealSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds the workspace against it."""
 
 
+class GrantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What grants here are for."""
+
+    environment: str = "local"
+    """What this workspace is called in a grant: one for another environment is refused here."""
+
+
+class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the registry of operations is used."""
+
+    require: bool = False
+    """Whether every stage and spawned command must name an operation of the registry that is in force."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -97,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget: BudgetSettings = BudgetSettings()
     notify: NotifySettings = NotifySettings()
     seal: SealSettings = SealSettings()
+    grants: GrantSettings = GrantSettings()
+    registry: RegistrySettings = RegistrySettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -120,6 +136,12 @@ TEMPLATE = """\
 
 # [seal]
 # file = "/mnt/elsewhere/onceward.seal"    # a signed seal of the history, renewed whenever something happened
+
+# [grants]
+# environment = "production"      # grants name it; one for another environment is refused here
+
+# [registry]
+# require = true                  # every stage and spawned command names an operation that is registered
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -192,6 +214,7 @@ def limits_of(settings: Settings) -> dict[str, int]:
 
 def _check(settings: Settings, file: Path) -> None:
     check_url(settings.store.url)
+    check_name(settings.grants.environment, "grants.environment")
     if settings.artifacts.max_bytes < 1:
         raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
     limits_of(settings)

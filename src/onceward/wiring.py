@@ -32,6 +32,7 @@ from onceward.store.migrate import Migration
 from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
+from onceward.store.tables.grants import Grants
 
 if TYPE_CHECKING:
     from onceward.evidence.bundle import Page
@@ -156,6 +157,7 @@ class Workspace:
                 limits=settings_module.limits_of(self.settings),
                 notices=self.notices(store),
                 seal_file=self.seal_file,
+                registered=self.settings.registry.require,
             )
         except BaseException:
             store.close()
@@ -166,6 +168,11 @@ class Workspace:
         """What is kept, to be read."""
         with self.reading() as store:
             yield Artifacts(self.folder / "artifacts", store, self.settings.artifacts.max_bytes)
+
+    def grant(self, prefix: str) -> str:
+        """The one grant that an id or its beginning means."""
+        with self.reading() as store, store.read() as rows:
+            return Grants(rows).named(prefix).grant_id
 
     def session(self, prefix: str) -> str:
         """The one session that an id or its beginning means; NOT_FOUND with what to do where there is none."""

@@ -10,8 +10,9 @@ import pytest
 
 from helpers import assert_sound
 from onceward.engine.foreground import run_saga
-from onceward.engine.saga_life import Wanted, abandon, begin, take_up
+from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_verbs import abandon
 from onceward.engine.sagas import Saga
 from onceward.errors import InvalidConfig, InvalidResumeState, LeaseLost, LockConflict, OncewardError, RequestConflict
 from onceward.kernel import faults

@@ -19,6 +19,7 @@ from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import hash_at, head_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.keys import Signature, find_key, keys_named, put_signature, workspace_id
+from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 
@@ -31,6 +32,8 @@ def named(rows: Reads, request: Request) -> Request:
         payload["subject"] = _subject(rows, payload["subject"])
     elif request.verb.startswith("grants.") and isinstance(payload.get("grant"), str):
         payload["grant"] = Grants(rows).named(payload["grant"]).grant_id
+    elif request.verb == "sagas.abandon" and isinstance(payload.get("saga"), str):
+        payload["saga"] = Runs(rows).named(payload["saga"]).saga_id
     elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
         found = keys_named(rows, payload["key"])
         payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]

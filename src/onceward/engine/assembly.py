@@ -34,6 +34,14 @@ class Shipped(Saga):
     table: Shape
     collection: str
 
+    def given(self) -> dict[str, Any]:
+        """What a run of it is given: all that is needed to go on with it."""
+        raise NotImplementedError
+
+    def root(self, grant_id: str) -> str:
+        """The same plan under the same grant is the same run."""
+        raise NotImplementedError
+
     def __init__(self, name: str, environment: str) -> None:
         super().__init__(name, granted=True, folder=Path.cwd())
         self.environment = environment
@@ -72,11 +80,9 @@ class Assembly(Shipped):
         self.put("S7_FINALIZE", self._read_evidence, undo=self._read_evidence)
 
     def given(self) -> dict[str, Any]:
-        """What a run of it is given: all that is needed to go on with it."""
         return {"plan": msgspec.to_builtins(self.plan), "environment": self.environment}
 
     def root(self, grant_id: str) -> str:
-        """The same plan under the same grant is the same run."""
         return f"{self.plan.ref}:{grant_id}"
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:

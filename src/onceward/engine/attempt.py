@@ -62,6 +62,7 @@ class Attempt:
 
     def _work(self) -> Work:
         terms: dict[str, Any] = {"timeout": self.stage.timeout, "step": self, "said": self.said.said()}
+        terms["operation"] = self.stage.operation
         if self.stage.call is not None:
             name = getattr(self.stage.call, "__qualname__", self.stage.name)
             return Function(call=self.call, name=name, secrets=self.stage.secrets, **terms)

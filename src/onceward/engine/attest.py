@@ -1,4 +1,4 @@
-"""What the kernel vouches for: the end of a build, signed with the key of whoever ran it (E-2)."""
+"""What the kernel vouches for: the end of a build or a saga, signed with the key of whoever ran it (E-2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from onceward.engine import acts
 from onceward.engine.keyring import Signer
-from onceward.evidence.signing import BUILD, statement
+from onceward.evidence.signing import BUILD, SAGA, statement
+from onceward.kernel.chain import Event
 from onceward.kernel.records import Move
+from onceward.kernel.sagas import Run
 from onceward.store.tables.budgets import lanes_of
 from onceward.store.transaction import Transaction
 
@@ -18,20 +20,38 @@ def end(tx: Transaction, move: Move, plan_hash: str, signer: Signer | None) -> N
     event = tx.move(move)
     if signer is None or event is None:
         return
+    also = [("manifest.ndjson", move.detail["outputs"])] if "outputs" in move.detail else []
+    _vouch(tx, move, event, signer, BUILD, {"build_id": move.subject, "plan_hash": plan_hash}, also)
+
+
+def end_of_saga(tx: Transaction, move: Move, run: Run, signer: Signer | None) -> None:
+    """The same of a saga's run: that it is done, or stopped at this place with its compensation done."""
+    event = tx.move(move)
+    if signer is None or event is None:
+        return
+    said = {"saga_id": run.saga_id, "root": run.idempotency_root}
+    _vouch(tx, move, event, signer, SAGA, said | ({"grant_id": run.grant_id} if run.grant_id else {}), [])
+
+
+def _vouch(
+    tx: Transaction,
+    move: Move,
+    event: Event,
+    signer: Signer,
+    kind: str,
+    told: dict[str, Any],
+    also: list[tuple[str, str]],
+) -> None:
     predicate: dict[str, Any] = {
-        "build_id": move.subject,
+        **told,
         "head": {"hash": event.hash.hex(), "seq": event.seq, "stream": event.stream},
         "key": signer.key.fingerprint,
-        "plan_hash": plan_hash,
         "principal": signer.principal,
         "reason": move.reason,
         "state": move.target,
         "totals": {lane: total for lane, _, total, _ in lanes_of(tx, move.subject)},
         "workspace": signer.workspace,
     }
-    subjects = [(event.stream, event.hash.hex())]
-    if "outputs" in move.detail:
-        subjects.append(("manifest.ndjson", move.detail["outputs"]))
-    envelope = signer.key.sign(statement(BUILD, subjects, predicate))
-    said = {"act": "build.end", "principal": signer.principal, "nonce": move.subject}
+    envelope = signer.key.sign(statement(kind, [(event.stream, event.hash.hex()), *also], predicate))
+    said = {"act": f"{move.machine.name}.end", "principal": signer.principal, "nonce": move.subject}
     acts.note(tx, envelope, said, signer.principal)

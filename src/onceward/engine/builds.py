@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine import child_budget, child_dispatch
+from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
@@ -72,8 +72,20 @@ def begin(
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = kernel.store.sources.new_id("bld")
-    kernel.store.write(lambda tx: _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse))
+
+    def work(tx: Transaction) -> None:
+        require_operations(tx, resolved, kernel.registered)
+        _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
+
+    kernel.store.write(work)
     return build_id
+
+
+def require_operations(rows: Reads, resolved: Resolved, required: bool) -> None:
+    """Every stage that does something is the operation it says it is, before any of them does (S-7)."""
+    stages = [stage for stage in resolved.steps.stages if not stage.approve]
+    named = [operations.Named(f"stage {stage.name}", stage.operation, stage.effect) for stage in stages]
+    operations.require(rows, named, required)
 
 
 def _begin(
@@ -125,6 +137,7 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
     def go_on(tx: Transaction) -> str:
         build = tx.builds.get(build_id)
         rules.require_resumable(build)
+        require_operations(tx, resolved, kernel.registered)
         _decide(tx, build, offer, accepted, kernel)
         if changed:
             _require_token(tx, build, offer)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine import child_budget, child_dispatch, child_workflow
+from onceward.engine import child_budget, child_dispatch, child_workflow, operations
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
 from onceward.engine.processes import Processes
@@ -46,10 +46,13 @@ class Children:
         actor: str,
         jobs: int,
         limits: Mapping[str, int] | None = None,
+        registered: bool = False,
     ) -> None:
         self.store, self.processes, self.artifacts, self.locks = store, processes, artifacts, locks
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
+        self.registered = registered
+        """Whether what is spawned must name an operation of the registry."""
         tenure = store.tenure
         if tenure is None:
             raise LockLost("only the kernel of a workspace runs children")
@@ -89,9 +92,15 @@ class Children:
         if self.closed:
             raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
         orders = [self.order(work) for work in works]
+        named = [operations.Named("the command", work.operation, work.effect) for work in works]
+
+        def queue(tx: Transaction) -> None:
+            operations.require(tx, named, self.registered)
+            child_dispatch.spawn(tx, orders, self.owner, self.actor)
+
         self.expect({order.child_id: work for order, work in zip(orders, works, strict=True)})
         try:
-            self.store.write(lambda tx: child_dispatch.spawn(tx, orders, self.owner, self.actor))
+            self.store.write(queue)
         except BaseException:
             self.forget([order.child_id for order in orders])
             raise

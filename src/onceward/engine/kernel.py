@@ -76,12 +76,15 @@ class Kernel:
         limits: Mapping[str, int] | None = None,
         notices: Sequence[Notice] = (),
         seal_file: Path | None = None,
+        registered: bool = False,
     ) -> None:
         self.store = store
         self.principal = principal
         self.sinks, self.notices = sinks, notices
         self._why_lost = ""
         self._seal_file = seal_file
+        self.registered = registered
+        """Whether work must name an operation of the registry."""
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
@@ -155,6 +158,7 @@ class Kernel:
             actor=self.principal,
             jobs=jobs,
             limits=limits,
+            registered=self.registered,
         )
         self._sessions.append(children)
         return children

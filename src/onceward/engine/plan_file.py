@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onceward.engine.plans import LOADED_AS, Plan, Resolved
+from onceward.engine.sagas import Saga
 from onceward.errors import InvalidConfig, InvalidDependency, OncewardError
 from onceward.lifecycles.choices import Choices
 from onceward.lifecycles.plan_words import PLAN_WORDS, check_words, refuse
 
 T = TypeVar("T")
+Made = TypeVar("Made", Plan, Saga)
 _MODULE = LOADED_AS
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
@@ -31,7 +33,7 @@ def load(path: Path, choices: Choices | None = None) -> Resolved:
         what = "is no file" if file.exists() else "is not there"
         raise InvalidConfig(f"the plan {path} {what}", context={"file": str(path)})
     if file.suffix == ".py":
-        return _named(file, lambda: Resolved(_from_python(file), choices))
+        return _named(file, lambda: Resolved(_from_python(file, Plan, "plan"), choices))
     return _load_toml(file, path, choices)
 
 
@@ -101,8 +103,19 @@ def _function(name: object, folder: Path) -> Callable[[Any], Any]:
     return call
 
 
-def _from_python(file: Path) -> Plan:
-    """The one plan that a Python file makes; the file runs under another name than `__main__`."""
+def saga_in(path: Path) -> Saga:
+    """The saga that a Python file makes."""
+    file = path.absolute()
+    if not file.is_file() or file.suffix != ".py":
+        what = "is no Python file" if file.exists() else "is not there"
+        raise InvalidConfig(f"the saga {path} {what}", context={"file": str(path)})
+    saga = _from_python(file, Saga, "saga")
+    _named(file, lambda: saga.shape)
+    return saga
+
+
+def _from_python(file: Path, kind: type[Made], word: str) -> Made:
+    """The one plan or saga that a Python file makes; the file runs under another name than `__main__`."""
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(_MODULE, file)
@@ -117,15 +130,16 @@ def _from_python(file: Path) -> Plan:
         where = f"{file.name}, line {line}" if line else file.name
         what = error.message if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
         raise InvalidConfig(f"{where}: {what}", context={"file": str(file), "line": line}) from None
-    plans = {id(value): value for value in vars(module).values() if isinstance(value, Plan)}
-    if len(plans) != 1:
+    made = {id(value): value for value in vars(module).values() if isinstance(value, kind)}
+    if len(made) != 1:
         raise InvalidConfig(
-            f"{file.name} makes {len(plans)} plans; it must make one, as in plan = Plan({file.stem!r})",
+            f"{file.name} makes {len(made)} {word}s; it must make one, as in"
+            f" {word} = {word.capitalize()}({file.stem!r})",
             context={"file": str(file)},
         )
-    (plan,) = plans.values()
-    plan.file = file
-    return plan
+    (one,) = made.values()
+    one.file = file
+    return one
 
 
 def _line_in(error: BaseException, file: Path) -> int:

@@ -76,7 +76,8 @@ class Plan:
 
     def stage(self, *bare: Any, name: str | None = None, needs: Needs = (), **words: Any) -> Any:
         """Make a function a stage: it is called with a `Task` for every target. Takes the words of a `[[stage]]`:
-        targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version."""
+        targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version,
+        operation, effect."""
 
         def add(call: Call) -> Call:
             called = name or getattr(call, "__name__", None)

@@ -27,6 +27,7 @@ from onceward.store.tables.events import events_of, streams
 from onceward.store.tables.keys import Key, all_keys, keys_named, keys_of, workspace_id
 from onceward.store.tables.outbox import backlogs
 from onceward.store.tables.principals import Principals
+from onceward.store.tables.sagas import Runs
 
 
 def stream_list(store: Store) -> list[dict[str, Any]]:
@@ -189,7 +190,11 @@ def session_named(store: Store, prefix: str) -> str:
 
 
 def subject_named(store: Store, name: str) -> str:
-    """The session of the build or session that a name means; `latest` is the newest build."""
+    """The session of the build, saga or session that a name means; `latest` is the newest build."""
+    with store.read() as rows:
+        saga = Runs(rows).of_root(name)
+    if saga is not None:
+        return saga.saga_id
     if name != "latest" and not name.startswith("bld_"):
         return session_named(store, name)
     with store.read() as rows:

@@ -15,8 +15,7 @@ from onceward.kernel.grants import Scope
 from onceward.kernel.records import check_name
 from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles import saga as rules
-from onceward.store.tables.children import Tokens
-from onceward.store.tables.sagas import Runs, find_lease, release_lease
+from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 
@@ -120,32 +119,6 @@ def _enter(tx: Transaction, run: Run, saga: Saga, limits: Mapping[str, int], act
         return run, None
     lease = reserve(tx, run, None, actor)
     return Runs(tx).get(run.saga_id), lease
-
-
-def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str, Any]:
-    """Give a run up. One on its way stops where it is, and what it did is to be undone; one that is stuck is taken as
-    it is."""
-    run = Runs(tx).named(name)
-    if run.over:
-        raise InvalidResumeState(f"run {run.saga_id} is over: it is {run.state}", context={"saga_id": run.saga_id})
-    if rules.shape_of(run).place(run.state) is not None:
-        tx.move(rules.stop(run, "abandoned", actor, {"reason": "abandoned", "by": actor}))
-        for token in Tokens(tx).open_in(run.saga_id):
-            child_dispatch.cancel(tx, token.child_id, request_id, actor)
-    elif run.stuck is not None:
-        lease = find_lease(tx, run.lease)
-        if lease is not None and lease.holder == run.idempotency_root:
-            release_lease(tx, lease.name, lease.holder, lease.token)
-            tx.append(f"saga:{run.saga_id}", "LEASE_RELEASED", actor, {"lease": lease.name, "epoch": lease.fence})
-        tx.move(rules.settle(run, actor, {"left": rules.pending(run)}, given_up=True))
-    else:
-        raise InvalidResumeState(
-            f"run {run.saga_id} is at {run.state} already, and is being undone",
-            context={"saga_id": run.saga_id},
-            recovery=[Recovery("go on with that", f"onceward saga resume {run.saga_id}")],
-        )
-    now = Runs(tx).get(run.saga_id)
-    return {"saga_id": now.saga_id, "state": now.state, "settled": bool(now.settled), "undo": rules.pending(now)}
 
 
 def _require_same(run: Run, wanted: Wanted) -> None:

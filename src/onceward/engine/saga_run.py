@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from onceward.engine import child_dispatch, grants
+from onceward.engine import attest, child_dispatch, grants
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import written
 from onceward.engine.saga_act import Act, upstream
@@ -21,6 +21,7 @@ from onceward.errors import LeaseLost, LockConflict, LockLost, OncewardError, St
 from onceward.kernel.canon import canonical
 from onceward.kernel.grants import Scope
 from onceward.kernel.limits import LEASE_SECONDS
+from onceward.kernel.records import Move
 from onceward.kernel.sagas import Lease, Run, Side, Step
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended
@@ -185,20 +186,14 @@ class SagaRun:
         if why is not None:
             tx.move(rules.stop(run, reason, actor, why))
             return
-        move = rules.advance(run, actor, act.said)
-        if move.target == rules.DONE:
-            self._release(tx, run)
-        tx.move(move)
+        self._end(tx, run, rules.advance(run, actor, act.said))
 
     def _compensated(self, tx: Transaction, run: Run, act: Act, why: Why | None) -> None:
         actor = self.kernel.principal
         if why is not None:
             tx.move(rules.stick(run, actor, {"step": act.step, **why}))
             return
-        move = rules.compensated(run, actor, act.said)
-        if move.target == rules.DONE:
-            self._release(tx, run)
-        tx.move(move)
+        self._end(tx, run, rules.compensated(run, actor, act.said))
 
     def judge(self, tx: Transaction, run: Run, judge: Judge, result: Any, what: str) -> Why | None:
         """What a check or a guard says against going on; None if nothing."""
@@ -235,13 +230,18 @@ class SagaRun:
         if not self.hold(tx) or run.over or run.stuck is not None or rules.pending(run) is not None:
             return
         self._give_back(tx, run)
-        tx.move(rules.settle(run, self.kernel.principal, {}))
+        attest.end_of_saga(tx, rules.settle(run, self.kernel.principal, {}), run, self.kernel.signer)
 
-    def _release(self, tx: Transaction, run: Run) -> None:
-        """With the last move of a run that is done: its grant is stamped, its lease given back."""
+    def _end(self, tx: Transaction, run: Run, move: Move) -> None:
+        """A move, and if it is the last of a run that is done: its grant is stamped, its lease given back, its end
+        signed."""
+        if move.target != rules.DONE:
+            tx.move(move)
+            return
         if run.grant_id is not None:
             grants.finalize(tx, run.grant_id, run.idempotency_root, self.kernel.principal)
         self._give_back(tx, run)
+        attest.end_of_saga(tx, move, run, self.kernel.signer)
 
     def _give_back(self, tx: Transaction, run: Run) -> None:
         if self.lease is not None:

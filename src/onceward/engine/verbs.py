@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.engine import build_verbs as builds
 from onceward.engine import child_dispatch, grants, principals, seals
+from onceward.engine import saga_verbs as sagas
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
 from onceward.kernel.grants import Grant, Scope
@@ -194,6 +195,24 @@ def _revoke_grant(tx: Transaction, actor: str, payload: Any) -> Any:
     return _granted(grants.revoke(tx, actor, asked.grant, asked.why[:1000]))
 
 
+class ExpireGrants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+def _expire_grants(tx: Transaction, actor: str, payload: Any) -> Any:
+    _convert(payload, ExpireGrants)
+    return {"expired": grants.expire(tx, actor)}
+
+
+class AbandonSaga(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    saga: str
+
+
+def _abandon_saga(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, AbandonSaga)
+    return sagas.abandon(tx, actor, asked.saga, digest({"actor": actor, "abandon": asked.saga}))
+
+
 def _granted(grant: Grant) -> Any:
     return {"grant_id": grant.grant_id, "status": grant.status, "scope": grant.scope.digest()}
 
@@ -213,6 +232,8 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "grants.draft": _draft_grant,
     "grants.issue": _issue_grant,
     "grants.revoke": _revoke_grant,
+    "grants.expire": _expire_grants,
+    "sagas.abandon": _abandon_saga,
 }
 VERBS: dict[str, Verb] = {name: Verb(ROLE_OF[name], run) for name, run in _RUN.items()}
 

@@ -98,11 +98,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     said: Mapping[str, Any] = {}
     """What else is recorded of it."""
+    operation: str = ""
+    """The registered operation that it is."""
+    effect: str = ""
 
     def policy(self) -> dict[str, Any]:
         """How often and how long it may be tried, as recorded with it."""
         limit = {} if self.timeout is None else {"timeout_ms": int(self.timeout * 1000)}
-        return {"attempts": self.attempts, **limit, **self.said}
+        named = {"operation": self.operation} if self.operation else {}
+        return {"attempts": self.attempts, **limit, **named, **self.said}
 
 
 class Function(Terms, frozen=True, kw_only=True):

@@ -99,6 +99,11 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
         payload["grant"] == claim.subject and _scope(payload) == claim.detail["scope"]
     ),
     ("grants.revoke", "GRANT_REVOKED"): lambda claim, payload: payload["grant"] == claim.subject,
+    ("grants.expire", "GRANT_EXPIRED"): lambda claim, payload: True,
+    **{
+        ("sagas.abandon", event): lambda claim, payload: _ended(claim, payload["saga"])
+        for event in ("SAGA_STOPPED", "SAGA_SETTLED", "LEASE_RELEASED", "WORKER_CANCEL")
+    },
     ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
 }
 

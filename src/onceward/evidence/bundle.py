@@ -302,7 +302,7 @@ class BundleRecords:
             self.heads[event.stream] = (event.seq, event.hash)
             if event.source == "child" and event.stream.startswith("child:"):
                 self._ends[event.stream[6:]] = event.body
-            elif event.source == "build":
+            elif event.source in ("build", "saga"):
                 self._hashes[event.stream, event.seq] = event.hash
         self._refs: dict[str, set[tuple[str, str, str, str]]] = {}
         for ref in self.all(RefRow):

@@ -13,7 +13,7 @@ from onceward.evidence.bundle import FILES, SAGA_FILES, BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import ArtifactRow, BuildRow, RefRow, SessionRow
 from onceward.evidence.seal import Head, read_receipt, seal_said
-from onceward.evidence.signing import BUILD, SEAL, read_envelope
+from onceward.evidence.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.merkle import included
@@ -92,11 +92,12 @@ def _verify_inside(
 
 def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
     """Who signed the end of the subject's stream: what `verify` found genuine, over the last move that is here."""
-    stream = f"session:{reader.page.subject}"
+    saga = reader.page.kind == "saga"
+    stream = f"{'saga' if saga else 'session'}:{reader.page.subject}"
     found = set()
     for signature in records.all(Signature):
         said = parse(signature.statement)
-        if said.get("predicateType") == BUILD:
+        if said.get("predicateType") == (SAGA if saga else BUILD):
             head = said["predicate"]["head"]
             moved = records.last_move(stream)
             if (head["stream"], head["seq"]) == (stream, moved):

@@ -11,7 +11,7 @@ from onceward.errors import OncewardError
 from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import PrincipalRow, Records, Role
-from onceward.evidence.signing import ACT, BUILD, SEAL, STATEMENT, Envelope, genuine, objection, possession
+from onceward.evidence.signing import ACT, BUILD, SAGA, SEAL, STATEMENT, Envelope, genuine, objection, possession
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
 from onceward.kernel.merkle import Tree
@@ -142,7 +142,9 @@ class Authority:
             if said["predicateType"] == ACT:
                 return self._read_act(said, told, detail, found)
             if said["predicateType"] == BUILD:
-                return self._read_build(told)
+                return self._read_end(told, told["build_id"], "session")
+            if said["predicateType"] == SAGA:
+                return self._read_end(told, told["saga_id"], "saga")
             if said["predicateType"] == SEAL:
                 self._seals.append((found.statement_hash, told))
                 return None
@@ -170,10 +172,10 @@ class Authority:
             return f"what was signed was done {len(claims)} times"
         return next(filter(None, (unlike(claim, told) for claim in claims)), None)
 
-    def _read_build(self, told: dict[str, Any]) -> str | None:
-        if not self._stands(told["head"]) or told["head"]["stream"] != f"session:{told['build_id']}":
-            return "the build's stream is not what was signed"
-        self.spent[told["build_id"]] = told["totals"]
+    def _read_end(self, told: dict[str, Any], subject: str, kind: str) -> str | None:
+        if not self._stands(told["head"]) or told["head"]["stream"] != f"{kind}:{subject}":
+            return f"the {'build' if kind == 'session' else kind}'s stream is not what was signed"
+        self.spent[subject] = told["totals"]
         return None
 
     def _stands(self, head: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 ACT: Final = "urn:onceward:act@1"
 BUILD: Final = "urn:onceward:build@1"
+SAGA: Final = "urn:onceward:saga@1"
 SEAL: Final = "urn:onceward:seal@1"
 POSSESSION: Final = "urn:onceward:possession@1"
 

@@ -8,11 +8,11 @@ from typing import Final
 
 ALLOWS: Final[Mapping[str, str]] = {
     "viewer": "look, and nothing else",
-    "operator": "run, resume, cancel, abandon and confirm builds, run commands, clear locks, seal",
+    "operator": "run, resume, cancel and abandon builds and sagas, run commands, draft grants, clear locks, seal",
     "reviewer": "approve or refuse what waits for a person",
     "executor": "cut approved changes",
     "verifier": "verify what was cut",
-    "granter": "grant sagas",
+    "granter": "issue and revoke grants",
     "admin": "everything, and say who may what",
 }
 """What each role may do, in words."""
@@ -32,6 +32,8 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "grants.draft": "operator",
     "grants.issue": "granter",
     "grants.revoke": "granter",
+    "grants.expire": "operator",
+    "sagas.abandon": "operator",
 }
 """The role that each act needs; empty where anybody who is known may."""
 

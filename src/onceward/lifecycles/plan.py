@@ -55,12 +55,17 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     jobs: int | None = None
     rate: Rate | None = None
+    operation: str = ""
+    """The registered operation that it is, as code@version."""
+    effect: str = ""
+    """The kind of act that it is; the operation must be for it."""
 
     def work(self) -> dict[str, Any]:
         """What is done, as far as it decides what comes out."""
+        named = {"operation": self.operation} if self.operation else {}
         if self.run:
-            return {"run": list(self.run), **({"version": self.version} if self.version else {})}
-        return {"approve": self.approve} if self.approve else {"function": self.version}
+            return {"run": list(self.run), **({"version": self.version} if self.version else {}), **named}
+        return {"approve": self.approve} if self.approve else {"function": self.version, **named}
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):

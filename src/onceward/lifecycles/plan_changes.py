@@ -76,6 +76,8 @@ def _work_changes(old: Mapping[str, Any], new: Mapping[str, Any], target: str) -
     if "run" in old and "run" in new and old["run"] != new["run"]:
         was, now = (" ".join(fill(word, target) for word in work["run"]) for work in (old, new))
         return [f"its command changed: {_short(was)} -> {_short(now)}"]
+    if old.get("operation") != new.get("operation"):
+        return [f"its operation changed: {old.get('operation', 'none')} -> {new.get('operation', 'none')}"]
     if "function" in old and "function" in new:
         return ["its code changed"]
     return ["what is done changed" if old.get("version") == new.get("version") else "its version changed"]

@@ -12,6 +12,7 @@ import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import canonical
+from onceward.kernel.vocabulary import key_of
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.plan import Rate, Stage, check_stage_name, check_target_name
 
@@ -34,7 +35,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLAN_WORDS: Final = ("name", "budget", "config", "stage", "jobs", "reuse", "on_pause")
 STAGE_WORDS: Final = (
     *("name", "needs", "targets", "run", "python", "approve", "inputs", "config", "target", "estimate", "timeout"),
-    *("attempts", "on_crash", "env", "secrets", "jobs", "rate", "version"),
+    *("attempts", "on_crash", "env", "secrets", "jobs", "rate", "version", "operation", "effect"),
 )
 
 
@@ -91,6 +92,8 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
         secrets=_variables("secrets", words.get("secrets", ())),
         jobs=None if words.get("jobs") is None else whole("jobs", words["jobs"], 1, 1000),
         rate=None if words.get("rate") is None else _rate(words["rate"]),
+        operation=_operation(words),
+        effect=_text("effect", words.get("effect", "")),
     )
 
 
@@ -196,6 +199,14 @@ def _text(field: str, value: object) -> str:
     if not isinstance(value, str) or len(value) > 2000:
         raise refuse(field, f"{field} is a text of at most 2000 characters")
     return value
+
+
+def _operation(words: Mapping[str, Any]) -> str:
+    """A registered operation, always with its version."""
+    said = _text("operation", words.get("operation", ""))
+    if words.get("effect") and not said:
+        raise refuse("effect", "effect says what the operation must be for; name the operation too")
+    return str(key_of(said)) if said else ""
 
 
 def _seconds(value: object) -> float:

@@ -72,7 +72,7 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
         with suppress(OSError):
             click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
     display = build_display(given.json)
-    with _prints_aside(given.json):
+    with prints_aside(given.json):
         outcome, signal = running.run(
             *(workspace, resolved, display),
             jobs=jobs,
@@ -119,7 +119,7 @@ def resume(
     if asked["dry_run"]:
         return _foresee(given, build, file, offer.limits, no_reuse)
     display = build_display(given.json)
-    with _prints_aside(given.json):
+    with prints_aside(given.json):
         outcome, signal = running.resume(
             *(workspace, build, display, offer),
             plan_file=file,
@@ -165,7 +165,7 @@ def _the_one(workspace: Any) -> str:
     )
 
 
-def _prints_aside(as_json: bool) -> Any:
+def prints_aside(as_json: bool) -> Any:
     """What Python steps print must not stand between our lines of JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 

@@ -37,6 +37,7 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 )
 @click.option("--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="The same, and redact its value everywhere.")
+@click.option("--operation", default="", metavar="CODE@VERSION", help="The registered operation that it is.")
 @click.option("--each", "each", multiple=True, metavar="VALUE", help="Once per VALUE, put in for {} (- reads lines).")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_globals
@@ -87,6 +88,7 @@ def _status(ends: Iterable[Any]) -> int:
 def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, Any], shown: Display) -> list[Any]:
     from onceward.engine.redaction import check_secret
     from onceward.engine.work import Command as CommandWork
+    from onceward.kernel.vocabulary import key_of
     from onceward.locks.claims import check_target
 
     target = asked["target"]
@@ -99,6 +101,7 @@ def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, A
         check_secret(name, os.environ[name])
     if target is not None and len(values) > 1 and "{}" not in target:
         raise InvalidConfig("one target cannot be held by several; put {} into its name", context={"field": "--target"})
+    operation = str(key_of(asked["operation"])) if asked["operation"] else ""
     works = []
     for value in values:
         named = None if target is None else check_target(_filled(target, value))
@@ -112,6 +115,7 @@ def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, A
                 env=(*_USUAL, *asked["env"]),
                 secrets=asked["secrets"],
                 on_output=shown.output,
+                operation=operation,
             )
         )
     return works

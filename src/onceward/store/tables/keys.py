@@ -94,10 +94,11 @@ def find_signature(rows: Reads, statement_hash: str) -> Signature | None:
     return Signature(*found[0]) if found else None
 
 
-def signatures_about(rows: Reads, build_id: str) -> list[Signature]:
-    """Statements on how a build ended."""
+def signatures_about(rows: Reads, subject: str) -> list[Signature]:
+    """Statements on how a build or a saga's run ended."""
+    name = "saga_id" if subject.startswith("sga_") else "build_id"
     found = rows.read(
-        f"SELECT {_SIGNATURE} FROM signatures WHERE statement LIKE ? ORDER BY seq", (f'%"build_id":"{build_id}"%',)
+        f"SELECT {_SIGNATURE} FROM signatures WHERE statement LIKE ? ORDER BY seq", (f'%"{name}":"{subject}"%',)
     )
     return [Signature(*row) for row in found]
 

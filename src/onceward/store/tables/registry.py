@@ -23,6 +23,11 @@ class Registry:
         )
         return Collection(*found[0]) if found else None
 
+    def collections(self) -> list[Collection]:
+        """Every collection that is in force, by name."""
+        found = self._rows.read(f"SELECT {_COLLECTION} FROM registry_collections WHERE status = 'active' ORDER BY name")
+        return [Collection(*row) for row in found]
+
     def meta(self, name: str) -> tuple[str, str] | None:
         """Schema digest and root of what a name was given to."""
         found = self._rows.read("SELECT schema_digest, root FROM registry_meta WHERE name = ?", (name,))

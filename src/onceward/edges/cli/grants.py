@@ -1,0 +1,177 @@
+"""Grants from the command line: an authority for exactly one thing, used once (S-3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from onceward.edges.cli import render
+from onceward.edges.cli.asking import Asked, ask, pending, tell
+from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
+from onceward.edges.cli.sagas import json_of
+from onceward.errors import InvalidConfig
+
+_TIME = re.compile(r"(\d{1,6})([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@click.group(cls=Group)
+def grant() -> None:
+    """An authority for exactly one thing, given by somebody who may, used once."""
+
+
+def _subject_options(command: Any) -> Any:
+    for option in (
+        click.option("--executor", metavar="PRINCIPAL", help="Who is to carry it out [default: you]."),
+        click.option("--input", "given_", metavar="JSON|@FILE", default="null", help="What a saga is given."),
+    ):
+        command = option(command)
+    return command
+
+
+@grant.command(cls=Command)
+@click.argument("file")
+@_subject_options
+@asking_options
+@pass_globals
+def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
+    """Write down what would be allowed: to carry out FILE, a registry plan (.toml) or a saga (.py), as it is now.
+
+    A draft allows nothing until somebody with the role `granter` issues it.
+    """
+    asked = ask(given, "grants.draft", {"scope": _scope(given, file, executor, given_)})
+
+    def say(value: dict[str, Any]) -> None:
+        render.say(f"{value['grant_id']}  {value['status']}  scope {value['scope'][:16]}")
+        render.say(f"next, by a granter: onceward grant issue {value['grant_id']}")
+
+    return tell(given, asked, say)
+
+
+@grant.command(cls=Command)
+@click.argument("what", metavar="GRANT|FILE")
+@click.option("--for", "lasts", default="1h", show_default=True, metavar="TIME", help="How long: 90s, 15m, 1h, 7d.")
+@_subject_options
+@asking_options
+@pass_globals
+def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: str) -> int:
+    """Allow exactly what a drafted GRANT says, or what FILE says now, for a while. Signed with your key.
+
+    Needs the role `granter`. What is allowed is shown whole.
+    """
+    seconds = _seconds(lasts)
+    if what.startswith("grt_"):
+        scope, grant_id = _drafted(given, what)
+    else:
+        scope = _scope(given, what, executor, given_)
+        drafted = ask(given, "grants.draft", {"scope": scope})
+        if drafted.pending:
+            return pending(given, drafted)
+        grant_id = drafted.value["grant_id"]
+        # The request id, if one was given, is the draft's; the issue is another request.
+        given.request_id = f"{given.request_id}.issue" if given.request_id else None
+    asked: Asked = ask(given, "grants.issue", {"grant": grant_id, "scope": scope, "seconds": seconds})
+
+    def say(value: dict[str, Any]) -> None:
+        render.say(f"{value['grant_id']}  {value['status']}, for {lasts}, once")
+        _say_scope(scope)
+
+    return tell(given, asked, say)
+
+
+@grant.command(cls=Command)
+@click.argument("name", metavar="GRANT")
+@click.option("--why", default="", metavar="TEXT", help="What is recorded as the reason.")
+@asking_options
+@pass_globals
+def revoke(given: Globals, name: str, why: str) -> int:
+    """Take GRANT back before it is used."""
+
+    def say(value: dict[str, Any]) -> None:
+        render.say(f"{value['grant_id']}  {value['status']}")
+
+    return tell(given, ask(given, "grants.revoke", {"grant": name, "why": why}), say)
+
+
+@grant.command(cls=Command)
+@asking_options
+@pass_globals
+def expire(given: Globals) -> int:
+    """Mark the grants whose time has passed. They allow nothing in any case."""
+
+    def say(value: dict[str, Any]) -> None:
+        render.say("\n".join(value["expired"]) or "No grant's time has passed.")
+
+    return tell(given, ask(given, "grants.expire", {}), say)
+
+
+@grant.command("list", cls=Command)
+@pass_globals
+def list_(given: Globals) -> None:
+    """The newest grants and how they stand."""
+    from onceward.engine.saga_reading import grant_list
+
+    with given.workspace().reading() as store:
+        found = grant_list(store)
+    if given.json:
+        render.document(found)
+    elif found:
+        rows = [
+            (g["grant_id"], g["status"], f"{g['scope']['plan_id']}@{g['scope']['revision']}", g["scope"]["executor"])
+            for g in found
+        ]
+        render.table(("grant", "status", "for", "executor"), rows)
+    else:
+        render.say("No grant was asked for yet.")
+
+
+@grant.command(cls=Command)
+@click.argument("name", metavar="GRANT")
+@pass_globals
+def show(given: Globals, name: str) -> None:
+    """What GRANT allows to whom, who gave it, and which run used it."""
+    from onceward.engine.saga_reading import grant_named
+
+    with given.workspace().reading() as store:
+        found = grant_named(store, name)
+    if given.json:
+        render.document(found)
+        return
+    click.echo(f"{click.style(found['grant_id'], bold=True)}  {found['status']}")
+    _say_scope(found["scope"])
+    for word, label in (("granter", "given by"), ("expires_at", "until"), ("consumed_by_root", "used by")):
+        if word in found:
+            render.say(f"  {label:16s} {render.plain(found[word])}")
+
+
+def _say_scope(scope: Mapping[str, Any]) -> None:
+    for name, value in scope.items():
+        render.say(f"  {name:16s} {render.plain(', '.join(value) if isinstance(value, list | tuple) else value)}")
+
+
+def _scope(given: Globals, file: str, executor: str | None, text: str) -> dict[str, Any]:
+    from onceward import saga_running
+
+    workspace = given.workspace()
+    subject = saga_running.governed(workspace, file_argument(file))
+    scope = subject.scope(json_of(text), workspace.settings.grants.environment, executor or workspace.principal)
+    return dict(msgspec.to_builtins(scope))
+
+
+def _drafted(given: Globals, name: str) -> tuple[dict[str, Any], str]:
+    from onceward.engine.saga_reading import grant_named
+
+    with given.workspace().reading() as store:
+        found = grant_named(store, name)
+    return found["scope"], found["grant_id"]
+
+
+def _seconds(text: str) -> int:
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise InvalidConfig(f"{text[:20]!a} is no time; write 90s, 15m, 1h or 7d", context={"field": "--for"})
+    return int(found[1]) * _UNITS[found[2]]

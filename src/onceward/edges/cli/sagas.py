@@ -1,0 +1,250 @@
+"""Sagas from the command line: run, resume, and what a person may say to one (S-1, S-8)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onceward.edges.cli import render
+from onceward.edges.cli.asking import ask, tell
+from onceward.edges.cli.builds import prints_aside
+from onceward.edges.cli.display import explain, shown
+from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
+from onceward.edges.cli.spawn import limits_of
+from onceward.errors import InvalidConfig
+
+EXITS = {"done": 0, "stopped": 1, "stuck": 3, "unfinished": 1, "running": 1}
+"""How a command that carried a run ends: 3 where a person must decide."""
+_COLOURS = {"done": "green", "stopped": "red", "stuck": "yellow", "unfinished": "yellow", "failed": "red"}
+
+
+@click.group(cls=Group)
+def saga() -> None:
+    """Work that must reach several places: done, or stopped at a named place and undone."""
+
+
+def _budget_option(command: Any) -> Any:
+    return click.option(
+        "--budget", "budgets", multiple=True, metavar="LANE=N", help="A limit: usd tokens solver_calls duration_secs."
+    )(command)
+
+
+@saga.command(cls=Command)
+@click.argument("file", type=click.Path())
+@click.option("--input", "given_", metavar="JSON|@FILE", default="null", help="What the run is given.")
+@click.option("--root", metavar="ROOT", help="The run's own name: the same root is the same run [default: a new one].")
+@click.option("--grant", metavar="GRANT", help="The grant it runs under.")
+@_budget_option
+@pass_globals
+def run(
+    given: Globals, /, file: str, given_: str, root: str | None, grant: str | None, budgets: tuple[str, ...]
+) -> int:
+    """Carry out the saga that FILE, a .py file, makes. Makes the workspace if there is none.
+
+    The same ROOT is the same run: what is done is not done again. Exits 0 when it is DONE, 1 when it stopped and was
+    undone, 3 when it is stuck.
+    """
+    from onceward import saga_running
+    from onceward.engine.plan_file import saga_in
+
+    limits, value = limits_of(budgets), json_of(given_)
+    workspace = given.workspace()
+    found = saga_in(file_argument(file))
+    workspace.ensure()
+    display = SagaDisplay(given.json)
+    with prints_aside(given.json):
+        outcome, signal = saga_running.run(
+            *(workspace, found),
+            root=root,
+            given=value,
+            grant=grant,
+            limits=limits,
+            begun=display.begun,
+            told=display.told,
+            leaving=True,
+        )
+    return display.end(outcome, signal)
+
+
+def _go_on(given: Globals, name: str, file: str | None, budgets: tuple[str, ...], retry: bool) -> int:
+    from onceward import saga_running
+
+    display = SagaDisplay(given.json)
+    limits = limits_of(budgets)
+    with prints_aside(given.json):
+        outcome, signal = saga_running.resume(
+            *(given.workspace(), name),
+            file=Path(file).expanduser() if file else None,
+            retry=retry,
+            limits=limits,
+            begun=display.begun,
+            told=display.told,
+            leaving=True,
+        )
+    return display.end(outcome, signal)
+
+
+@saga.command(cls=Command)
+@click.argument("run_", metavar="RUN")
+@click.option("--file", metavar="FILE", help="Where the saga is, if it was moved.")
+@_budget_option
+@pass_globals
+def resume(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ...]) -> int:
+    """Go on with RUN, by its id or root, at the first state that is not done."""
+    return _go_on(given, run_, file, budgets, retry=False)
+
+
+@saga.command(cls=Command)
+@click.argument("run_", metavar="RUN")
+@click.option("--file", metavar="FILE", help="Where the saga is, if it was moved.")
+@_budget_option
+@pass_globals
+def retry(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ...]) -> int:
+    """Try the compensation again at which RUN is stuck, and go on."""
+    return _go_on(given, run_, file, budgets, retry=True)
+
+
+@saga.command(cls=Command)
+@click.argument("run_", metavar="RUN")
+@asking_options
+@pass_globals
+def abandon(given: Globals, run_: str) -> int:
+    """Give RUN up: one on its way stops where it is, to be undone; one that is stuck is taken as it is."""
+
+    def say(value: dict[str, Any]) -> None:
+        render.say(f"{value['saga_id']} is at {value['state']}")
+        if not value["settled"]:
+            render.say(f"what it did is still to be undone: onceward saga resume {value['saga_id']}")
+
+    return tell(given, ask(given, "sagas.abandon", {"saga": run_}), say)
+
+
+@saga.command("list", cls=Command)
+@pass_globals
+def list_(given: Globals) -> None:
+    """The newest runs and how they stand."""
+    from onceward.engine.saga_reading import saga_list
+
+    with given.workspace().reading() as store:
+        found = saga_list(store)
+    if given.json:
+        render.document(found)
+    elif found:
+        rows = [(s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19]) for s in found]
+        render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
+    else:
+        render.say("No saga has run yet.")
+
+
+@saga.command(cls=Command)
+@click.argument("run_", metavar="RUN")
+@pass_globals
+def show(given: Globals, run_: str) -> None:
+    """How RUN stands: every action and compensation, what it spent, and the next command."""
+    from onceward.engine.saga_reading import saga_status
+
+    with given.workspace().reading() as store:
+        found = saga_status(store, run_)
+    render.document(found) if given.json else _show(found)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    how = click.style(found["standing"], fg=_COLOURS.get(found["standing"], "cyan"))
+    click.echo(f"{click.style(found['saga_id'], bold=True)}  {render.plain(found['name'])}  {found['state']}  {how}")
+    render.say(f"root {render.plain(found['root'])}" + (f", grant {found['grant_id']}" if "grant_id" in found else ""))
+    held = "held" if found["lease_held"] else "free"
+    render.say(f"lease {render.plain(found['lease'])} ({held})")
+    for step in found["steps"]:
+        name = step["step"] if step["side"] == "action" else f"undo {step['step']}"
+        word = click.style(f"{step['status']:10s}", fg=_COLOURS.get(step["status"]))
+        why = explain(step["error"].get("reason", ""), step["error"]) if "error" in step else ""
+        click.echo(f"  {word} {name}{why}")
+    _spent(found)
+    if "next" in found:
+        render.say(f"next: {found['next']}")
+
+
+def _spent(found: Mapping[str, Any]) -> None:
+    lanes = [shown(lane) for lane in found["lanes"] if lane["total"] or lane["limit"] is not None]
+    if lanes:
+        said = ", ".join(f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes)
+        click.echo(f"spent: {said}", err=False)
+
+
+class SagaDisplay:
+    """What a person, or a program, sees while a saga runs."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self._undoing = False
+
+    def begun(self, run: Any, how: str) -> None:
+        if self._json:
+            self._line({"type": "saga", "saga_id": run.saga_id, "name": run.name, "root": run.idempotency_root})
+            return
+        also = {"": "", "over": " (this root has run already)", "resumed": " (resumed)"}[how]
+        self._say(click.style(f"saga {render.plain(run.name)}: {run.saga_id}{also}", dim=True))
+
+    def told(self, said: Mapping[str, Any]) -> None:
+        if self._json:
+            self._line({"type": "step", **{key: said[key] for key in said if key != "why"}, **_reason(said)})
+            return
+        if said["side"] == "compensation" and not self._undoing:
+            self._undoing = True
+            self._say("it stops; what was done is undone:")
+        if said["status"] == "running":
+            return
+        name = said["step"] if said["side"] == "action" else f"undo {said['step']}"
+        colour = {"done": "green", "failed": "red"}.get(said["status"], "yellow")
+        why = "" if said["status"] == "done" else explain(said["why"].get("reason", ""), said["why"])
+        self._say(f"  {click.style(said['status'], fg=colour)} {render.plain(name)}{why}")
+
+    def end(self, outcome: dict[str, Any], signal: int) -> int:
+        if self._json:
+            self._line({"type": "result", **outcome})
+        else:
+            self._say(_summary(outcome))
+            _spent(outcome)
+            if outcome["standing"] != "done":
+                self._say(f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}")
+        return signal or EXITS[outcome["standing"]]
+
+    def _line(self, value: dict[str, Any]) -> None:
+        click.echo(json.dumps(value, sort_keys=True))
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):
+            click.echo(text, err=True)
+
+
+def _reason(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {"why": dict(said["why"])} if said.get("why") and said["status"] != "done" else {}
+
+
+def _summary(outcome: Mapping[str, Any]) -> str:
+    name, state = render.plain(outcome["name"]), outcome["state"]
+    return {
+        "done": f"{click.style('DONE', fg='green')}: {name}",
+        "stopped": f"{click.style(state, fg='red')}: {name} stopped"
+        + (" before it changed anything" if state.startswith("ABORT_") else ", and its compensation is done"),
+        "stuck": f"{click.style(state, fg='yellow')}: {name} is stuck; a compensation failed and waits for you",
+    }.get(outcome["standing"], f"{click.style(state, fg='yellow')}: {name} is not finished")
+
+
+def json_of(text: str) -> Any:
+    """A JSON value, or that of a file named with @; without what canonical JSON cannot hold."""
+    from onceward.kernel.canon import parse
+
+    try:
+        data = Path(text[1:]).expanduser().read_bytes() if text.startswith("@") and text != "@-" else text.encode()
+        return parse(sys.stdin.buffer.read() if text == "@-" else data)
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {text[1:]}: {error.strerror}", context={"field": "--input"}) from None
+    except InvalidConfig as error:
+        raise InvalidConfig(f"--input: {error.message}", context={"field": "--input"}) from None

@@ -1,0 +1,84 @@
+"""The public `Saga`: declare actions, then run or resume them, from Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onceward.engine.plans import LOADED_AS
+from onceward.engine.sagas import Saga as _Saga
+from onceward.errors import InvalidConfig, OncewardError
+from onceward.plan import workspace_at
+
+
+class SagaStopped(OncewardError):
+    """A run that is not DONE: it stopped at a named place, or is stuck there. `outcome` says how it stands."""
+
+    code = "EXECUTION_FAILED"
+
+    def __init__(self, outcome: Mapping[str, Any]) -> None:
+        stuck = outcome["standing"] == "stuck"
+        super().__init__(
+            f"run {outcome['saga_id']} {'is stuck at' if stuck else 'stopped at'} {outcome['state']}"
+            + (f"; next: {outcome['next']}" if outcome.get("next") else ""),
+            context={"saga_id": outcome["saga_id"], "state": outcome["state"]},
+        )
+        self.outcome = dict(outcome)
+
+
+class Saga(_Saga):
+    __doc__ = _Saga.__doc__
+
+    def run(
+        self,
+        given: Any = None,
+        *,
+        root: str | None = None,
+        grant: str | None = None,
+        budget: Mapping[str, Any] | None = None,
+        workspace: Path | str | None = None,
+        store: str | None = None,
+    ) -> dict[str, Any]:
+        """Carry it out with what it is given, in the workspace of this folder, which is made if there is none.
+
+        The same `root` is the same run for ever: one that is done is not done again, one that was cut off goes on.
+        Raises SagaStopped if it does not come to its end; the same as `onceward saga run FILE`."""
+        from onceward import saga_running
+        from onceward.lifecycles.plan_words import limits_of
+
+        if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
+            raise InvalidConfig('this file runs its saga when it is loaded; put that under if __name__ == "__main__":')
+        place = workspace_at(workspace, store)
+        outcome, signal = saga_running.run(
+            place, self, root=root, given=given, grant=grant, limits=limits_of(budget or {})
+        )
+        return _outcome(outcome, signal)
+
+    def resume(
+        self,
+        run: str,
+        *,
+        retry: bool = False,
+        budget: Mapping[str, Any] | None = None,
+        workspace: Path | str | None = None,
+        store: str | None = None,
+    ) -> dict[str, Any]:
+        """Go on with a run of this saga, by its id or root; with `retry`, with one that is stuck."""
+        from onceward import saga_running
+        from onceward.lifecycles.plan_words import limits_of
+
+        place = workspace_at(workspace, store)
+        outcome, signal = saga_running.resume(place, run, saga=self, retry=retry, limits=limits_of(budget or {}))
+        return _outcome(outcome, signal)
+
+
+def _outcome(outcome: dict[str, Any], signal: int) -> dict[str, Any]:
+    if signal == 130:
+        raise KeyboardInterrupt
+    if signal:
+        raise SystemExit(signal)
+    if outcome["standing"] != "done":
+        raise SagaStopped(outcome)
+    return outcome
