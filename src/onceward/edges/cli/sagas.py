@@ -181,7 +181,7 @@ class SagaDisplay:
     """What a person, or a program, sees while a saga runs."""
 
     def __init__(self, as_json: bool) -> None:
-        self._json = as_json
+        self._json, self._out = as_json, sys.stdout
         self._undoing = False
 
     def begun(self, run: Any, how: str) -> None:
@@ -216,7 +216,7 @@ class SagaDisplay:
         return signal or EXITS[outcome["standing"]]
 
     def _line(self, value: dict[str, Any]) -> None:
-        click.echo(json.dumps(value, sort_keys=True))
+        click.echo(json.dumps(value, sort_keys=True), file=self._out)
 
     def _say(self, text: str) -> None:
         with suppress(OSError):
