@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 
 import msgspec
 import pytest
 
+import granted_racers as racers
 from helpers import assert_sound
 from onceward.engine import grants
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied, PermitInvalid
 from onceward.kernel.grants import Scope
 from onceward.kernel.records import Request
 from onceward.lifecycles import permit as rules
+from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
 from onceward.wiring import Workspace
 
@@ -222,3 +228,27 @@ def test_the_database_itself_lets_nothing_be_used_twice_or_for_more(kernel, gran
 def test_a_scope_that_says_nothing_exact_is_refused(kernel, field, value):
     with pytest.raises(InvalidConfig):
         asked(kernel, "draft", "d", scope={**said(), field: value})
+
+
+@pytest.mark.rule("S-3")
+@pytest.mark.guarantee("G16")
+@pytest.mark.timeout(120)
+def test_of_32_processes_one_gets_the_grant_and_the_others_wrote_nothing(workspace, store_url, tmp_path):
+    scope = said(racers.saga(workspace.folder.parent).scope([1], "local", "tester"))
+    kernel = workspace.kernel()
+    grant = asked(kernel, "draft", "d", scope=scope)["grant_id"]
+    asked(kernel, "issue", "i", grant=grant, scope=scope, seconds=600)
+    kernel.close()
+    words = [sys.executable, racers.__file__, str(workspace.folder), store_url, grant, "32"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert Counter(json.loads(done.stdout)) == {0: 1, 7: 31}, done.stderr
+    assert len((workspace.folder.parent / "effects").read_text().splitlines()) == 1
+    kernel = workspace.kernel()
+    with kernel.store.read() as rows:
+        ((runs,),) = rows.read("SELECT count(*) FROM saga_runs")
+        ((leases,),) = rows.read("SELECT count(*) FROM run_leases")
+        told = [event.facts()["event"] for event in events_of(rows, f"entry:{grant}")]
+        assert_sound(rows)
+    kernel.close()
+    assert (runs, leases) == (1, 1), "who was refused left no run and no lease"
+    assert told == ["GRANT_DRAFTED", "GRANT_ISSUED", "GRANT_CONSUMED", "GRANT_FINALIZED"]
