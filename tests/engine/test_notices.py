@@ -8,7 +8,7 @@ import time
 import pytest
 
 from helpers import processes_with
-from onceward import Plan
+from onceward import Plan, Saga, saga_running
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
@@ -84,6 +84,20 @@ def test_an_approval_is_told_while_the_build_waits(noticed):
         (notice,) = until(lambda: told(noticed))
         assert notice["step"] == "agree:main" and "Is it good?" in notice["text"]
         noticed.ask("builds.abandon", build=noticed.build_id, failed=False)
+
+
+@pytest.mark.rule("S-2")
+def test_a_saga_that_is_stuck_is_told(noticed):
+    def fails(task):
+        raise ValueError("the bank is closed")
+
+    saga = Saga("trip", folder=noticed.folder)
+    saga.action(fails, name="pay", compensate=fails)
+    outcome, _ = saga_running.run(noticed.workspace, saga)
+    (notice,) = told(noticed)
+    assert (notice["event"], notice["saga"], notice["saga_id"]) == ("SAGA_STUCK", "trip", outcome["saga_id"])
+    assert "trip is stuck at COMP_PAY: pay could not be undone (ValueError: the bank is closed" in notice["text"]
+    assert f"onceward explain {outcome['saga_id']}" in notice["text"] and notice["step"] == "pay"
 
 
 @pytest.mark.rule("B-8")

@@ -77,6 +77,8 @@ def refused(*constraints):
     with pytest.raises(IntegrityFault) as found:
         yield
     assert found.value.context["constraint"] in constraints
+    if found.value.context["constraint"] in ("registry_values_forward", "registry_values_successor"):
+        assert found.value.context["rollback"].startswith("ROLLBACK_")
     assert "_" not in found.value.message.partition("write: ")[2], "a person can read why"
 
 

@@ -1,4 +1,5 @@
-"""Tells people that they are needed: a build paused or failed, a step waits for approval or is in doubt.
+"""Tells people that they are needed: a build paused or failed, a step waits for approval or is in doubt, a
+saga is stuck.
 
 A notice is an event like any other on its way out: it commits with what it tells of, and goes out at least once."""
 
@@ -23,12 +24,14 @@ from onceward.kernel.limits import NOTICE_SECONDS
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.outbox import Parcel
+from onceward.store.tables.sagas import Runs
 
 EVENTS: Final = {
     "pause": "BUILD_PAUSED",
     "failure": "BUILD_FAILED",
     "approval": "APPROVAL_WANTED",
     "in_doubt": "STEP_IN_DOUBT",
+    "stuck": "SAGA_STUCK",
 }
 """What a notice can be about, and the event that tells of it."""
 
@@ -36,27 +39,32 @@ EVENTS: Final = {
 def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
     """What happened, in words, with what to type next."""
     facts = parcel.event.facts()
-    build_id = parcel.event.stream.partition(":")[2]
+    kind, _, subject = parcel.event.stream.partition(":")
     with store.read() as rows:
-        name = Builds(rows).get(build_id).name
-    text = _text(name, build_id, facts["event"], facts["detail"])
+        name = Runs(rows).get(subject).name if kind == "saga" else Builds(rows).get(subject).name
+    text = _text(name, subject, facts["event"], facts["detail"])
     plain = "".join(char if char.isprintable() else " " for char in text)
-    said = {"text": plain, "event": facts["event"], "plan": name}
-    step = facts["detail"].get("step")
+    about = {"saga": name, "saga_id": subject} if kind == "saga" else {"plan": name, "build_id": subject}
+    step = facts["detail"].get("step") or facts["detail"].get("why", {}).get("step")
     also = {"step": step} if step else {}
-    return {**said, **also, "build_id": build_id, "dedupe_key": parcel.dedupe_key.hex()}
+    return {"text": plain, "event": facts["event"], **about, **also, "dedupe_key": parcel.dedupe_key.hex()}
 
 
-def _text(name: str, build_id: str, event: str, detail: Mapping[str, Any]) -> str:
+def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str:
     step = detail.get("step", "")
+    why = detail.get("why", {})
     what = {
         "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
         "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
         "APPROVAL_WANTED": lambda: f"waits for a person at {step}: {detail.get('text', '')}",
         "STEP_IN_DOUBT": lambda: f"was cut off, and nobody can say whether {step} had its effect",
+        "SAGA_STUCK": lambda: (
+            f"is stuck at {detail.get('to')}: {why.get('step')} could not be undone"
+            f" ({why.get('message') or why.get('last_line') or why.get('reason')})"
+        ),
     }[event]()
     stop = "" if what.endswith((".", "?", "!")) else "."
-    return f"{name} {what}{stop} Next: onceward explain {build_id}"
+    return f"{name} {what}{stop} Next: onceward explain {subject}"
 
 
 class CommandNotice:

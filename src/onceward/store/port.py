@@ -202,12 +202,27 @@ _CODED: dict[str, tuple[type[OncewardError], str]] = {
 }
 
 
+_ROLLBACK = {
+    "registry_values_kept": "ROLLBACK_DELETES_REFERENCED_IDENTITY",
+    "registry_values_meaning": "ROLLBACK_CHANGES_HISTORICAL_SEMANTICS",
+    "registry_values_successor": "ROLLBACK_SUCCESSOR_RULE_ABSENT",
+    "registry_values_follows": "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED",
+    "registry_values_forward": "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED",
+    "registry_values_itself": "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED",
+    "registry_values_audit_row": "ROLLBACK_AUDIT_TRAIL_ABSENT",
+    "registry_values_audited": "ROLLBACK_AUDIT_TRAIL_ABSENT",
+    "events_append_only": "ROLLBACK_ERASES_HISTORY",
+}
+"""What a rollback that got so far would be called (S-6)."""
+
+
 def refused(constraint: str) -> OncewardError:
     """The coded error of a constraint that the schema enforces, by the constraint's name."""
     if constraint in _CODED:
         kind, meaning = _CODED[constraint]
         return kind(meaning, context={"constraint": constraint})
+    rollback = _ROLLBACK.get(constraint)
     return IntegrityFault(
         f"the database refused the write: {_REFUSALS.get(constraint, constraint)}",
-        context={"constraint": constraint},
+        context={"constraint": constraint, **({"rollback": rollback} if rollback else {})},
     )

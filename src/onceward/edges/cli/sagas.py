@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,14 @@ def list_(given: Globals) -> None:
     if given.json:
         render.document(found)
     elif found:
-        rows = [(s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19]) for s in found]
-        render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
+        saga_table(found)
     else:
         render.say("No saga has run yet.")
+
+
+def saga_table(found: Sequence[Mapping[str, Any]]) -> None:
+    rows = [(s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19]) for s in found]
+    render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
 
 
 @saga.command(cls=Command)
@@ -151,10 +155,10 @@ def show(given: Globals, run_: str) -> None:
 
     with given.workspace().reading() as store:
         found = saga_status(store, run_)
-    render.document(found) if given.json else _show(found)
+    render.document(found) if given.json else show_saga(found)
 
 
-def _show(found: Mapping[str, Any]) -> None:
+def show_saga(found: Mapping[str, Any]) -> None:
     how = click.style(found["standing"], fg=_COLOURS.get(found["standing"], "cyan"))
     click.echo(f"{click.style(found['saga_id'], bold=True)}  {render.plain(found['name'])}  {found['state']}  {how}")
     render.say(f"root {render.plain(found['root'])}" + (f", grant {found['grant_id']}" if "grant_id" in found else ""))

@@ -12,6 +12,7 @@ from onceward.edges.cli.build_display import approval
 from onceward.edges.cli.builds import build_table, state_of
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.edges.cli.sagas import saga_table, show_saga
 from onceward.kernel.money import to_micros, to_usd
 
 _DONE = ("SUCCESS", "SKIPPED", "REUSED")
@@ -20,19 +21,24 @@ _EACH = 12
 
 
 @click.command(cls=Command)
-@click.argument("subject", metavar="[BUILD|SESSION|CHILD]", required=False, shell_complete=complete_build)
-@click.option("--children", "children", is_flag=True, help="Of a build: its children instead of its steps.")
+@click.argument("subject", metavar="[BUILD|SAGA|SESSION|CHILD]", required=False, shell_complete=complete_build)
+@click.option("--children", "children", is_flag=True, help="Of a build or saga: its children instead of its steps.")
 @click.option("--all", "everything", is_flag=True, help="Every step, however many.")
 @pass_globals
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
-    """How a build stands with every step, or a session with every child. Without an id, the newest of both."""
+    """How a build or saga stands with every step, or a session with every child. Without an id, the newest of all."""
     from onceward.engine.build_reading import build_list, build_status
     from onceward.engine.reading import session_list, session_status
+    from onceward.engine.saga_reading import saga_list, saga_status
 
     with given.workspace().reading() as store:
         if subject is None:
-            sessions = [s for s in session_list(store) if not s["session_id"].startswith("bld_")]
-            builds = build_list(store, 10)
+            sessions = [s for s in session_list(store) if not s["session_id"].startswith(("bld_", "sga_"))]
+            builds, sagas = build_list(store, 10), saga_list(store, 10)
+        elif subject.startswith("sga_") and not children:
+            saga = saga_status(store, subject)
+            render.document(saga) if given.json else show_saga(saga)
+            return
         elif (subject.startswith("bld_") or subject == "latest") and not children:
             build = build_status(store, subject)
             render.document(build) if given.json else _build(build, everything)
@@ -42,16 +48,20 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             render.document(found) if given.json else _session(found)
             return
     if given.json:
-        render.document({"builds": builds, "sessions": sessions})
+        render.document({"builds": builds, "sagas": sagas, "sessions": sessions})
     else:
-        _newest(builds, sessions)
+        _newest(builds, sagas, sessions)
 
 
-def _newest(builds: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]) -> None:
-    if not builds and not sessions:
+def _newest(
+    builds: Sequence[dict[str, Any]], sagas: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]
+) -> None:
+    if not builds and not sagas and not sessions:
         render.say("Nothing yet.  Next: onceward run PLAN, or onceward spawn -- COMMAND")
     if builds:
         build_table(builds)
+    if sagas:
+        saga_table(sagas)
     if sessions:
         rows = [(s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"]) for s in sessions]
         render.table(("session", "opened", "children", "open", "failed"), rows)
