@@ -51,7 +51,8 @@ def lines(store: Store, stream: str) -> list[bytes]:
 
 def assert_sound(rows: Reads, *sessions: str) -> None:
     """Everything recorded agrees, and follows from the rest by the rules: of these sessions, or of all."""
-    assert verify_rows(rows).faults == []
+    faults = verify_rows(rows).faults
+    assert faults == [], faults
     found = replay(Rows(rows), sessions or None).difference
     assert found is None, found
 

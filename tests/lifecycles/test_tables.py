@@ -57,6 +57,10 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
         {NEW: "draft", "draft": "active revoked", "active": "consumed expired revoked", "consumed": "consumed"},
     ),
     "value": (registry.VALUE, {NEW: "active", "active": "superseded retired", "superseded": "retired"}),
+    "change_set": (
+        change.CHANGE_SET,
+        {NEW: "open", "open": "applied undone stuck", "stuck": "open"},
+    ),
     "change": (
         change.CHANGE,
         {

@@ -22,10 +22,7 @@ from onceward.evidence.records import (
     Life,
     PermitRow,
     PlanRow,
-    PrincipalRow,
     RefRow,
-    RequestRow,
-    Role,
     SessionRow,
     Total,
 )
@@ -41,7 +38,7 @@ from onceward.kernel.vocabulary import Value as RegistryValue
 from onceward.store.port import Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.keys import Key, Signature
 
 T = TypeVar("T")
 FORMAT: Final = "onceward-bundle@1"
@@ -323,7 +320,7 @@ class BundleRecords:
             yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        if kind in (Seal, Role, PrincipalRow, RequestRow):
+        if kind not in ALL_FILES:
             return iter(())
         found = self._in_order(kind)
         return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ RULES: Final[Mapping[str, str]] = {
     "plan": "a plan is what its hash says",
     "checkpoint": "a checkpoint holds what the event of its step says",
     "manifest": "what a finished build made is what its last event says",
+    "backlog": "a change's history, proposals and decisions are what its events say",
     "audit": "for what a value was superseded, or evidence taken, is what the events say",
     "approval": "who approved what is what the events say",
     "permit": "every confirmation token was minted by an event, and every minted one is there",

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from onceward.kernel.chain import Event
+from onceward.kernel.changes import ChangeSet, Decision, Entry, Envelope, History
 from onceward.kernel.grants import Grant
 from onceward.kernel.sagas import Run, Step
 from onceward.kernel.sources import Micros
@@ -136,6 +137,15 @@ class RequestRow(msgspec.Struct, frozen=True):
     payload_hash: str
 
 
+class UnitRow(msgspec.Struct, frozen=True):
+    manifest_id: str
+    path: str
+    before: str | None
+    after: str | None
+    before_mode: int | None
+    after_mode: int | None
+
+
 class Life(msgspec.Struct, frozen=True):
     """A child, its own stream and what was debited for it."""
 
@@ -171,6 +181,12 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     Grant: ("grants", ("grant_id",)),
     Run: ("saga_runs", ("saga_id",)),
     Step: ("saga_steps", ("saga_id", "step", "side")),
+    Entry: ("decision_backlog_entry", ("entry_id",)),
+    History: ("decision_backlog_history", ("history_id",)),
+    Envelope: ("manifest_envelope", ("manifest_id",)),
+    UnitRow: ("manifest_unit", ("manifest_id", "path")),
+    Decision: ("review_decision", ("decision_id",)),
+    ChangeSet: ("cut_change_set", ("change_set_id",)),
     Role: ("principal_roles", ("name", "role")),
     RequestRow: ("requests", ("request_no",)),
     Key: ("keys", ("fingerprint",)),

@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.evidence.ahead import SALT, Ahead, weight
 from onceward.evidence.asked import NEEDED
+from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import BuildRow, Child, Records, SessionRow
@@ -121,6 +122,7 @@ class Walk:
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
+        self._backlog = Backlog(records, findings)
         self._sagas = Sagas(records, findings)
         self._entries = Entries(records, findings, self._sagas.audited)
         self._logs: list[tuple[str, str, str, str]] = []
@@ -151,6 +153,7 @@ class Walk:
             self.findings.fault("checkpoint", checkpoint.build_id, "no build's stream tells of it")
         self._entries.finish()
         self._sagas.finish()
+        self._backlog.finish()
         for build in self._builds.rest():
             self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
         if self.records.whole and self._seen != self._newest:
@@ -196,7 +199,7 @@ class Walk:
         elif stream.kind == "workspace":
             self.authority.follow(event, body)
         elif stream.kind == "entry":
-            self._entries.note(stream, event, body)
+            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).note(stream, event, body)
         elif stream.kind == "saga":
             self._sagas.note(stream, event, body)
 
@@ -259,7 +262,7 @@ class Walk:
         if stream.kind == "child":
             self._end_child(stream)
         elif stream.kind == "entry":
-            self._entries.close(stream)
+            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).close(stream)
         elif stream.kind == "saga":
             self._sagas.close(stream)
         elif stream.kind == "session":

@@ -121,6 +121,12 @@ LEASE_SECONDS: Final = 60
 """How long a run's lease lasts without being renewed: longer than any pause of a kernel that lives, and short enough
 to wait for."""
 
+APPROVAL_SECONDS: Final = 7 * 86_400
+"""How long an approval of a change is good, unless the workspace says otherwise."""
+
+MAX_UNITS: Final = 10_000
+"""Most files of one change: what a person can still be said to have looked at."""
+
 MAX_ACTIONS: Final = 100
 """Most actions of one saga: what a person can follow."""
 

@@ -120,6 +120,26 @@ class Transaction:
                 raise InvalidConfig("only the last of them may have an event", context={"subject": after.subject})
         self._move(moves[-1], moves[:-1])
 
+    def through(self, moves: Sequence[Move]) -> Event | None:
+        """Arrows that lead through states nobody may find: every event is there, the row only knows the last."""
+        for before, after in pairwise(moves):
+            if (before.subject, before.target, before.version + 1) != (after.subject, after.source, after.version):
+                raise InvalidConfig("these moves do not follow each other", context={"subject": after.subject})
+            if before.target not in before.machine.transient:
+                raise InvalidConfig(f"{before.target} is not passed through", context={"subject": after.subject})
+            self._tell(before)
+        return self._move(moves[-1], moves[:-1])
+
+    def _tell(self, move: Move) -> None:
+        """The event of an arrow, without its state."""
+        arrow = move.machine.follow(move.source, move.target, move.reason)
+        assert arrow.event is not None and move.session is None
+        stream = check_stream(SUBJECTS[move.machine.name].stream(move.subject))
+        context = self._context(context_of(move.subject), move.actor)
+        event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move))
+        target = f"{move.target}:{move.reason or ''}"
+        self.write_together([linked, *self._posts(event, arrow.event, move.subject, move.version + 1, target)])
+
     def _move(self, move: Move, before: Sequence[Move]) -> Event | None:
         arrow = move.machine.follow(move.source, move.target, move.reason)
         subject = SUBJECTS[move.machine.name]
@@ -200,14 +220,15 @@ class Transaction:
         if position is not None:
             columns, values = ("position", *columns), (position, *values)
         params = (move.target, version, self.now, self.now, *values)
+        first = before[0] if before else move
         return Write(
             "move.state",
             _update_sql(subject, columns),
-            (*params, move.subject, move.source, move.version),
+            (*params, move.subject, first.source, first.version),
             lambda: StaleVersion(
-                f"{move.machine.name} {move.subject} is no longer {move.source} at version {move.version};"
+                f"{move.machine.name} {move.subject} is no longer {first.source} at version {first.version};"
                 " read it again",
-                context={"subject": move.subject, "state": move.source, "version": move.version},
+                context={"subject": move.subject, "state": first.source, "version": first.version},
             ),
         )
 

@@ -30,6 +30,8 @@ def context_of(session: str) -> dict[str, str]:
 
 SUBJECTS = {
     "build": Subject("builds", "build_id", "state", "session"),
+    "change": Subject("decision_backlog_entry", "entry_id", "status", "entry"),
+    "change_set": Subject("cut_change_set", "change_set_id", "status", "entry"),
     "collection": Subject("registry_collections", "collection_id", "status", "entry"),
     "grant": Subject("grants", "grant_id", "status", "entry"),
     "saga": Subject("saga_runs", "saga_id", "state", "saga"),

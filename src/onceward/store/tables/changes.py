@@ -1,0 +1,165 @@
+"""Changes as rows (H-1 to H-8): entries and everything that is only ever added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from onceward.errors import NotFound, Recovery
+from onceward.kernel.changes import (
+    Affected,
+    ChangeSet,
+    Decision,
+    Entry,
+    Envelope,
+    History,
+    PairSignature,
+    Unit,
+    VerifyResult,
+)
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, Writes
+
+T = TypeVar("T")
+_TABLES: dict[type, str] = {
+    Entry: "decision_backlog_entry",
+    Envelope: "manifest_envelope",
+    Decision: "review_decision",
+    ChangeSet: "cut_change_set",
+    Affected: "cut_affected_row",
+    VerifyResult: "verify_result",
+    PairSignature: "dot_pair_signature",
+    History: "decision_backlog_history",
+}
+
+
+def _columns(kind: type) -> str:
+    return ", ".join(kind.__struct_fields__)  # type: ignore[attr-defined]
+
+
+class Changes:
+    def __init__(self, rows: Reads) -> None:
+        self._rows = rows
+
+    def get(self, entry_id: str) -> Entry:
+        found = self._all(Entry, "entry_id = ?", (entry_id,))
+        if not found:
+            raise _absent(entry_id)
+        return found[0]
+
+    def by_key(self, key: str) -> Entry | None:
+        found = self._all(Entry, "idempotency_key = ?", (key,))
+        return found[0] if found else None
+
+    def named(self, prefix: str) -> Entry:
+        """The one entry that an id, or its beginning, means."""
+        found = self._all(Entry, "entry_id >= ? AND entry_id < ?", (prefix, prefix + "\U0010ffff"), "entry_id LIMIT 2")
+        exact = [entry for entry in found if entry.entry_id == prefix]
+        if prefix and len(exact or found) == 1:
+            return (exact or found)[0]
+        raise _absent(prefix, many=bool(found))
+
+    def newest(self, limit: int, statuses: Sequence[str] = (), author: str = "") -> list[tuple[Entry, Micros]]:
+        """The newest first, some statuses' or one author's if asked."""
+        where, params = ["1 = 1"], []
+        if statuses:
+            where.append(f"status IN ({', '.join('?' * len(statuses))})")
+            params += list(statuses)
+        if author:
+            where.append("author = ?")
+            params.append(author)
+        found = self._rows.read(
+            f"SELECT {_columns(Entry)}, created_at FROM decision_backlog_entry WHERE {' AND '.join(where)}"
+            " ORDER BY created_at DESC, entry_id DESC LIMIT ?",
+            (*params, limit),
+        )
+        return [(Entry(*row[:-1]), row[-1]) for row in found]
+
+    def promotable(self, limit: int) -> list[Entry]:
+        """What a sweep brings up, the oldest first."""
+        where = "status IN ('marked', 'reviewed_deferred')"
+        return self._all(Entry, where, (), f"created_at, entry_id LIMIT {int(limit)}")
+
+    def counts(self) -> dict[str, int]:
+        """How many entries are in each status."""
+        return dict(self._rows.read("SELECT status, count(*) FROM decision_backlog_entry GROUP BY status"))
+
+    def envelope(self, entry_id: str) -> Envelope:
+        """What an entry proposes now."""
+        return self._all(Envelope, "entry_id = ?", (entry_id,), "revision DESC LIMIT 1")[0]
+
+    def depends_on(self, entry_id: str) -> list[Entry]:
+        found = self._rows.read(
+            "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ? ORDER BY depends_on", (entry_id,)
+        )
+        return [self.get(row[0]) for row in found]
+
+    def decisions(self, entry_id: str, since: Micros = 0) -> list[Decision]:
+        return self._all(Decision, "entry_id = ? AND decided_at >= ?", (entry_id, since), "decided_at, decision_id")
+
+    def change_sets(self, entry_id: str) -> list[ChangeSet]:
+        return self._all(ChangeSet, "entry_id = ?", (entry_id,), "created_at, change_set_id")
+
+    def change_set(self, change_set_id: str) -> ChangeSet | None:
+        found = self._all(ChangeSet, "change_set_id = ?", (change_set_id,))
+        return found[0] if found else None
+
+    def affected(self, change_set_id: str) -> list[Affected]:
+        return self._all(Affected, "change_set_id = ?", (change_set_id,), "path")
+
+    def results(self, change_set_id: str) -> list[VerifyResult]:
+        """In the order in which they follow each other."""
+        return self._all(VerifyResult, "change_set_id = ?", (change_set_id,), "verified_at, verify_result_id")
+
+    def signature_of(self, change_set_id: str) -> PairSignature | None:
+        found = self._all(PairSignature, "change_set_id = ?", (change_set_id,))
+        return found[0] if found else None
+
+    def history(self, entry_id: str) -> list[History]:
+        return self._all(History, "entry_id = ?", (entry_id,), "seq")
+
+    def escalations(self, entry_id: str) -> list[Entry]:
+        return self._all(Entry, "escalates = ?", (entry_id,), "created_at, entry_id")
+
+    def _all(self, kind: type[T], where: str, params: Sequence[Any], order: str = "") -> list[T]:
+        ordered = f" ORDER BY {order}" if order else ""
+        found = self._rows.read(f"SELECT {_columns(kind)} FROM {_TABLES[kind]} WHERE {where}{ordered}", params)
+        return [kind(*row) for row in found]
+
+
+def _absent(name: str, many: bool = False) -> NotFound:
+    return NotFound(
+        f"more than one change begins with {name[:80]}" if many else f"there is no change {name[:80]}",
+        context={"entry_id": name[:128]},
+        recovery=[Recovery("see which there are", "onceward change list")],
+    )
+
+
+def add_row(tx: Writes, row: Any) -> None:
+    """One more fact; nothing is ever changed."""
+    fields = row.__struct_fields__
+    tx.write(
+        f"INSERT INTO {_TABLES[type(row)]} ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))})",
+        [getattr(row, name) for name in fields],
+    )
+
+
+def add_units(tx: Writes, manifest_id: str, units: Sequence[Unit]) -> None:
+    for unit in units:
+        tx.write(
+            "INSERT INTO manifest_unit (manifest_id, path, before, after, before_mode, after_mode)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (manifest_id, unit.path, unit.before, unit.after, unit.before_mode, unit.after_mode),
+        )
+
+
+def add_dependency(tx: Writes, entry_id: str, depends_on: str) -> None:
+    tx.write("INSERT INTO decision_backlog_dependency (entry_id, depends_on) VALUES (?, ?)", (entry_id, depends_on))
+
+
+def add_sweep(tx: Writes, sweep_id: str, actor: str, now: Micros, promoted: int, waiting: int, position: int) -> None:
+    tx.write(
+        "INSERT INTO decision_backlog_sweep_log (sweep_id, actor, at, promoted, waiting, position)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (sweep_id, actor, now, promoted, waiting, position),
+    )
