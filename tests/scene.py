@@ -16,6 +16,7 @@ import apsw
 import msgspec
 import psycopg
 
+from onceward.engine import changes
 from onceward.engine.backup import backup, restore
 from onceward.engine.foreground import run_saga
 from onceward.engine.registry import supersede
@@ -24,8 +25,10 @@ from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
 from onceward.kernel.canon import canonical
+from onceward.kernel.changes import Unit
 from onceward.kernel.records import Request
 from onceward.lifecycles import registry
+from onceward.lifecycles.change import Manifest, Policy
 from onceward.store.tables.registry import Registry, note_meta
 from onceward.wiring import Workspace
 from sites import Site
@@ -89,6 +92,7 @@ def happen(workspace, folder):
     ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
     _fill_registry(workspace)
     ids |= _run_sagas(workspace)
+    _propose(workspace)
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
         old = workspace.keyring.signer(rows, "tester").key.fingerprint
@@ -143,6 +147,21 @@ def _run_sagas(workspace):
         kernel.close()
         ids[f"saga {name}"] = run.saga_id
     return ids
+
+
+def _propose(workspace):
+    """A change that was deferred once and approved then, and one that waits."""
+    unit = Unit("a.txt", None, "ab" * 32, None, 0o644)
+    what = Manifest("tree", "repo", (unit, Unit("b.txt", "cd" * 32, None, 0o644)))
+    kernel = workspace.kernel()
+    entry = kernel.store.write(lambda tx: changes.mark(tx, "tester", "k1", what, "because"))
+    kernel.store.write(lambda tx: changes.sweep(tx, "tester"))
+    for word in ("defer", "approve"):
+        said = ("bob", entry.entry_id, word, what.content_hash(), "fine", Policy())
+        kernel.store.write(lambda tx, said=said: changes.review(tx, *said))
+        kernel.store.write(lambda tx: changes.sweep(tx, "tester"))
+    kernel.store.write(lambda tx: changes.mark(tx, "bob", "k2", what, "", [entry.entry_id]))
+    kernel.close()
 
 
 def _pay(task):

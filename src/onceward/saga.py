@@ -9,8 +9,27 @@ from typing import Any
 
 from onceward.engine.plans import LOADED_AS
 from onceward.engine.sagas import Saga as _Saga
-from onceward.errors import InvalidConfig, OncewardError
+from onceward.errors import InvalidConfig, OncewardError, Recovery
 from onceward.plan import workspace_at
+
+
+class Ran(dict[str, Any]):
+    """How a run stands, as `onceward saga show --json` says it, and what its actions left."""
+
+    def __init__(self, outcome: Mapping[str, Any], place: Any) -> None:
+        super().__init__(outcome)
+        self._place = place
+
+    @property
+    def state(self) -> str:
+        return str(self["state"])
+
+    def value(self, action: str) -> Any:
+        """What an action left: the value it returned, or its files by name, as bytes."""
+        from onceward.engine.saga_reading import value_of_action
+
+        with self._place.artifacts() as kept:
+            return value_of_action(kept, self["saga_id"], action)
 
 
 class SagaStopped(OncewardError):
@@ -18,14 +37,16 @@ class SagaStopped(OncewardError):
 
     code = "EXECUTION_FAILED"
 
-    def __init__(self, outcome: Mapping[str, Any]) -> None:
-        stuck = outcome["standing"] == "stuck"
+    def __init__(self, outcome: Ran) -> None:
+        self.outcome, self.stuck = outcome, outcome["standing"] == "stuck"
+        why = outcome.get("stuck") if self.stuck else outcome.get("why")
+        said = (why or {}).get("message") or (why or {}).get("last_line") or (why or {}).get("reason")
         super().__init__(
-            f"run {outcome['saga_id']} {'is stuck at' if stuck else 'stopped at'} {outcome['state']}"
-            + (f"; next: {outcome['next']}" if outcome.get("next") else ""),
+            f"run {outcome['saga_id']} {'is stuck at' if self.stuck else 'stopped at'} {outcome['state']}"
+            + (f": {(why or {}).get('step')}: {said}" if said else ""),
             context={"saga_id": outcome["saga_id"], "state": outcome["state"]},
+            recovery=[Recovery("go on", outcome["next"])] if outcome.get("next") else (),
         )
-        self.outcome = dict(outcome)
 
 
 class Saga(_Saga):
@@ -40,7 +61,7 @@ class Saga(_Saga):
         budget: Mapping[str, Any] | None = None,
         workspace: Path | str | None = None,
         store: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Ran:
         """Carry it out with what it is given, in the workspace of this folder, which is made if there is none.
 
         The same `root` is the same run for ever: one that is done is not done again, one that was cut off goes on.
@@ -54,7 +75,7 @@ class Saga(_Saga):
         outcome, signal = saga_running.run(
             place, self, root=root, given=given, grant=grant, limits=limits_of(budget or {})
         )
-        return _outcome(outcome, signal)
+        return _outcome(Ran(outcome, place), signal)
 
     def resume(
         self,
@@ -64,17 +85,17 @@ class Saga(_Saga):
         budget: Mapping[str, Any] | None = None,
         workspace: Path | str | None = None,
         store: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Ran:
         """Go on with a run of this saga, by its id or root; with `retry`, with one that is stuck."""
         from onceward import saga_running
         from onceward.lifecycles.plan_words import limits_of
 
         place = workspace_at(workspace, store)
         outcome, signal = saga_running.resume(place, run, saga=self, retry=retry, limits=limits_of(budget or {}))
-        return _outcome(outcome, signal)
+        return _outcome(Ran(outcome, place), signal)
 
 
-def _outcome(outcome: dict[str, Any], signal: int) -> dict[str, Any]:
+def _outcome(outcome: Ran, signal: int) -> Ran:
     if signal == 130:
         raise KeyboardInterrupt
     if signal:

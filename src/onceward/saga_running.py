@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onceward.engine.assembly import Assembly, Rollback, Shipped, shipped
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import saga_in
+from onceward.engine.plan_file import Lines, saga_in
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun, Told
@@ -25,6 +26,7 @@ from onceward.store.tables.grants import Grants
 from onceward.store.tables.sagas import Runs
 from onceward.wiring import Workspace
 
+M = TypeVar("M")
 Outcome = tuple[dict[str, Any], int]
 Begun = Callable[[Run, str], None]
 
@@ -42,14 +44,21 @@ def run(
     leaving: bool = False,
 ) -> Outcome:
     """The run of a root, to its end or to where it is stuck; answers how it stands, and the signal's exit status."""
-    root = root or workspace.sources.new_id("root")
+    known = _known(workspace, root) if root is not None and grant is None else None
+    root = workspace.sources.new_id("root") if root is None else root
 
     def enter(kernel: Kernel) -> tuple[Saga, Run, Lease | None]:
-        whole = None if grant is None else workspace.grant(grant)
+        # A run that is there knows its grant.
+        whole = workspace.grant(grant) if grant is not None else known.grant_id if known is not None else None
         wanted = Wanted(saga, root, given, kernel.principal, workspace.settings.grants.environment, whole)
         return saga, *begin(kernel, wanted, place_of(workspace, saga.file), limits)
 
     return _carry(workspace, enter, begun, told, leaving)
+
+
+def _known(workspace: Workspace, root: str) -> Run | None:
+    with workspace.reading() as store, store.read() as rows:
+        return Runs(rows).of_root(root)
 
 
 def resume(
@@ -67,10 +76,11 @@ def resume(
     """Go on with a run whose kernel went away; with `retry`, with one that is stuck."""
     with workspace.reading() as store, store.read() as rows:
         known = Runs(rows).named(name)
-    saga = saga or (saga_of(workspace, known, file) if known.file or file else shipped(known))
+    found = saga or shipped(known) or saga_of(workspace, known, file)
+    environment = workspace.settings.grants.environment
 
     def enter(kernel: Kernel) -> tuple[Saga, Run, Lease | None]:
-        return saga, *take_up(kernel, saga, known.saga_id, limits, retry=retry)
+        return found, *take_up(kernel, found, known.saga_id, environment, limits, retry=retry)
 
     return _carry(workspace, enter, begun, told, leaving)
 
@@ -82,7 +92,7 @@ def carry_out(workspace: Workspace, saga: Shipped, grant: str, begun: Begun, tol
     with workspace.reading() as store, store.read() as rows:
         used = Grants(rows).named(grant).consumed_by_root or ""
         root, attempt = saga.root(grant), 1
-        if used.partition("#")[0] == root:
+        if used == root or used.startswith(f"{root}#"):
             root = used
         while not used and (known := Runs(rows).of_root(root)) is not None and known.over:
             attempt += 1
@@ -104,7 +114,7 @@ def _carry(
         try:
             saga, found, lease = enter(kernel)
             ended = found.over or found.stuck is not None
-            begun(found, "" if found.version == 1 else "over" if ended else "resumed")
+            begun(found, "over" if ended else "resumed" if found.version > 1 or found.lease_fence > 1 else "")
             if not ended:
                 run_saga(kernel, SagaRun(kernel, saga, found.saga_id, lease, told), stop)
         finally:
@@ -117,8 +127,9 @@ def saga_of(workspace: Workspace, known: Run, file: Path | None) -> Saga:
     """The saga of a run, from the file it was read from."""
     file = file or workspace.folder.parent / known.file
     if not file.is_file():
+        where = f"is not at {known.file} any more" if known.file else "was in no file"
         raise InvalidResumeState(
-            f"the saga of {known.saga_id} is not at {known.file} any more",
+            f"the saga of {known.saga_id} {where}",
             context={"saga_id": known.saga_id, "file": known.file},
             recovery=[Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")],
         )
@@ -129,8 +140,24 @@ def governed(workspace: Workspace, path: Path) -> Saga:
     """What a file is about: a saga in Python, or a plan for the registry in TOML, to apply or to roll back."""
     if path.suffix == ".py":
         return saga_in(path)
+    rolling_back = "value" not in toml_of(path)
+    return in_file(path, to_roll_back, workspace) if rolling_back else in_file(path, to_apply, workspace)
+
+
+def in_file(path: Path, make: Callable[[Workspace, Mapping[str, Any]], M], workspace: Workspace) -> M:
+    """What a file says; a mistake in it is told with its place."""
     words = toml_of(path)
-    return to_apply(workspace, words) if "value" in words else to_roll_back(workspace, words)
+    try:
+        return make(workspace, words)
+    except InvalidConfig as error:
+        found = re.search(r"`\$([^`]*)`", error.message)
+        named = str(error.context.get("field", ""))
+        parts = re.findall(r"\w+", found[1]) if found else [named]
+        place = tuple(int(part) if part.isdecimal() else part for part in parts)
+        line = Lines(path.read_text("utf-8-sig")).of(place)
+        where = f"{path}, line {line}" if line else str(path)
+        said = error.message.partition(" - at `")[0]
+        raise InvalidConfig(f"{where}: {said}", context={**error.context, "file": str(path), "line": line}) from None
 
 
 def to_apply(workspace: Workspace, words: Mapping[str, Any]) -> Assembly:
@@ -148,4 +175,5 @@ def toml_of(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"{path}: {error}", context={"file": str(path)}) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"cannot read {path}: {error}", context={"file": str(path)}) from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidConfig(f"cannot read {path}: {why}", context={"file": str(path)}) from None

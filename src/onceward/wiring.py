@@ -119,7 +119,7 @@ class Workspace:
     def store(self) -> Store:
         """The store to read from; NOT_FOUND with the next command where there is none."""
         self._require_folder()
-        wanted = {EVENTS[occasion] for occasion in self.settings.notify.on}
+        wanted = {event for occasion in self.settings.notify.on for event in EVENTS[occasion]}
         notices = dict.fromkeys(self.settings.notify.sinks(), wanted)
         store = Store(self.database, self.sources, [sink.name for sink in self.settings.sink], notices)
         store.require_schema()

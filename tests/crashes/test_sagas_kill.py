@@ -182,7 +182,7 @@ def test_an_assembly_comes_to_its_end_wherever_it_is_killed(scene, store_url, ex
 
 
 def examine_registry(scene, orders, wanted, fail, foreign):
-    used = wanted[0] not in ("ABORT_PREFLIGHT",)
+    used = not wanted[0].startswith("ABORT_")
     status = {"DONE": "active", "COMP_VALUES": "retired", "COMP_EVIDENCE": "active"}.get(wanted[0])
     kernel = scene.kernel()
     try:

@@ -9,15 +9,19 @@ from helpers import assert_sound
 from onceward.engine.assembly import Assembly, Rollback, shipped
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_verbs import abandon
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
 from onceward.kernel.records import Request
 from onceward.lifecycles.registry import plan_of, schema_digest
+from onceward.lifecycles.rollback import judge
 from onceward.lifecycles.rollback import plan_of as rollback_of
 from onceward.lifecycles.saga import ASSEMBLY
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry
 from onceward.store.tables.sagas import Runs, find_lease, take_lease
+from onceward.wiring import Workspace
 
 ENV = "test"
 
@@ -59,7 +63,7 @@ class Site:
 
     def again(self, run, saga=None, retry=False):
         saga = saga or shipped(run)
-        return self.carry(saga, *take_up(self.kernel, saga, run.saga_id, retry=retry))
+        return self.carry(saga, *take_up(self.kernel, saga, run.saga_id, ENV, retry=retry))
 
     def registry(self, ask):
         with self.kernel.store.read() as rows:
@@ -148,8 +152,8 @@ def test_every_state_that_fails_ends_at_its_stop(here, place, check):
     run = here.apply(saga, grant)
     forward = place.forward
     assert run.state == ("DONE" if forward else place.stop) and run.stuck is None
-    # The grant of a run that wrote nothing is not used up by a lease that was never had.
-    assert here.status(grant) == (("active", False) if place.name == "S0_PREFLIGHT" else ("consumed", forward))
+    # The grant is used up with the move that leads on from S1, and not before.
+    assert here.status(grant) == (("active", False) if place.stop.startswith("ABORT_") else ("consumed", forward))
     collection = here.registry(lambda r: r.collection("mine"))
     assert collection is None, "what this run made is retired"
     own = here.registry(lambda r: {v.status for v in r.of_root(run.idempotency_root)})
@@ -262,6 +266,7 @@ def test_without_the_lease_nothing_is_written_and_the_grant_is_untouched(here):
 )
 def test_a_grant_for_anything_else_is_refused_and_untouched(here, other):
     saga = Assembly(plan(), ENV)
+    here.ask("principals.add", name="eve", roles=["operator"])
     grant = here.grant(saga, **other)
     run = here.apply(saga, grant)
     assert (run.state, run.settled) == ("ABORT_NO_LEASE", 1)
@@ -327,10 +332,83 @@ def test_a_rollback_of_several_is_all_or_nothing(here):
     before = here.values()
     # Both at once would leave pay pointing at what is no longer in force.
     both = here.apply(Rollback(undoing(*steps), schema_digest("ops"), ENV))
-    assert both.state in ("DONE", "ABORT_SUPERSEDE", "ABORT_CHECK")
-    if both.state != "DONE":
-        assert here.values() == before
+    assert both.state == "DONE" and before != here.values()
+    assert here.values() == {"pay@1.0.0": "superseded", "send@1.0.0": "superseded", "sign@1.0.0": "active"}
     here.sound()
+
+
+@pytest.mark.rule("S-6")
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ([("pay", "send"), ("send", "pay")], "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED"),
+        ([("pay", "send"), ("pay", "sign")], "ROLLBACK_ERASES_HISTORY"),
+        ([("send", "sign"), ("pay", "send")], "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED"),
+    ],
+)
+def test_each_step_is_judged_as_those_before_it_leave_things(here, steps, code):
+    here.apply(Assembly(plan(), ENV))
+    back = undoing(*({"target": f"{a}@1.0.0", "successor": f"{b}@1.0.0"} for a, b in steps))
+    assert here.registry(lambda r: judge(back, r)).code == code
+    saga = Rollback(back, schema_digest("ops"), ENV)
+    grant = here.grant(saga)
+    assert here.apply(saga, grant).state == "ABORT_CHECK" and here.status(grant) == ("active", False)
+    here.sound()
+
+
+@pytest.mark.rule("S-6")
+def test_what_is_history_already_is_not_rolled_back(here):
+    here.apply(Assembly(plan(), ENV))
+    back = undoing({"target": "pay@1.0.0", "successor": "send@1.0.0"})
+    assert here.apply(Rollback(back, schema_digest("ops"), ENV)).state == "DONE"
+    verdict = here.registry(lambda r: judge(back, r))
+    assert (verdict.code, "send@1.0.0 follows it" in verdict.why) == ("ROLLBACK_ERASES_HISTORY", True)
+    retiring = undoing({"action": "retire", "target": "send@1.0.0", "successor": "sign@1.0.0"})
+    assert here.registry(lambda r: judge(retiring, r)).code == "ROLLBACK_ORPHANS_DEPENDENCY"
+    retiring = undoing({"action": "retire", "target": "sign@1.0.0", "successor": "send@1.0.0"})
+    assert here.registry(lambda r: judge(retiring, r)).code == "ROLLBACK_SUCCESSOR_RULE_ABSENT"
+
+
+@pytest.mark.rule("S-2", "S-3")
+@pytest.mark.guarantee("G16")
+def test_who_gives_a_run_up_before_it_used_its_grant_has_the_grant_still(here):
+    saga = Assembly(plan(), ENV)
+    grant = here.grant(saga)
+    asking = saga.actions["S1_RESERVED"].do.call
+
+    def given_up(task):
+        here.kernel.store.write(lambda tx: abandon(tx, "tester", task.site.saga_id, "req"))
+        return asking(task)
+
+    action = saga.actions["S1_RESERVED"]
+    saga.actions["S1_RESERVED"] = msgspec.structs.replace(action, do=msgspec.structs.replace(action.do, call=given_up))
+    run = here.apply(saga, grant)
+    assert (run.state, run.settled) == ("ABORT_NO_LEASE", 1) and here.status(grant) == ("active", False)
+    with here.kernel.store.read() as rows:
+        assert find_lease(rows, "registry:ops") is None
+    here.sound()
+
+
+@pytest.mark.rule("S-3")
+@pytest.mark.guarantee("G16")
+def test_nobody_else_goes_on_under_a_grant(here, workspace, store_url):
+    saga = failing(failing(Assembly(plan(), ENV), "S4_VALUES"), "S4_VALUES", undo=True)
+    run = here.apply(saga)
+    assert run.stuck is not None
+    here.ask("principals.add", name="bob", roles=["operator"])
+    here.kernel.close()
+    bob = Site(Workspace(workspace.folder, store_url=store_url, principal="bob").kernel())
+    with pytest.raises(PermitInvalid, match="is for tester, not for bob"):
+        bob.again(run, saga, retry=True)
+    bob.kernel.close()
+
+
+def test_what_a_compensation_must_leave_is_said(here):
+    here.apply(Assembly(plan(), ENV))
+    run = here.apply(failing(Assembly(plan("pay@1.1.0 over pay@1.0.0", revision=2), ENV), "S5_VERIFY_VALUES"))
+    found = saga_status(here.kernel.store, run.saga_id)
+    assert found["left"] == ["pay@1.1.0: another value gave way to it"] and found["standing"] == "stopped"
+    assert found["why"]["step"] == "S5_VERIFY_VALUES"
 
 
 @pytest.mark.rule("S-6")

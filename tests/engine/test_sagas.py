@@ -6,16 +6,20 @@ import itertools
 import threading
 import time
 
+import msgspec
 import pytest
 
 from helpers import assert_sound
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.saga_verbs import abandon
 from onceward.engine.sagas import Saga
 from onceward.errors import InvalidConfig, InvalidResumeState, LeaseLost, LockConflict, OncewardError, RequestConflict
 from onceward.kernel import faults
+from onceward.kernel.records import Request
+from onceward.store.tables.children import Tokens
 from onceward.store.tables.sagas import Runs, find_lease, release_lease, renew_lease, take_lease
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -79,7 +83,7 @@ def carry(kernel, saga, run, lease, told=None):
 
 
 def again(kernel, saga, run, retry=False):
-    return carry(kernel, saga, *take_up(kernel, saga, run.saga_id, retry=retry))
+    return carry(kernel, saga, *take_up(kernel, saga, run.saga_id, "test", retry=retry))
 
 
 def sound(kernel, *sessions):
@@ -394,3 +398,165 @@ def test_a_crash_is_no_failure(kernel):
         kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
     with kernel.store.read() as rows:
         assert Runs(rows).of_root("r").state == "a"
+
+
+class Odd:
+    def __bool__(self):
+        raise ValueError("neither")
+
+
+@pytest.mark.rule("S-1")
+@pytest.mark.parametrize("place", ["check", "guard"])
+@pytest.mark.parametrize("how", ["raises", "exits", "surrogate", "odd", "promise", "says no"])
+def test_however_a_check_or_guard_refuses_it_refuses(kernel, place, how):
+    async def promise():
+        return True
+
+    def judge(seen):
+        if how == "raises":
+            raise ValueError("stock is low")
+        if how == "exits":
+            raise SystemExit(7)
+        if how == "surrogate":
+            raise ValueError("bad \udcff byte")
+        return {"odd": Odd, "promise": promise, "says no": bool}[how]()
+
+    saga, did, told = Saga("odd"), [], []
+    saga.action(lambda task: did.append("a"), name="a", compensate=lambda task: did.append("-a"))
+    saga.action(lambda task: did.append("b"), name="b", compensate=lambda task: did.append("-b"), **{place: judge})
+    run = go(kernel, saga, told=told.append)
+    assert (run.state, run.settled) == ("COMP_B", 1)
+    assert did == (["a", "b", "-b", "-a"] if place == "check" else ["a", "-a"])
+    found = saga_status(kernel.store, run.saga_id)
+    assert found["why"]["reason"] == f"{place}_failed" and found["why"]["step"] == "b"
+    assert [t["status"] for t in told if t["step"] == "b" and t["side"] == "action"][-1] == "failed"
+    if how == "raises":
+        assert "stock is low" in found["why"]["message"]
+    sound(kernel)
+
+
+def test_a_check_that_cannot_answer_is_refused_where_it_is_declared():
+    async def later(seen):
+        return False
+
+    saga = Saga("s")
+    for words in (
+        *({"check": later}, {"guard": later}, {"check": lambda: True}, {"check": 5}),
+        *({"compensate": "rm foo"}, {"compensate": 5}),
+    ):
+        with pytest.raises(InvalidConfig):
+            saga.action(lambda task: None, name="a", **words)
+    with pytest.raises(InvalidConfig, match="list of words"):
+        saga.command("x", "true")
+    saga.action(lambda task: None, name="print-ticket")
+    with pytest.raises(InvalidConfig, match="letters, digits and _"):
+        assert saga.shape
+
+
+@pytest.mark.rule("S-8")
+@pytest.mark.parametrize("lane", ["usd", "duration_secs"])
+def test_what_is_to_be_undone_is_undone_whatever_is_left_of_the_budget(kernel, lane):
+    saga, did = Saga("dear", budget={"usd": "0.10"} if lane == "usd" else {"duration_secs": 1}), []
+
+    def undo(task):
+        did.append("undone")
+        task.spend(usd="0.07")
+        if lane == "duration_secs":
+            time.sleep(1.2)
+
+    @saga.action(compensate=undo)
+    def one(task):
+        did.append("one")
+        task.spend(usd="0.05")
+        if lane == "duration_secs":
+            while True:
+                task.check()
+                time.sleep(0.02)
+        task.spend(usd="0.50")
+
+    run = go(kernel, saga)
+    assert (run.state, run.settled, run.stuck, did) == ("COMP_ONE", 1, None, ["one", "undone"])
+    with kernel.store.read() as rows:
+        ((spent,),) = rows.read("SELECT total FROM budget_totals WHERE budget_lane = 'usd_micros'")
+    assert spent == 120_000, "all of it is on the record"
+    sound(kernel, run.saga_id)
+
+
+@pytest.mark.rule("S-8")
+@pytest.mark.parametrize("side", ["action", "compensation"])
+def test_a_child_that_is_cancelled_before_it_begins_is_a_failure_too(kernel, side):
+    world = World()
+    if side == "compensation":
+        world.fails["action", "b"] = 1
+    saga = world.saga(2)
+    run, lease = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
+    runner = SagaRun(kernel, saga, run.saga_id, lease, lambda said: None)
+    rouse, queued = runner.children.rouse, []
+
+    def cancel_first():
+        with kernel.store.read() as rows:
+            for token in Tokens(rows).open_in(run.saga_id):
+                step = msgspec.json.decode(token.work)
+                if (step["step"], step["side"]) == ("b", side) and not queued:
+                    queued.append(token.child_id)
+        if queued and len(queued) == 1:
+            queued.append("once")
+            kernel.ask(Request("children.cancel", "c1", {"subject": queued[0]}, "tester"))
+        rouse()
+
+    runner.children.rouse = cancel_first
+    run = run_saga(kernel, runner)
+    assert queued[0].startswith("chd_")
+    if side == "compensation":
+        assert run.stuck is not None and "cancelled" in run.stuck
+        run = again(kernel, saga, run, retry=True)
+    assert (run.state, run.settled) == ("COMP_B", 1) and world.there == set()
+    sound(kernel)
+
+
+@pytest.mark.rule("S-4")
+def test_a_lease_that_is_lost_before_the_end_ends_the_run(kernel):
+    world = World()
+    world.fails["action", "a"] = 1
+    saga = world.saga(1)
+    undo = saga.actions["a"].undo.call
+
+    def steal(task):
+        undo(task)
+        kernel.store.write(
+            lambda tx: tx.write("UPDATE run_leases SET holder = 'other', token = 't', fence = fence + 1")
+        )
+
+    action = saga.actions["a"]
+    saga.actions["a"] = msgspec.structs.replace(action, undo=msgspec.structs.replace(action.undo, call=steal))
+    with pytest.raises(LeaseLost):
+        go(kernel, saga, "r")
+
+
+@pytest.mark.rule("S-3")
+@pytest.mark.guarantee("G16")
+def test_a_grant_is_for_what_is_done_not_only_for_its_names():
+    def made(say="harmless", undo="undo", check=None):
+        saga = Saga("g", granted=True)
+        saga.command("act", ["echo", say], compensate=["echo", undo], check=check)
+        return saga.scope({"x": 1}, "test", "tester")
+
+    base = made()
+    others = [made("harmful"), made(undo="other"), made(check=lambda seen: True), made(check=lambda seen: False)]
+    assert len({base.digest(), *(other.digest() for other in others)}) == 5
+    first, second = Saga("f"), Saga("f")
+    first.action(lambda task: 1, name="a")
+    second.action(lambda task: 2, name="a")
+    assert first.scope(1, "t", "x") != second.scope(1, "t", "x")
+
+
+@pytest.mark.rule("S-8")
+def test_a_run_at_its_stop_may_be_taken_as_it_is_before_it_is_stuck(kernel):
+    world = World()
+    saga = world.saga(2)
+    run, _ = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
+    kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
+    said = kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-2"))
+    assert said["settled"] and said["not_undone"] == ["a"]
+    assert saga_status(kernel.store, run.saga_id)["standing"] == "given up"
+    sound(kernel)

@@ -115,7 +115,7 @@ def test_a_plan_that_cannot_be_read_is_no_plan():
         judge(plan(but(target="pay")), FACTS)
     with pytest.raises(InvalidConfig):
         judge(RollbackPlan("p", "other", [GOOD]), FACTS)
-    with pytest.raises(NotFound):
+    with pytest.raises(InvalidConfig):
         judge(plan(but(target="pay@9.9.9")), FACTS)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"action": "undo", "target": "pay@1.9.0"}, Step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, NotFound, OncewardError
@@ -55,10 +56,11 @@ def supersede(store, key, successor):
 
 
 def give_way(tx, key, successor, audited=True):
-    found, audit = Registry(tx).value(key), tx.sources.new_id("aud")
-    event = tx.move(rules.supersede(found, successor, "tester", audit, "incident-7"))
+    found = Registry(tx).value(key)
+    audit = Audit(tx.sources.new_id("aud"), ROOT, "R2_SUPERSEDE", found.vocab_id, "incident-7", 0)
+    event = tx.move(rules.supersede(found, successor, "tester", audit))
     if audited:
-        note_audit(tx, Audit(audit, ROOT, "R2_SUPERSEDE", found.vocab_id, "incident-7", event.position), tx.now)
+        note_audit(tx, msgspec.structs.replace(audit, position=event.position), tx.now)
 
 
 def admitted(tx, collection):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine import registry
+from onceward.engine import grants, registry
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import ActionTask, Judge, Saga, Seen
 from onceward.errors import IntegrityFault, InvalidConfig
@@ -22,9 +22,11 @@ from onceward.lifecycles.rollback import RollbackPlan
 from onceward.lifecycles.saga import ASSEMBLY, ROLLBACK, Shape, given_of
 from onceward.store.port import Reads
 from onceward.store.tables.registry import Registry, note_audit
+from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 Act = Callable[[ActionTask], Any]
+Write = Callable[[Transaction, SagaRun], None]
 
 
 class Shipped(Saga):
@@ -53,13 +55,28 @@ class Shipped(Saga):
     def lease(self, root: str) -> str:
         return f"registry:{self.collection}"
 
-    def put(self, name: str, act: Act, check: Judge | None = None, undo: Act | None = None) -> None:
+    def put(
+        self, name: str, act: Act, check: Judge | None = None, undo: Act | None = None, write: Write | None = None
+    ) -> None:
         self._add(name, {}, act, undo, check, None, {"timeout": "1h", "attempts": 1})
+        self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
 
-    def reserve(self, task: ActionTask) -> None:
-        """Lease and grant, both or neither."""
+    def about(self, given: Any) -> dict[str, Any]:
+        return {"kind": self.name, "plan": self.given()["plan"]}
+
+    def ask(self, task: ActionTask) -> None:
+        """Whether the grant would do; it is used with the move that goes on."""
         run: SagaRun = task.site
-        run.reserve(self.scope(task.input, self.environment, run.kernel.principal))
+        with run.store.read() as rows:
+            grant = Runs(rows).get(run.saga_id).grant_id or ""
+            grants.require(rows, grant, self._scope(run), run.kernel.principal, rows.now())
+
+    def reserve(self, tx: Transaction, run: SagaRun) -> None:
+        """Lease and grant, both or neither."""
+        run.reserve(tx, self._scope(run))
+
+    def _scope(self, run: SagaRun) -> Scope:
+        return self.scope(None, self.environment, run.kernel.principal)
 
 
 class Assembly(Shipped):
@@ -71,7 +88,7 @@ class Assembly(Shipped):
         super().__init__(ASSEMBLY.name, environment)
         self.plan, self.collection = plan, plan.collection
         self.put("S0_PREFLIGHT", self._preflight, self._unopposed)
-        self.put("S1_RESERVED", self.reserve)
+        self.put("S1_RESERVED", self.ask, write=self.reserve)
         self.put("S2_SCHEMA", self._schema, undo=self._undo_schema)
         self.put("S3_VERIFY_SCHEMA", self._read_schema, self._schema_holds)
         self.put("S4_VALUES", self._values, undo=self._undo_values)
@@ -112,7 +129,8 @@ class Assembly(Shipped):
     def _undo_schema(self, task: ActionTask) -> dict[str, Any]:
         run: SagaRun = task.site
         actor = run.kernel.principal
-        return {"kept": run.write(lambda tx: registry.undo_collection(tx, self.collection, task.root, actor))}
+        kept = run.write(lambda tx: registry.undo_collection(tx, self.collection, task.root, actor))
+        return {"left": [f"the collection {self.collection}: {kept}"] if kept else []}
 
     def _read_schema(self, task: ActionTask) -> dict[str, Any]:
         with task.site.store.read() as rows:
@@ -139,7 +157,8 @@ class Assembly(Shipped):
 
     def _undo_values(self, task: ActionTask) -> dict[str, list[str]]:
         run: SagaRun = task.site
-        return {"left": run.write(lambda tx: registry.undo_values(tx, task.root, run.kernel.principal))}
+        left = run.write(lambda tx: registry.undo_values(tx, task.root, run.kernel.principal))
+        return {"left": [f"{key}: another value gave way to it" for key in left]}
 
     def _read_values(self, task: ActionTask) -> dict[str, Any]:
         with task.site.store.read() as rows:
@@ -183,7 +202,7 @@ class Assembly(Shipped):
             return
         audit_id, ref = tx.sources.new_id("aud"), f"evidence:{blob.sha256}"
         run.kernel.artifacts.record(tx, run.saga_id, "evidence.json", "json", blob)
-        said = {"audit_id": audit_id, "evidence": blob.sha256}
+        said = {"audit_id": audit_id, "audit_root": root, "audit_state": "S6_EVIDENCE", "evidence": blob.sha256}
         event = tx.append(f"saga:{run.saga_id}", "REGISTRY_AUDITED", run.kernel.principal, said)
         note_audit(tx, Audit(audit_id, root, "S6_EVIDENCE", run.saga_id, ref, event.position), tx.now)
 
@@ -213,8 +232,8 @@ class Rollback(Shipped):
         super().__init__(ROLLBACK.name, environment)
         self.plan, self.collection, self.schema_digest = plan, plan.collection, schema_digest
         self.put("R0_CHECK", self._check)
-        self.put("R1_RESERVED", self.reserve)
-        self.put("R2_SUPERSEDE", self._supersede)
+        self.put("R1_RESERVED", self.ask, write=self.reserve)
+        self.put("R2_SUPERSEDE", self._check, write=self._supersede)
         self.put("R3_FINALIZE", self._read_back, undo=self._read_back)
 
     def given(self) -> dict[str, Any]:
@@ -244,23 +263,16 @@ class Rollback(Shipped):
             raise InvalidConfig(f"{verdict.code}: {verdict.why}", context={"code": verdict.code})
         return {"code": verdict.code}
 
-    def _supersede(self, task: ActionTask) -> list[str]:
-        run: SagaRun = task.site
-
-        def work(tx: Transaction) -> list[str]:
-            found = Registry(tx)
-            if self._done(found, task.root):
-                return [step.target for step in self.plan.steps]
-            self._judged(tx)
-            for step in self.plan.steps:
-                successor = found.meant(step.successor).key
-                registry.supersede(
-                    *(tx, found.meant(step.target), successor, task.root, "R2_SUPERSEDE"),
-                    *(step.rollback_ref, run.kernel.principal),
-                )
-            return [step.target for step in self.plan.steps]
-
-        return list(run.write(work))
+    def _supersede(self, tx: Transaction, run: SagaRun) -> None:
+        """All of it, its audit rows and the move that goes on: one transaction."""
+        found, root = Registry(tx), Runs(tx).get(run.saga_id).idempotency_root
+        self._judged(tx)
+        for step in self.plan.steps:
+            successor = found.meant(step.successor).key
+            registry.supersede(
+                *(tx, found.meant(step.target), successor, root, "R2_SUPERSEDE"),
+                *(step.rollback_ref, run.kernel.principal),
+            )
 
     def _done(self, found: Registry, root: str) -> bool:
         targets = [found.meant(step.target) for step in self.plan.steps]
@@ -274,10 +286,12 @@ class Rollback(Shipped):
             return {step.target: str(found.meant(step.target).successor) for step in self.plan.steps}
 
 
-def shipped(run: Run) -> Shipped:
-    """The saga of a run of ours, made again from what it was given."""
+def shipped(run: Run) -> Shipped | None:
+    """The saga of a run of ours, made again from what it was given; None if it is somebody else's."""
+    if run.file or run.shape not in (ASSEMBLY.text(), ROLLBACK.text()):
+        return None
     given = given_of(run)
-    if run.name == ASSEMBLY.name:
+    if run.shape == ASSEMBLY.text():
         return Assembly(plan_of(given["plan"]), given["environment"])
     plan = rollback.plan_of(given["plan"])
     return Rollback(plan, given["schema_digest"], given["environment"])

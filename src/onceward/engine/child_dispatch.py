@@ -46,8 +46,15 @@ class Closing(msgspec.Struct, frozen=True):
     about: str = ""
     """What its last event is about, where that is a step."""
     step: StepEnd | None = None
+    excused: bool = False
+    """Whether it may pass its session's time."""
     bare: Facts | None = None
     """What still belongs into the commit where `facts` cannot be recorded."""
+
+    def whose(self) -> dict[str, Any]:
+        """Whose step it was, without what it made."""
+        step = self.step.detail if self.step is not None else {}
+        return {key: value for key, value in step.items() if key != "outputs"}
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -146,7 +153,7 @@ def end(tx: Transaction, closing: Closing, standing: Standing, actor: str) -> tu
     if closing.micros is not None:
         seconds, over = child_budget.charge_time(tx, token, child_budget.lane_of(standing.lane), closing.micros)
         spent |= {"duration_secs": seconds} if seconds else {}
-        if over is not None and ended.reason == "completed":
+        if over is not None and ended.reason == "completed" and not closing.excused:
             ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
     detail = {**ended.detail, **({"spent": spent} if spent else {})}
     move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor, closing.about)

@@ -125,7 +125,7 @@ def _by_request(running: Running, ended: Ended) -> Ended:
 
 def _deadline(children: Children, token: Token, timeout: float | None, now: float) -> tuple[float | None, Asked]:
     """When a child's time is over: its own limit, or what its session's time budget leaves if that is less."""
-    if children.timed:
+    if children.timed and not children.works[token.child_id].excused:
         with children.store.read() as rows:
             lane = child_budget.lanes(rows, token.parent_session_id)["duration_secs"]
         # A budget of whole seconds is passed when the next one is full.
@@ -144,9 +144,12 @@ def spend_now(children: Children, token: Token, running: Running, lanes: Mapping
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = asked_by_child(dict(lanes))
     running.spending = True
+    work = children.works.get(token.child_id)
+    excused = work is not None and work.excused
+    settled = settled or excused
     refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
     faults.point("child.debited")
-    if refusal is not None:
+    if refusal is not None and not excused:
         raise child_budget.exceeded(refusal)
 
 
@@ -172,7 +175,8 @@ def closing_of(
 
     if step is None:
         return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending)
-    return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending, step.about, step, step.record)
+    about = (step.about, step, work.excused, step.record)
+    return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending, *about)
 
 
 def _last_line(data: bytes) -> str:

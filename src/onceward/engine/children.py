@@ -52,7 +52,6 @@ class Children:
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
         self.registered = registered
-        """Whether what is spawned must name an operation of the registry."""
         tenure = store.tenure
         if tenure is None:
             raise LockLost("only the kernel of a workspace runs children")
@@ -75,8 +74,7 @@ class Children:
         self.closed = False
         self.hurry = threading.Event()
         """Set when somebody who asked to stop asks again."""
-        self.stuck = False
-        """Whether a function could not be ended: only the end of this process will."""
+        self.stuck = False  # A function that only the end of this process will end.
         self.heeded: Callable[[], None] | None = None
         """Told when somebody asked for something that may concern this session."""
         self._watch = threading.Event()
@@ -88,7 +86,8 @@ class Children:
         """Whether the session's time is limited."""
 
     def spawn(self, works: Sequence[Work]) -> list[str]:
-        """Queue children; answers their ids. They run as slots become free."""
+        """Queue children; answers their ids. They run as slots become free. Where the workspace wants it, each names an
+        operation of the registry."""
         if self.closed:
             raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
         orders = [self.order(work) for work in works]
@@ -317,7 +316,11 @@ class Children:
             if closing is None:
                 raise
             # What it left cannot be recorded as it is; that it ended can.
-            said = {"error": "MALFORMED_OUTPUT", "message": f"its result could not be recorded: {described(error)}"}
+            said = {
+                **closing.whose(),
+                "error": "MALFORMED_OUTPUT",
+                "message": f"its result could not be recorded: {described(error)}",
+            }
             reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
             bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))

@@ -48,24 +48,32 @@ def _saga(store: Store, saga_id: str) -> Explanation:
 
 
 def _why(found: Mapping[str, Any]) -> list[str]:
-    how = found["standing"]
-    failed = next((s for s in found["steps"] if s["status"] == "failed" and s["side"] == "action"), None)
+    why, stuck = found.get("why", {}), found.get("stuck") or {}
+    verb = {"check_failed": "did not hold what its check wants", "guard_failed": "was kept from beginning by its guard"}
     said = []
-    if failed is not None:
-        error = failed.get("error", {})
-        words = error.get("message") or error.get("last_line") or error.get("reason")
-        said.append(f"{failed['step']} failed" + (f": {words}" if words else ""))
+    if why:
+        what = verb.get(why.get("reason", ""), "failed")
+        said.append(f"{why['step']} {what}" if why.get("reason") != "abandoned" else f"it was at {why['step']}")
+        said[0] += f": {_words(why)}" if _words(why) else ""
     said.append(
         {
             "done": "every action is done and checked",
             "stopped": "it stopped there, and its compensation is done",
-            "stuck": "its compensation could not be done: "
-            + str((found.get("stuck") or {}).get("message") or (found.get("stuck") or {}).get("reason", "")),
+            "given up": f"it was given up, and this is not undone: {', '.join(found.get('not_undone', ()))}",
+            "stuck": f"{stuck.get('step')} could not be undone: {_words(stuck)}",
             "running": "it runs",
             "unfinished": "the kernel that ran it stopped or died; what was done is kept",
-        }[how]
+        }[found["standing"]]
     )
-    return said
+    return [*said, *(f"left as it is: {left}" for left in found.get("left", ()))]
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """What is known of a failure, in a few words."""
+    if error.get("message"):
+        return str(error["message"])
+    exit_ = f"exit {error['exit']}" if error.get("exit") is not None else ""
+    return ": ".join(filter(None, (exit_, str(error.get("last_line", ""))))) or str(error.get("reason", ""))
 
 
 def _awaited(found: Mapping[str, Any]) -> list[str]:
@@ -134,6 +142,7 @@ def _value(store: Store, vocab_id: str) -> Explanation:
         registry = Registry(rows)
         value = registry.meant(vocab_id)
         heirs = registry.heirs_of(value.key)
+        audit = registry.audit_of(value.audit_id) if value.audit_id else None
         moves = story(rows, f"entry:{vocab_id}", "value")
         run = Runs(rows).of_root(value.root)
     why = {
@@ -143,7 +152,10 @@ def _value(store: Store, vocab_id: str) -> Explanation:
     }[value.status]
     return Explanation(
         *(str(value.key), "value", [f"the operation {value.operation_code}, a {value.act_type}"], value.status),
-        why=[why, f"governed by {value.governing_authority_ref}"],
+        why=[
+            why + (f", because of {audit.rollback_ref}" if audit is not None else ""),
+            f"governed by {value.governing_authority_ref}",
+        ],
         story=moves,
         made=[f"digest {value.digest}", *(f"{heir.key} gave way to it" for heir in heirs)],
         next=[f"onceward registry show {value.key}", *([f"onceward explain {run.saga_id}"] if run is not None else [])],

@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from onceward.errors import InvalidConfig, NotFound, PermissionDenied, PermitInvalid
 from onceward.evidence.signing import Envelope, genuine
+from onceward.kernel.canon import digest
 from onceward.kernel.grants import Grant, Scope
 from onceward.kernel.limits import GRANT_SECONDS
+from onceward.kernel.sources import Micros
 from onceward.lifecycles import permit as rules
+from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.store.port import Reads
+from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.keys import find_key, find_signature
+from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
 
 
-def draft(tx: Transaction, actor: str, scope: Scope) -> Grant:
-    """Write down what somebody would like to be allowed."""
+def draft(tx: Transaction, actor: str, scope: Scope, about: Any = None) -> Grant:
+    """Write down what somebody would like to be allowed; what people are to read of it has the digests of the scope."""
+    _require_about(scope, about)
+    executor = Principals(tx).find(scope.executor)
+    if executor is None or not executor.may("operator"):
+        raise InvalidConfig(
+            f"{scope.executor} could not carry it out: "
+            + ("nobody here is called so" if executor is None else "that needs the role operator"),
+            context={"field": "executor"},
+        )
     grant_id = tx.sources.new_id("grt")
-    tx.move(rules.draft(grant_id, scope, actor))
+    tx.move(rules.draft(grant_id, scope, actor, about))
     return Grants(tx).named(grant_id)
+
+
+def _require_about(scope: Scope, about: Any) -> None:
+    if about is None:
+        return
+    try:
+        if about["kind"] == "assembly":
+            plan = plan_of(about["plan"])
+            made = (plan.manifest_digest, plan.schema_digest)
+        elif about["kind"] == "rollback":
+            made = (digest(about["plan"]), schema_digest(about["plan"]["collection"]))
+        else:
+            made = (digest(about["input"]), digest(about["work"]))
+    except (KeyError, TypeError, InvalidConfig):
+        made = ("", "")
+    if made != (scope.manifest_digest, scope.schema_digest):
+        raise InvalidConfig("what the grant says it is for is not what its digests are of", context={"field": "about"})
+
+
+def about(rows: Reads, grant_id: str) -> Any:
+    """What a grant is for, as people read it; None where nobody wrote it down."""
+    first = next(events_of(rows, f"entry:{grant_id}"), None)
+    return first.facts()["detail"].get("about") if first is not None else None
 
 
 def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int) -> Grant:
     """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
     grant = Grants(tx).named(grant_id)
+    if grant.status != "draft":
+        raise PermitInvalid(f"the grant is {grant.status}; only a draft is issued", context={"grant_id": grant_id})
     if grant.scope != scope.check():
         raise InvalidConfig("what is to be granted is not what was drafted", context={"field": "scope"})
     if not 1 <= seconds <= GRANT_SECONDS:
@@ -37,7 +77,12 @@ def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int
 
 
 def revoke(tx: Transaction, actor: str, grant_id: str, why: str) -> Grant:
-    tx.move(rules.revoke(Grants(tx).named(grant_id), actor, why))
+    grant = Grants(tx).named(grant_id)
+    if grant.status not in ("draft", "active"):
+        raise PermitInvalid(
+            f"the grant is {grant.status}; there is nothing to take back", context={"grant_id": grant_id}
+        )
+    tx.move(rules.revoke(grant, actor, why))
     return Grants(tx).named(grant_id)
 
 
@@ -52,16 +97,30 @@ def expire(tx: Transaction, actor: str) -> list[str]:
 def consume(tx: Transaction, grant_id: str, scope: Scope, executor: str, root: str) -> bool:
     """Use a grant up for a run, in the transaction of its first write; the run that used it may come again. Whether it
     was used now."""
-    grant = Grants(tx).find(grant_id)
-    if grant is not None and grant.consumed_by_root == root and grant.scope == scope.check():
+    known = Grants(tx).find(grant_id)
+    if known is not None and known.consumed_by_root == root and known.scope == scope.check():
         return False
-    why = rules.refusal(grant, scope, executor, tx.now)
-    why = why or (unsigned(tx, grant) if grant is not None else "")
-    if why:
-        raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
-    assert grant is not None
+    grant = require(tx, grant_id, scope, executor, tx.now)
     tx.move(rules.consume_grant(grant, root, executor))
     return True
+
+
+def require(rows: Reads, grant_id: str, scope: Scope, executor: str, now: Micros) -> Grant:
+    """The grant, if it allows exactly this to this executor now; asking uses nothing up."""
+    grant = Grants(rows).find(grant_id)
+    why = rules.refusal(grant, scope, executor, now)
+    why = why or (unsigned(rows, grant) if grant is not None else "")
+    if why or grant is None:
+        raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
+    return grant
+
+
+def require_again(rows: Reads, grant_id: str, scope: Scope, root: str) -> None:
+    """Whoever goes on under a grant that a run used up does exactly what it was for, and is who it was for."""
+    grant = Grants(rows).named(grant_id)
+    why = rules.difference(grant.scope, scope.check())
+    if grant.consumed_by_root == root and why:
+        raise PermitInvalid(f"the grant of this run {why}", context={"grant_id": grant_id})
 
 
 def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:

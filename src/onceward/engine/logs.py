@@ -5,24 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.spool import Spool
 from onceward.engine.tenure import vacant
 from onceward.errors import InvalidConfig
 from onceward.kernel.limits import FOLLOW_SECONDS
+from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens, is_terminal, resolve
+from onceward.store.tables.sagas import Runs
 
 
 def child_named(rows: Reads, build: str | None, subject: str) -> str:
     """The child that is meant: by its id, or the newest attempt at a step of a build, or of the newest build."""
     if subject.startswith("chd_") and build is None:
         return resolve(rows, subject)[0]
+    run = _run_named(rows, build)
+    if run is not None:
+        return _of_run(rows, run, subject)
     found = Builds(rows).meant(build)
     attempts = []
     steps = set()
@@ -49,6 +56,24 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
             context={"step": subject[:200], "build_id": found.build_id},
         )
     return attempts[-1]
+
+
+def _run_named(rows: Reads, name: str | None) -> Run | None:
+    if name is None or name.startswith("bld_"):
+        return None
+    return Runs(rows).named(name) if name.startswith("sga_") else Runs(rows).of_root(name)
+
+
+def _of_run(rows: Reads, run: Run, subject: str) -> str:
+    """The newest child of a saga's action, or, as `undo NAME`, of its compensation."""
+    side, name = ("compensation", subject[5:]) if subject.startswith("undo ") else ("action", subject)
+    for token in reversed(list(Tokens(rows).of_session(run.saga_id))):
+        said = msgspec.json.decode(token.work)
+        if (said.get("step"), said.get("side")) == (name, side):
+            return token.child_id
+    raise InvalidConfig(
+        f"no attempt at {subject[:80]!a} in run {run.saga_id}", context={"step": subject[:200], "saga_id": run.saga_id}
+    )
 
 
 def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) -> Iterator[tuple[str, bytes]]:

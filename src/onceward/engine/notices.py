@@ -27,13 +27,13 @@ from onceward.store.tables.outbox import Parcel
 from onceward.store.tables.sagas import Runs
 
 EVENTS: Final = {
-    "pause": "BUILD_PAUSED",
-    "failure": "BUILD_FAILED",
-    "approval": "APPROVAL_WANTED",
-    "in_doubt": "STEP_IN_DOUBT",
-    "stuck": "SAGA_STUCK",
+    "pause": ("BUILD_PAUSED",),
+    "failure": ("BUILD_FAILED", "SAGA_SETTLED"),
+    "approval": ("APPROVAL_WANTED",),
+    "in_doubt": ("STEP_IN_DOUBT",),
+    "stuck": ("SAGA_STUCK",),
 }
-"""What a notice can be about, and the event that tells of it."""
+"""What a notice can be about, and the events that tell of it."""
 
 
 def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str
         "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
         "APPROVAL_WANTED": lambda: f"waits for a person at {step}: {detail.get('text', '')}",
         "STEP_IN_DOUBT": lambda: f"was cut off, and nobody can say whether {step} had its effect",
+        "SAGA_SETTLED": lambda: f"stopped at {detail.get('to')}",
         "SAGA_STUCK": lambda: (
             f"is stuck at {detail.get('to')}: {why.get('step')} could not be undone"
             f" ({why.get('message') or why.get('last_line') or why.get('reason')})"

@@ -30,7 +30,7 @@ def require(rows: Reads, works: Iterable[Named], required: bool) -> None:
         if not work.operation:
             if required:
                 raise OperationAbsent(
-                    f'{work.what} names no operation, and this workspace requires one (operation = "code@1.0.0")',
+                    f"{work.what} names no operation (as in code@1.0.0), and this workspace requires one",
                     context=context,
                     recovery=_SEE,
                 )

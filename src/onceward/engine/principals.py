@@ -23,16 +23,18 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
         return principal
     admins = [p.name for p in known.all() if p.may("admin")]
     why = f"has {_only(principal)}" if principal else "is not known here"
+    wanted = f"the role {role.replace('|', ' or ')}" if role else "somebody who is"
+    able = [p.name for p in known.all() if role and p.may(role) and not p.may("admin")]
+    give = Recovery(
+        f"ask {' or '.join(admins)}",
+        f"onceward principals add {shlex.quote(name)} --role {role.partition('|')[0] or 'viewer'}",
+        "high" if role == "admin" else "low",
+    )
     raise PermissionDenied(
-        f"{name} {why}; this needs {f'the role {role}' if role else 'somebody who is'}",
+        f"{name} {why}; this needs {wanted}",
         context={"principal": name, "needs": role, "admins": admins},
-        recovery=[
-            Recovery(
-                f"ask {' or '.join(admins)}",
-                f"onceward principals add {shlex.quote(name)} --role {role or 'viewer'}",
-                "high" if role == "admin" else "low",
-            )
-        ],
+        # Where somebody else has the role, it is theirs to do.
+        recovery=[*([Recovery(f"have it done by {' or '.join(able[:3])}, who may")] if able else []), give],
     )
 
 

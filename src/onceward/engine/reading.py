@@ -196,7 +196,11 @@ def subject_named(store: Store, name: str) -> str:
     if saga is not None:
         return saga.saga_id
     if name != "latest" and not name.startswith("bld_"):
-        return session_named(store, name)
+        try:
+            return session_named(store, name)
+        except NotFound as error:
+            error.recovery = (Recovery("see which there are", "onceward status"),)
+            raise
     with store.read() as rows:
         return Builds(rows).named(name).build_id
 

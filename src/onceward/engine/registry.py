@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from onceward.errors import InvalidConfig
 from onceward.kernel.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.lifecycles import registry as rules
@@ -47,10 +49,10 @@ def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: s
 
 def supersede(tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str) -> None:
     """A value gives way; the audit row that says for what is part of the same transaction."""
-    audit_id = tx.sources.new_id("aud")
-    event = tx.move(rules.supersede(value, successor, actor, audit_id, ref))
+    audit = Audit(tx.sources.new_id("aud"), root, state, value.vocab_id, ref, 0)
+    event = tx.move(rules.supersede(value, successor, actor, audit))
     assert event is not None
-    note_audit(tx, Audit(audit_id, root, state, value.vocab_id, ref, event.position), tx.now)
+    note_audit(tx, msgspec.structs.replace(audit, position=event.position), tx.now)
 
 
 def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:

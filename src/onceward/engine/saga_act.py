@@ -31,6 +31,10 @@ class Act:
         self.step = stage.name
         self.name = self.step if side == "action" else f"undo {self.step}"
         self.child_id = self.running = saga.store.sources.new_id("chd")
+        self.left: Sequence[str] = ()
+        """What a compensation had to leave as it is."""
+        self.refused: Mapping[str, Any] | None = None
+        """Why it did not lead on although it was done, or did not begin."""
         self.outputs: tuple[Output, ...] = ()
         """What it left, as recorded."""
         self.bench = Bench(
@@ -38,6 +42,11 @@ class Act:
         )
         self.work: Work = self._work()
         self.order: Order = saga.children.order(self.work, self.child_id)
+
+    def current(self, run: Run) -> bool:
+        """Whether the run still stands where this began; somebody may have given it up meanwhile."""
+        mine = (self.run.state, self.run.undone, self.run.stuck, self.run.settled)
+        return (run.state, run.undone, run.stuck, run.settled) == mine
 
     @property
     def key(self) -> str:
@@ -47,11 +56,14 @@ class Act:
     @property
     def said(self) -> dict[str, Any]:
         """What the run's own event says of it."""
-        return {"step": self.step, "child_id": self.running, "outputs": result_digest(self.outputs)}
+        left = {"left": self.left} if self.left else {}
+        return {"step": self.step, "child_id": self.running, "outputs": result_digest(self.outputs), **left}
 
     def _work(self) -> Work:
         about = {"saga": self.run.name, "step": self.step, "side": self.side}
         terms: dict[str, Any] = {"timeout": self.stage.timeout, "attempts": self.stage.attempts, "step": self}
+        # What is to be undone is undone, whatever it costs.
+        terms |= {"operation": self.stage.operation, "excused": self.side == "compensation"}
         if self.stage.call is not None:
             name = getattr(self.stage.call, "__qualname__", self.step)
             return Function(call=self.call, name=name, secrets=self.stage.secrets, said=about, **terms)
@@ -97,6 +109,8 @@ class Act:
 
     def close(self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None) -> Ending:
         found, result = kept or ([], None)
+        if self.side == "compensation" and self.saga.saga.reserves and isinstance(result, Mapping):
+            self.left = list(result.get("left", ()))
         return Ending(self, token, ended, found, result, self.bench.clear())
 
     def cancelled(self) -> None:
@@ -150,6 +164,9 @@ class Ending:
         status = "done" if ended.reason == "completed" else "retry" if self._again else "failed"
         if ended.detail.get("stopped"):
             status = "stopped"
+        why: Mapping[str, Any] = {"reason": ended.reason, **ended.detail}
+        if act.refused is not None:
+            status, why = "failed", act.refused
         said = {"step": act.step, "side": act.side, "status": status, "child_id": self._token.child_id}
         spent = ended.detail.get("spent", {})
-        act.saga.ended(self._again, {**said, "spent": spent, "why": {"reason": ended.reason, **ended.detail}})
+        act.saga.ended(self._again, {**said, "spent": spent, "why": why})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onceward.engine import child_dispatch, grants
+from onceward.engine import child_dispatch, grants, operations
 from onceward.engine.kernel import Kernel
 from onceward.engine.saga_run import reserve
 from onceward.engine.sagas import Saga, given_text
@@ -15,6 +15,7 @@ from onceward.kernel.grants import Scope
 from onceward.kernel.records import check_name
 from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles import saga as rules
+from onceward.store.port import Reads
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
@@ -27,6 +28,7 @@ class Wanted:
     ) -> None:
         self.saga, self.root, self.given = saga, check_name(root, "root"), given
         self.text = given_text(given)
+        self.environment = environment
         self.scope: Scope | None = saga.scope(given, environment, executor) if grant_id or saga.granted else None
         self.grant_id = grant_id
         if saga.granted and not grant_id:
@@ -56,8 +58,9 @@ def begin(
         run = Runs(tx).of_root(wanted.root)
         if run is not None:
             _require_same(run, wanted)
-            return _enter(tx, run, saga, limits or {}, actor)
+            return _enter(tx, run, saga, limits or {}, actor, wanted.environment)
         grants.expire(tx, actor)
+        require_operations(tx, saga, kernel.registered)
         tx.move(
             rules.create(
                 *(fresh, saga.shape, wanted.root, actor),
@@ -77,7 +80,13 @@ def begin(
 
 
 def take_up(
-    kernel: Kernel, saga: Saga, saga_id: str, limits: Mapping[str, int] | None = None, *, retry: bool = False
+    kernel: Kernel,
+    saga: Saga,
+    saga_id: str,
+    environment: str,
+    limits: Mapping[str, int] | None = None,
+    *,
+    retry: bool = False,
 ) -> tuple[Run, Lease | None]:
     """Go on with a run whose kernel went away, or try a compensation again that failed."""
     kernel.require("operator")
@@ -105,15 +114,20 @@ def take_up(
                     recovery=[Recovery("go on with it", f"onceward saga resume {saga_id}")],
                 )
             tx.move(rules.retry(run, kernel.principal))
-        return _enter(tx, Runs(tx).get(saga_id), saga, limits or {}, kernel.principal)
+        return _enter(tx, Runs(tx).get(saga_id), saga, limits or {}, kernel.principal, environment)
 
     return kernel.store.write(work)
 
 
-def _enter(tx: Transaction, run: Run, saga: Saga, limits: Mapping[str, int], actor: str) -> tuple[Run, Lease | None]:
+def _enter(
+    tx: Transaction, run: Run, saga: Saga, limits: Mapping[str, int], actor: str, environment: str
+) -> tuple[Run, Lease | None]:
     """A new epoch of the lease under the same root; one that has not reserved yet does so by its own action."""
     if run.over or run.stuck is not None:
         return run, None
+    if run.grant_id is not None:
+        scope = saga.scope(rules.given_of(run), environment, actor)
+        grants.require_again(tx, run.grant_id, scope, run.idempotency_root)
     child_dispatch.open_(tx, run.saga_id, 1, limits, actor)
     if saga.reserves and run.lease_fence == 0:
         return run, None
@@ -121,15 +135,28 @@ def _enter(tx: Transaction, run: Run, saga: Saga, limits: Mapping[str, int], act
     return Runs(tx).get(run.saga_id), lease
 
 
+def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
+    """Every action is the operation it says it is, before any of them is dispatched (S-7); what is shipped is ours."""
+    named = [operations.Named(f"action {n}", a.do.operation, a.do.effect) for n, a in saga.actions.items()]
+    operations.require(rows, named, required and not saga.reserves)
+
+
 def _require_same(run: Run, wanted: Wanted) -> None:
     """One root is one run: of the same saga, given the same, under the same grant."""
-    same = (run.name, run.input, run.grant_id) == (wanted.saga.name, wanted.text, wanted.grant_id)
-    if not same:
-        raise RequestConflict(
-            f"the root {wanted.root[:100]} is that of run {run.saga_id}, which is something else",
-            context={"saga_id": run.saga_id, "root": wanted.root},
-            recovery=[Recovery("see what it is", f"onceward saga show {run.saga_id}")],
-        )
+    for what, mine, theirs in (
+        ("saga", wanted.saga.name, run.name),
+        ("input", wanted.text, run.input),
+        ("grant", wanted.grant_id, run.grant_id),
+    ):
+        if mine != theirs:
+            raise RequestConflict(
+                f"the root {wanted.root[:100]} is that of run {run.saga_id}, which has another {what}",
+                context={"saga_id": run.saga_id, "root": wanted.root, "differs": what},
+                recovery=[
+                    Recovery("go on with that run, which has all it needs", f"onceward saga resume {run.saga_id}"),
+                    Recovery("or see what it is", f"onceward saga show {run.saga_id}"),
+                ],
+            )
     _require_shape(run, wanted.saga)
 
 

@@ -6,9 +6,14 @@ from typing import Any
 
 import msgspec
 
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.assembly import Assembly
-from onceward.engine.grants import unsigned
+from onceward.engine.grants import about, unsigned
+from onceward.engine.outputs import read_back
+from onceward.engine.outputs import value_of as value_of_outputs
 from onceward.engine.reading import lane_list
+from onceward.engine.tenure import vacant
+from onceward.errors import NotFound
 from onceward.kernel.grants import Grant
 from onceward.kernel.sagas import Run
 from onceward.kernel.sources import iso
@@ -20,6 +25,7 @@ from onceward.lifecycles.rollback import RollbackPlan, Verdict, judge
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens
+from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry
 from onceward.store.tables.sagas import Runs, find_lease
@@ -28,7 +34,7 @@ from onceward.store.tables.sagas import Runs, find_lease
 def standing(run: Run, at_work: bool) -> str:
     """How a run stands, in a word."""
     if run.over:
-        return "done" if run.state == rules.DONE else "stopped"
+        return "given up" if rules.remaining(run) else "done" if run.state == rules.DONE else "stopped"
     if run.stuck is not None:
         return "stuck"
     return "running" if at_work else "unfinished"
@@ -42,11 +48,12 @@ def next_of(run: Run, how: str) -> str | None:
 
 def saga_list(store: Store, limit: int = 100) -> list[dict[str, Any]]:
     """The newest runs and how they stand."""
+    nobody = vacant(store)
     with store.read() as rows:
         return [
             {
                 **{"saga_id": run.saga_id, "name": run.name, "root": run.idempotency_root, "state": run.state},
-                **{"standing": standing(run, _at_work(rows, run)), "created_at": iso(at)},
+                **{"standing": standing(run, not nobody and _at_work(rows, run)), "created_at": iso(at)},
             }
             for run, at in Runs(rows).newest(limit)
         ]
@@ -54,12 +61,15 @@ def saga_list(store: Store, limit: int = 100) -> list[dict[str, Any]]:
 
 def saga_status(store: Store, name: str) -> dict[str, Any]:
     """A run with every state of it, and what to do next."""
+    nobody = vacant(store)
     with store.read() as rows:
         run = Runs(rows).named(name)
         steps = {(step.step, step.side): step for step in Runs(rows).steps(run.saga_id)}
-        at_work = _at_work(rows, run)
+        at_work = not nobody and _at_work(rows, run)
+        why, left = _told(rows, run)
         lease = find_lease(rows, run.lease)
     how = standing(run, at_work)
+    undone = list(rules.remaining(run)) if run.over else []
     shape = rules.shape_of(run)
     told: list[dict[str, Any]] = []
     for place in shape.places:
@@ -74,9 +84,23 @@ def saga_status(store: Store, name: str) -> dict[str, Any]:
         **{"input": rules.given_of(run), "file": run.file or None, "grant_id": run.grant_id, "lease": run.lease},
         "lease_held": lease is not None and lease.holder == run.idempotency_root,
         "stuck": msgspec.json.decode(run.stuck) if run.stuck else None,
+        **{"why": why or None, "left": left or None, "not_undone": undone or None},
         "next": next_of(run, how),
     }
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _told(rows: Reads, run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Why a run stopped, and what its compensations had to leave as it is."""
+    why: dict[str, Any] = {}
+    left: list[str] = []
+    if rules.shape_of(run).place(run.state) is None:
+        for event in events_of(rows, f"saga:{run.saga_id}"):
+            said = event.facts()
+            if said["event"] == "SAGA_STOPPED":
+                why = {"step": said["detail"]["failed"], **said["detail"]["why"]}
+            left += said["detail"].get("left") or []
+    return why, left
 
 
 def _undoing(run: Run, shape: rules.Shape, steps: Any) -> list[dict[str, Any]]:
@@ -140,7 +164,9 @@ def grant_list(store: Store, limit: int = 100) -> list[dict[str, Any]]:
 
 def grant_named(store: Store, name: str) -> dict[str, Any]:
     with store.read() as rows:
-        return grant_of(Grants(rows).named(name), store.sources.now())
+        found = Grants(rows).named(name)
+        told = about(rows, found.grant_id)
+        return {**grant_of(found, store.sources.now()), **({"about": told} if told is not None else {})}
 
 
 def registry_list(store: Store) -> list[dict[str, Any]]:
@@ -177,12 +203,14 @@ def foreseen(store: Store, assembly: Assembly, executor: str, grant: str | None)
     plan, scope = assembly.plan, assembly.scope(None, assembly.environment, executor)
     with store.read() as rows:
         known = Registry(rows).collection(plan.collection)
-        against = objections(plan, Registry(rows), assembly.root(grant or ""))
-        if grant is not None:
-            given = Grants(rows).named(grant)
+        given = Grants(rows).named(grant) if grant is not None else None
+        used = (given.consumed_by_root or "") if given is not None else ""
+        own = assembly.root(given.grant_id) if given is not None else ""
+        mine = bool(own) and (used == own or used.startswith(f"{own}#"))
+        against = objections(plan, Registry(rows), used if mine else own)
+        if given is not None and not mine:
             why = refusal(given, scope, executor, store.sources.now()) or unsigned(rows, given)
-            mine = given.consumed_by_root == assembly.root(given.grant_id)
-            against += [why] if why and not mine else []
+            against += [why] if why else []
     return {
         **{"plan": plan.ref, "collection": plan.collection, "collection_is": "there already" if known else "new"},
         "values": [{"value": str(one.key), **msgspec.to_builtins(one)} for one in plan.value],
@@ -194,3 +222,12 @@ def judged(store: Store, plan: RollbackPlan | None) -> Verdict:
     """The one answer to a rollback plan; nothing is executed."""
     with store.read() as rows:
         return judge(plan, Registry(rows))
+
+
+def value_of_action(artifacts: Artifacts, saga_id: str, action: str) -> Any:
+    """What an action of a run left; files as their bytes."""
+    with artifacts.store.read() as rows:
+        steps = [s for s in Runs(rows).steps(saga_id) if (s.step, s.side, s.status) == (action, "action", "done")]
+    if not steps:
+        raise NotFound(f"run {saga_id} has no result of {action[:80]!a}", context={"action": action[:80]})
+    return value_of_outputs(artifacts, read_back(steps[0].outputs), None)

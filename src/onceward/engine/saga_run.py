@@ -4,6 +4,7 @@ Every write of a run checks its lease first; what cannot be written under it is 
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,8 @@ class SagaRun:
         self.lease, self.told = lease, told
         self.children = kernel.open_session(saga_id, 1, {})
         self.children.heeded = self._notify
+        self._taken: Lease | None = None
+        """A lease that is ours as soon as its commit is."""
         self.lost = False
         """Whether somebody else has the lease by now."""
         self._act: Act | None = None
@@ -60,6 +63,7 @@ class SagaRun:
                 self._begin(run, step, "compensation")
             else:
                 self.store.write(self._settle)
+                self._require_lease()
 
     def look(self) -> Run:
         with self.store.read() as rows:
@@ -90,11 +94,9 @@ class SagaRun:
 
         return self.store.write(held)
 
-    def reserve(self, scope: Scope | None) -> None:
-        """Take the lease and use up the grant, in one transaction: both, or neither."""
-        with self.store.read() as rows:
-            run = Runs(rows).get(self.saga_id)
-        self.lease = self.store.write(lambda tx: reserve(tx, run, scope, self.kernel.principal))
+    def reserve(self, tx: Transaction, scope: Scope) -> None:
+        """Take the lease and use up the grant with the move that goes on: all of it, or nothing."""
+        self._taken = reserve(tx, Runs(tx).get(self.saga_id), scope, self.kernel.principal)
 
     # One action or compensation.
 
@@ -107,6 +109,8 @@ class SagaRun:
             self.children.forget([act.child_id])
             self._act = None
             self._require_lease()
+            if act.refused is not None:
+                self.told({"step": step, "side": side, "status": "failed", "why": act.refused})
             return
         self.told({"step": step, "side": side, "status": "running", "child_id": act.child_id})
         self.children.rouse()
@@ -120,6 +124,7 @@ class SagaRun:
         guard = self.saga.actions[act.step].guard if act.side == "action" else None
         why = self.judge(tx, run, guard, None, "guard") if guard is not None else None
         if why is not None:
+            act.refused = why
             tx.move(rules.stop(run, "guard_failed", self.kernel.principal, why))
             return False
         child_dispatch.spawn(tx, [act.order], self.children.owner, self.children.actor)
@@ -156,11 +161,12 @@ class SagaRun:
 
     def close(self, tx: Transaction, act: Act, ended: Ended, result: Any) -> None:
         """In the commit of a child's end: what it means for the run."""
+        self._taken, act.refused = None, None
         run = Runs(tx).get(self.saga_id)
         if not self.hold(tx):
             return
         done = ended.reason == "completed"
-        why = None if done else _why(ended)
+        why = None if done else rules.failure(ended.reason, ended.detail)
         error = None if why is None else canonical(why).decode()
         put_step(
             tx,
@@ -169,7 +175,7 @@ class SagaRun:
                 *(written(act.outputs), act.running, error),
             ),
         )
-        if (run.state, run.undone, run.stuck) != (act.run.state, act.run.undone, act.run.stuck):
+        if not act.current(run):
             # Somebody gave the run up while this went on: its stop undoes it.
             return
         if act.side == "compensation":
@@ -183,33 +189,31 @@ class SagaRun:
             check = self.saga.actions[act.step].check
             why = self.judge(tx, run, check, result, "check") if check is not None else None
             reason = "check_failed"
+            write = self.saga.actions[act.step].write
+            if why is None and write is not None:
+                why = _refusal(lambda: write(tx, self), "write")
         if why is not None:
-            tx.move(rules.stop(run, reason, actor, why))
+            act.refused = why
+            tx.move(rules.stop(run, reason, actor, {**why, "child_id": act.running}))
             return
         self._end(tx, run, rules.advance(run, actor, act.said))
 
     def _compensated(self, tx: Transaction, run: Run, act: Act, why: Why | None) -> None:
         actor = self.kernel.principal
         if why is not None:
-            tx.move(rules.stick(run, actor, {"step": act.step, **why}))
+            tx.move(rules.stick(run, actor, {"step": act.step, "child_id": act.running, **why}))
             return
         self._end(tx, run, rules.compensated(run, actor, act.said))
 
     def judge(self, tx: Transaction, run: Run, judge: Judge, result: Any, what: str) -> Why | None:
         """What a check or a guard says against going on; None if nothing."""
         seen = Seen(run.idempotency_root, rules.given_of(run), self.inputs(tx, ()), result, tx)
-        try:
-            verdict = judge(seen)
-        except (LockLost, StorageError, Transient):
-            raise
-        except Exception as error:
-            code = error.code if isinstance(error, OncewardError) else "EXECUTION_FAILED"
-            said = error.message if isinstance(error, OncewardError) else described(error)
-            return {"reason": f"{what}_failed", "error": code, "message": said[:1000]}
-        return None if verdict is None or verdict else {"reason": f"{what}_failed", "message": f"its {what} said no"}
+        return _refusal(lambda: judge(seen), what)
 
     def ended(self, again: bool, said: Mapping[str, Any]) -> None:
         """A child's end is durable."""
+        if self._taken is not None:
+            self.lease, self._taken = self._taken, None
         self.told(said)
         if not again:
             with self._changed:
@@ -218,9 +222,20 @@ class SagaRun:
 
     def cancelled(self, act: Act) -> None:
         """A child was cancelled before it began: as failed as one that was cancelled later."""
-        ended = Ended("cancelled")
-        self.store.write(lambda tx: self.close(tx, act, ended, None))
-        self.ended(False, {"step": act.step, "side": act.side, "status": "failed", "why": _why(ended)})
+        why = {"reason": "cancelled", "step": act.step}
+
+        def stop(tx: Transaction) -> None:
+            run = Runs(tx).get(self.saga_id)
+            if self.hold(tx) and act.current(run):
+                actor = self.kernel.principal
+                tx.move(
+                    rules.stop(run, "action_failed", actor, why)
+                    if act.side == "action"
+                    else rules.stick(run, actor, why)
+                )
+
+        self.store.write(stop)
+        self.ended(False, {"step": act.step, "side": act.side, "status": "failed", "why": why})
 
     # The end.
 
@@ -259,25 +274,37 @@ class SagaRun:
 
 
 def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease:
-    """The lease of a run, and its grant used up with it; LOCK_CONFLICT if another holds the lease."""
-    lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
-    if lease is None:
-        holder = find_lease(tx, run.lease)
-        assert holder is not None
-        seconds = max(0, holder.expires_at - tx.now) // 1_000_000
+    """The lease of a run, and its grant used up with it; refused before anything is written if either cannot be."""
+    held = find_lease(tx, run.lease)
+    if held is not None and held.holder not in ("", run.idempotency_root) and held.expires_at > tx.now:
+        seconds = (held.expires_at - tx.now) // 1_000_000
         raise LockConflict(
-            f"the lease {run.lease} is held by run {holder.holder[:100]}, for up to {seconds} s more",
-            context={"lease": run.lease, "holder": holder.holder[:200]},
+            f"the lease {run.lease} is held by run {held.holder[:100]}, for up to {seconds} s more",
+            context={"lease": run.lease, "holder": held.holder[:200]},
         )
     if scope is not None:
         assert run.grant_id is not None
         grants.consume(tx, run.grant_id, scope, actor, run.idempotency_root)
+    lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
+    assert lease is not None
     tx.append(f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence})
     note_lease(tx, run.saga_id, lease.fence)
     return lease
 
 
-def _why(ended: Ended) -> dict[str, Any]:
-    """What a person wants to know of a failure."""
-    names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
-    return {"reason": ended.reason, **{n: ended.detail[n] for n in names if ended.detail.get(n) is not None}}
+def _refusal(ask: Callable[[], Any], what: str) -> Why | None:
+    """What somebody's code says against going on, however it says it; None if nothing."""
+    try:
+        verdict = ask()
+        if inspect.isawaitable(verdict):
+            getattr(verdict, "close", lambda: None)()
+            raise TypeError(f"a {what} cannot be async")
+        allowed = verdict is None or bool(verdict)
+    except (LockLost, StorageError, Transient):
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
+        code = error.code if isinstance(error, OncewardError) else "EXECUTION_FAILED"
+        said = error.message if isinstance(error, OncewardError) else described(error)
+        message = said[:1000].encode("utf-8", "replace").decode()
+        return {"reason": f"{what}_failed", "error": code, "message": message}
+    return None if allowed else {"reason": f"{what}_failed", "message": f"its {what} said no"}

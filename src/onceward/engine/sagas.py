@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.engine.code_version import version_of
 from onceward.engine.task import Task
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import bounded, digest
@@ -22,7 +24,7 @@ from onceward.store.port import Reads
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Undo = Callable[..., Any] | Sequence[str] | None
-_WORDS = {"timeout", "attempts", "env", "secrets"}
+_WORDS = {"timeout", "attempts", "env", "secrets", "operation", "effect"}
 
 
 class ActionTask(Task):
@@ -61,6 +63,8 @@ class Action(msgspec.Struct, frozen=True):
     undo: Stage | None = None
     check: Judge | None = None
     guard: Judge | None = None
+    write: Callable[[Any, Any], None] | None = None
+    """For the sagas that are shipped: what is written in the very transaction that goes on."""
 
     def side(self, side: Side) -> Stage:
         if side == "action":
@@ -132,7 +136,7 @@ class Saga:
         **words: Any,
     ) -> str:
         """An action that runs a program, no shell; answers its name."""
-        self._add(name, {"run": list(run)}, None, compensate, check, guard, words)
+        self._add(name, {"run": run if isinstance(run, str) else list(run)}, None, compensate, check, guard, words)
         return name
 
     reserves = False
@@ -153,9 +157,29 @@ class Saga:
         return Shape(self.name, tuple(places)).check()
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
-        """What a grant for a run of this must say."""
-        shape = self.shape
-        return Scope(*(self.name, 1, digest(given), shape.digest(), environment, executor), tuple(self.actions)).check()
+        """What a grant for a run of this must say: what it is given, and what is done, commands and code."""
+        named = (self.name, 1, digest(given), digest(self.work()), environment, executor)
+        return Scope(*named, tuple(self.actions)).check()
+
+    def about(self, given: Any) -> dict[str, Any]:
+        """What such a grant is for, for people to read; its digests are those of the scope."""
+        return {"kind": "saga", "input": given, "work": self.work()}
+
+    def work(self) -> dict[str, Any]:
+        """What is done: states and stops, and each command or the version of each function."""
+        return {
+            "shape": msgspec.to_builtins(self.shape),
+            "actions": {name: self._said(action) for name, action in self.actions.items()},
+        }
+
+    def _said(self, action: Action) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        for word, stage in (("do", action.do), ("undo", action.undo)):
+            if stage is not None:
+                said[word] = {"run": list(stage.run)} if stage.run else {"function": _version(stage.call, self.folder)}
+                said[word] |= {"env": list(stage.env), "secrets": list(stage.secrets)}
+        judges = {"check": _version(action.check, self.folder), "guard": _version(action.guard, self.folder)}
+        return {**said, **{word: version for word, version in judges.items() if version is not None}}
 
     def _add(
         self,
@@ -173,18 +197,47 @@ class Saga:
         if name in self.actions:
             raise InvalidConfig(f"there are two actions {name}", context={"field": "name"})
         for judge in (check, guard):
-            if judge is not None and not callable(judge):
-                raise InvalidConfig(f"a check or guard is a function, not {judge!r}", context={"field": "check"})
+            _require_judge(judge)
+        if isinstance(what.get("run"), str):
+            raise InvalidConfig(f"the command of {name} is a list of words, no text", context={"field": "run"})
         do = stage_of({"name": name, **what, **words}, call)
         self.actions[name] = Action(do, _undo(name, compensate, words), check, guard)
 
 
+def _require_judge(judge: Any) -> None:
+    """A check or guard answers at once: what it would only promise to answer is no answer."""
+    if judge is None:
+        return
+    if not callable(judge):
+        raise InvalidConfig(f"a check or guard is a function, not {judge!r}", context={"field": "check"})
+    if inspect.iscoroutinefunction(judge):
+        raise InvalidConfig(
+            "a check or guard cannot be async: it runs inside a transaction", context={"field": "check"}
+        )
+    try:
+        inspect.signature(judge).bind(None)
+    except TypeError:
+        raise InvalidConfig("a check or guard takes one argument, what is seen", context={"field": "check"}) from None
+    except ValueError:
+        return
+
+
 def _undo(name: str, compensate: Undo, words: Mapping[str, Any]) -> Stage | None:
+    words = {word: value for word, value in words.items() if word not in ("operation", "effect")}
     if compensate is None:
         return None
     if callable(compensate):
         return stage_of({"name": name, **words}, compensate)
+    if isinstance(compensate, str) or not isinstance(compensate, Sequence):
+        raise InvalidConfig(
+            f"the compensation of {name} is a function or a list of words, not {compensate!r}",
+            context={"field": "compensate"},
+        )
     return stage_of({"name": name, "run": list(compensate), **words})
+
+
+def _version(call: Callable[..., Any] | None, folder: Path) -> str | None:
+    return None if call is None else version_of(call, folder)
 
 
 def given_text(given: Any) -> str:

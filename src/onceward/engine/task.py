@@ -98,6 +98,9 @@ class Inputs(Mapping[str, Any]):
     def __contains__(self, stage: object) -> bool:
         return stage in self._upstream
 
+    def get(self, stage: str, default: Any = None) -> Any:
+        return self[stage] if stage in self._upstream else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._upstream)
 

@@ -167,10 +167,13 @@ def _add_seal(tx: Transaction, actor: str, payload: Any) -> Any:
 
 class DraftGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scope: Scope
+    about: Any = None
+    """What it is for, for people to read."""
 
 
 def _draft_grant(tx: Transaction, actor: str, payload: Any) -> Any:
-    return _granted(grants.draft(tx, actor, _convert(payload, DraftGrant).scope))
+    asked = _convert(payload, DraftGrant)
+    return _granted(grants.draft(tx, actor, asked.scope, asked.about))
 
 
 class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

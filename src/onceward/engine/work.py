@@ -101,6 +101,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     operation: str = ""
     """The registered operation that it is."""
     effect: str = ""
+    excused: bool = False
+    """Whether it is carried out whatever is left of the budget: what it spends is debited, and never refused."""
 
     def policy(self) -> dict[str, Any]:
         """How often and how long it may be tried, as recorded with it."""

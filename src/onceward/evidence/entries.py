@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import Records
+from onceward.evidence.records import MetaRow, Records
 from onceward.kernel.chain import Event
 from onceward.kernel.grants import Grant
 from onceward.kernel.machine import Machine
@@ -42,7 +42,7 @@ class Entries:
     """Collections, values and grants, each by its own stream."""
 
     def __init__(
-        self, records: Records, findings: Findings, audited: Callable[[str | None, str, str, int], None]
+        self, records: Records, findings: Findings, audited: Callable[[Mapping[str, Any], str, int], None]
     ) -> None:
         self._findings, self._audited = findings, audited
         self._rows: dict[str, Ahead] = {
@@ -51,6 +51,9 @@ class Entries:
             "value": Ahead(records.all(Value), lambda row: row.vocab_id),
         }
         self._facts: dict[str, Any] = {}
+        self._records = records
+        self._first: dict[str, tuple[int, Any, Any]] = {}
+        """The first collection of each name: whom the name was given to."""
         self._source = self._scope = ""
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
@@ -65,7 +68,12 @@ class Entries:
             self._scope = said.get("scope", "")
         if body.event == "VALUE_SUPERSEDED":
             self._facts |= {"successor": said.get("successor"), "audit_id": said.get("audit_id")}
-            self._audited(said.get("audit_id"), str(said.get("rollback_ref")), stream.subject, event.position)
+            self._audited(said, stream.subject, event.position)
+        elif body.event == "COLLECTION_CREATED":
+            name = str(said.get("name"))
+            first = self._first.get(name)
+            if first is None or event.position < first[0]:
+                self._first[name] = (event.position, said.get("schema_digest"), said.get("root"))
         elif body.event == "GRANT_ISSUED":
             given = {"granter": body.context.actor, "statement_hash": body.context.signed}
             self._facts |= {**given, "expires_at": said.get("expires_at")}
@@ -102,6 +110,12 @@ class Entries:
         for rows in self._rows.values():
             for row in rows.rest():
                 self._alone(row)
+        given = {name: (schema, root) for name, (_, schema, root) in self._first.items()}
+        for meta in self._records.all(MetaRow) if self._records.whole else ():
+            if given.pop(meta.name, None) != (meta.schema_digest, meta.root):
+                self._findings.fault("state", meta.name, "whose name it is is not what the events say")
+        for name in sorted(given) if self._records.whole else ():
+            self._findings.fault("state", name, "a collection has this name, and nobody was given it")
 
     def _alone(self, row: Any) -> None:
         subject = next(getattr(row, name) for name in ("vocab_id", "grant_id", "collection_id") if hasattr(row, name))

@@ -137,6 +137,12 @@ class RequestRow(msgspec.Struct, frozen=True):
     payload_hash: str
 
 
+class MetaRow(msgspec.Struct, frozen=True):
+    name: str
+    schema_digest: str
+    root: str
+
+
 class UnitRow(msgspec.Struct, frozen=True):
     manifest_id: str
     path: str
@@ -177,6 +183,7 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     PrincipalRow: ("principals", ("name",)),
     Collection: ("registry_collections", ("collection_id",)),
     Value: ("registry_values", ("vocab_id",)),
+    MetaRow: ("registry_meta", ("name",)),
     Audit: ("registry_audit", ("audit_id",)),
     Grant: ("grants", ("grant_id",)),
     Run: ("saga_runs", ("saga_id",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from onceward.kernel.machine import MachineError
 from onceward.kernel.sagas import Run, Step
 from onceward.kernel.vocabulary import Audit
 from onceward.lifecycles.plan import result_digest
-from onceward.lifecycles.saga import Shape, machine_of
+from onceward.lifecycles.saga import Shape, failure, machine_of
 
 if TYPE_CHECKING:
     from onceward.evidence.walk import Body, Stream
@@ -37,8 +38,8 @@ class Sagas:
         self._shape: Shape | None = None
         self._told: dict[tuple[str, str], tuple[str, str] | None] = {}
         """What the run's events say of its steps: what one that was done left, and by whom."""
-        self._audits: dict[str, tuple[str, str, int]] = {}
-        """What events say of audit rows: for what, whose, and which event."""
+        self._audits: dict[str, Audit] = {}
+        """The audit rows that events tell of."""
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
         said = event.facts()["detail"]
@@ -49,7 +50,7 @@ class Sagas:
         elif body.event == "LEASE_TAKEN":
             self._facts["lease_fence"] = said.get("epoch")
         elif body.event == "REGISTRY_AUDITED":
-            self.audited(said.get("audit_id"), f"evidence:{said.get('evidence')}", stream.subject, event.position)
+            self.audited({**said, "rollback_ref": f"evidence:{said.get('evidence')}"}, stream.subject, event.position)
         elif body.event != "LEASE_RELEASED":
             stream.move(machine_of(self._shape), event, body, self._findings)
             self._moved(body.event, said)
@@ -71,13 +72,14 @@ class Sagas:
             self._told[said["from"], "action"] = (said.get("outputs", ""), said.get("child_id", ""))
         elif said.get("reason") in ("compensated", "finished_forward"):
             self._told[said.get("step", ""), "compensation"] = (said.get("outputs", ""), said.get("child_id", ""))
-        elif said.get("reason") in ("action_failed", "check_failed"):
+        elif name == "SAGA_STOPPED" and said["why"].get("child_id"):
             self._told[said.get("failed", ""), "action"] = None
         if "undone" in said:
             facts["undone"] = said["undone"]
         if name == "SAGA_STUCK":
             facts["stuck"] = canonical(said["why"]).decode()
-            self._told[said["why"].get("step", ""), "compensation"] = None
+            if said["why"].get("child_id"):
+                self._told[said["why"].get("step", ""), "compensation"] = None
         elif name == "SAGA_RETRIED":
             facts["stuck"] = None
         elif name == "SAGA_SETTLED":
@@ -127,16 +129,18 @@ class Sagas:
             return "its child did something else"
         if (said["event"] == _PASSED) != (step.status == "done") or (step.status == "done") != (step.error is None):
             return "it did not end as its child's last event says"
+        if step.error is not None and step.error != canonical(failure(detail.get("reason"), detail)).decode():
+            return "why it failed is not what its child's last event says"
         if step.status == "done" and detail.get("outputs") != made:
             return "what it left is not what its child's last event says"
         if wanted is not None and wanted != (made, step.child_id):
             return "the run went on from another"
         return ""
 
-    def audited(self, audit_id: str | None, ref: str, subject: str, position: int) -> None:
+    def audited(self, said: Mapping[str, Any], subject: str, position: int) -> None:
         """An event names an audit row."""
-        if audit_id:
-            self._audits[audit_id] = (ref, subject, position)
+        audit_id, root, state = (str(said.get(name)) for name in ("audit_id", "audit_root", "audit_state"))
+        self._audits[audit_id] = Audit(audit_id, root, state, subject, str(said.get("rollback_ref")), position)
 
     def finish(self) -> None:
         for run in self._runs.rest():
@@ -145,9 +149,10 @@ class Sagas:
             self._findings.fault("state", step.saga_id, f"no event tells of its step {step.step}")
         for audit in self._records.all(Audit):
             self._findings.count("audits")
-            ref, subject, position = self._audits.pop(audit.audit_id, ("", "", 0))
-            at = audit.position if self._records.whole else position
-            if (ref, subject, position) != (audit.rollback_ref, audit.subject, at):
+            told = self._audits.pop(audit.audit_id, None)
+            if told is not None and not self._records.whole:
+                told = msgspec.structs.replace(told, position=audit.position)
+            if told != audit:
                 self._findings.fault("audit", audit.audit_id, "it is not what its event says")
         if self._records.whole:
             for audit_id in sorted(self._audits):

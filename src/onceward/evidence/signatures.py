@@ -164,7 +164,7 @@ class Authority:
             return "the request that was signed is not there"
         role = ROLE_OF.get(told["act"])
         held = self._roles.get(told["principal"], set())
-        if role is None or (role and self._records.whole and held.isdisjoint((role, "admin"))):
+        if role is None or (role and self._records.whole and held.isdisjoint((*role.split("|"), "admin"))):
             return f"{told['principal']} had no role that allows {told['act']}"
         claims = self._claims.pop(found.statement_hash, [])
         self._newest = (found.statement_hash, told, len(claims))

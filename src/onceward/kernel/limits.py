@@ -127,6 +127,9 @@ APPROVAL_SECONDS: Final = 7 * 86_400
 MAX_UNITS: Final = 10_000
 """Most files of one change: what a person can still be said to have looked at."""
 
+MAX_PLAN_ID_CHARS: Final = 64
+"""Longest id of a registry plan: with its grant it makes the root of its run."""
+
 MAX_ACTIONS: Final = 100
 """Most actions of one saga: what a person can follow."""
 

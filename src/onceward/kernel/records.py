@@ -141,7 +141,8 @@ class Principal(msgspec.Struct, frozen=True):
     roles: frozenset[str]
 
     def may(self, role: str) -> bool:
-        return role in self.roles or "admin" in self.roles
+        """Whether it has a role, or one of several as in `operator|granter`."""
+        return not self.roles.isdisjoint((*role.split("|"), "admin"))
 
 
 class Tenure(msgspec.Struct, frozen=True):

@@ -29,13 +29,13 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "builds.abandon": "operator",
     "builds.approve": "reviewer",
     "seals.add": "operator",
-    "grants.draft": "operator",
+    "grants.draft": "operator|granter",
     "grants.issue": "granter",
     "grants.revoke": "granter",
-    "grants.expire": "operator",
+    "grants.expire": "operator|granter",
     "sagas.abandon": "operator",
 }
-"""The role that each act needs; empty where anybody who is known may."""
+"""The role that each act needs, or any of several; empty where anybody who is known may."""
 
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""

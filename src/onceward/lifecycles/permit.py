@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -55,11 +55,12 @@ def objection(permit: Permit | None, subject: str, bound: int, now: Micros) -> s
     return ""
 
 
-def draft(grant_id: str, scope: Scope, actor: str) -> Move:
-    """What somebody would like to be allowed; it allows nothing."""
+def draft(grant_id: str, scope: Scope, actor: str, about: Any = None) -> Move:
+    """What somebody would like to be allowed, and what that is for people to read; it allows nothing."""
     said = msgspec.to_builtins(scope.check())
     columns = {**said, "actions": canonical(said["actions"]).decode(), "expires_at": 0}
-    return Move(GRANT, grant_id, NEW, "draft", 0, actor, detail={**said, "scope": scope.digest()}, columns=columns)
+    told = {**said, "scope": scope.digest(), **({"about": about} if about is not None else {})}
+    return Move(GRANT, grant_id, NEW, "draft", 0, actor, detail=told, columns=columns)
 
 
 def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -> Move:
@@ -94,14 +95,32 @@ def refusal(grant: Grant | None, scope: Scope, executor: str, now: Micros) -> st
     if grant is None:
         return "there is no such grant"
     if grant.status != "active":
-        return f"the grant is {grant.status}"
+        also = {"draft": ": nobody has issued it", "consumed": f": the run {grant.consumed_by_root} used it"}
+        return f"the grant is {grant.status}{also.get(grant.status, '')}"
     if grant.expires_at <= now:
         return "the grant has expired"
-    for name in Scope.__struct_fields__:
-        if getattr(grant.scope, name) != getattr(scope.check(), name):
-            return f"the grant is for another {name}"
+    differs = difference(grant.scope, scope.check())
+    if differs:
+        return f"the grant {differs}"
     if executor != grant.executor:
         return f"the grant is for {grant.executor}"
+    return ""
+
+
+_MEANS: Final = {
+    "manifest_digest": "another input, or other values",
+    "schema_digest": "other actions, other code or another schema",
+}
+
+
+def difference(granted: Scope, wanted: Scope) -> str:
+    """In what something differs from what was granted, in words; empty if in nothing."""
+    for name in Scope.__struct_fields__:
+        if getattr(granted, name) != getattr(wanted, name):
+            if name == "executor":
+                return f"is for {granted.executor}, not for {wanted.executor}"
+            also = f" ({_MEANS[name]})" if name in _MEANS else ""
+            return f"is for another {name}{also}"
     return ""
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import digest
-from onceward.kernel.limits import MAX_INTEGER
+from onceward.kernel.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, check_name
-from onceward.kernel.vocabulary import CODE, Collection, Key, Value, Version, key_of, version_of
+from onceward.kernel.vocabulary import CODE, Audit, Collection, Key, Value, Version, key_of, version_of
 
 VALUE = Machine.parse(
     "value",
@@ -136,6 +136,8 @@ def plan_of(said: Any) -> RegistryPlan:
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"this is no registry plan: {error}", context={"field": "plan"}) from None
     check_name(plan.plan_id, "plan_id")
+    if len(plan.plan_id) > MAX_PLAN_ID_CHARS:
+        raise InvalidConfig(f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"})
     if not CODE.fullmatch(plan.collection):
         raise InvalidConfig(f"{plan.collection[:60]!a} is no collection's name", context={"field": "collection"})
     if not 1 <= plan.revision <= MAX_INTEGER:
@@ -197,6 +199,8 @@ def _objections_to(one: Planned, facts: Facts, collection: Collection | None, ro
             return [f"{one.key} is {known.status}, or not what the plan says"]
         return []
     active = facts.active(one.operation_code, one.act_type)
+    if active is not None and version_of(active.protocol_version) >= version_of(one.protocol_version):
+        return [f"{active.key} is active already, and {one.key} is not newer"]
     if one.supersedes:
         before = facts.value(key_of(one.supersedes))
         if before is None or before != active:
@@ -231,11 +235,12 @@ def admit(vocab_id: str, collection_id: str, meaning: Meaning, root: str, actor:
     return Move(VALUE, vocab_id, NEW, "active", 0, actor, detail=said, columns=columns)
 
 
-def supersede(value: Value, successor: Key, actor: str, audit_id: str, rollback_ref: str) -> Move:
+def supersede(value: Value, successor: Key, actor: str, audit: Audit) -> Move:
     """A value gives way to another, which it names, and the audit row that says for what."""
     columns = {"successor_code": successor.operation_code, "successor_version": successor.protocol_version}
-    said = {"successor": str(successor), "audit_id": audit_id, "rollback_ref": rollback_ref}
-    return _move(value, "superseded", "successor_named", actor, said, {**columns, "audit_id": audit_id})
+    said = {"successor": str(successor), "audit_id": audit.audit_id, "rollback_ref": audit.rollback_ref}
+    said |= {"audit_root": audit.root, "audit_state": audit.state}
+    return _move(value, "superseded", "successor_named", actor, said, {**columns, "audit_id": audit.audit_id})
 
 
 def retire(value: Value, reason: str, actor: str) -> Move:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import MAX_INTEGER
+from onceward.kernel.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
 from onceward.kernel.records import check_name
 from onceward.kernel.vocabulary import Collection, Key, Value, version_of
 
@@ -57,6 +57,8 @@ def plan_of(said: Any) -> RollbackPlan:
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"this is no rollback plan: {error}", context={"field": "plan"}) from None
     check_name(plan.plan_id, "plan_id")
+    if len(plan.plan_id) > MAX_PLAN_ID_CHARS:
+        raise InvalidConfig(f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"})
     if not 1 <= plan.revision <= MAX_INTEGER:
         raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
     return plan
@@ -86,8 +88,42 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.code == VALID
 
 
+class _After:
+    """The registry as it would be after some steps of a plan."""
+
+    def __init__(self, facts: Facts, steps: Sequence[Step]) -> None:
+        self._facts = facts
+        self._gone: dict[str, tuple[str, Key | None]] = {}
+        for step in steps:
+            target = self.find(step.target) if step.action in ("supersede", "retire") else None
+            successor = self.find(step.successor) if step.successor else None
+            if target is not None and target.status == "active":
+                how = "superseded" if step.action == "supersede" else "retired"
+                self._gone[target.vocab_id] = (how, successor.key if successor is not None else None)
+
+    def collection(self, name: str) -> Collection | None:
+        return self._facts.collection(name)
+
+    def find(self, text: str) -> Value | None:
+        found = self._facts.find(text)
+        if found is None or found.vocab_id not in self._gone:
+            return found
+        status, successor = self._gone[found.vocab_id]
+        named = (successor.operation_code, successor.protocol_version) if successor else (None, None)
+        return msgspec.structs.replace(found, status=status, successor_code=named[0], successor_version=named[1])
+
+    def meant(self, text: str) -> Value:
+        found = self.find(text)
+        if found is None:
+            raise InvalidConfig(f"there is no value {text[:80]} in the registry", context={"value": text[:128]})
+        return found
+
+    def heirs_of(self, key: Key) -> list[Value]:
+        return self._facts.heirs_of(key)
+
+
 def judge(plan: RollbackPlan | None, facts: Facts, executing: bool = False) -> Verdict:
-    """The first rule that does not hold, by its number."""
+    """The first rule that does not hold, by its number; each step is judged as those before it would leave things."""
     if plan is not None and plan.execute and not executing:
         return Verdict(CODES[0], why="it asks to be executed, and is only being checked")
     if plan is None or not plan.steps:
@@ -95,9 +131,13 @@ def judge(plan: RollbackPlan | None, facts: Facts, executing: bool = False) -> V
     collection = facts.collection(plan.collection)
     if collection is None:
         raise InvalidConfig(f"there is no collection {plan.collection[:60]!a}", context={"field": "collection"})
+    views = [_After(facts, plan.steps[:number]) for number in range(len(plan.steps))]
+    for step, view in zip(plan.steps, views, strict=True):
+        if step.action != "rewrite":
+            view.meant(step.target)
     for code, rule in _RULES:
-        for number, step in enumerate(plan.steps, 1):
-            why = rule(step, facts, collection)
+        for number, (step, view) in enumerate(zip(plan.steps, views, strict=True), 1):
+            why = rule(step, view, collection)
             if why:
                 return Verdict(code, number, why)
     return Verdict(VALID)
@@ -115,7 +155,11 @@ def _orphans(step: Step, facts: Facts, collection: Collection) -> str:
 
 
 def _erases(step: Step, facts: Facts, collection: Collection) -> str:
-    return f"{step.target[:60] or 'history'} is written once" if step.action == "rewrite" else ""
+    if step.action == "rewrite":
+        return f"{step.target[:60] or 'history'} is written once"
+    target = facts.meant(step.target)
+    after = f", and {target.successor} follows it" if target.successor else ""
+    return "" if target.status == "active" else f"{target.key} is {target.status} already{after}; that is history"
 
 
 def _changes(step: Step, facts: Facts, collection: Collection) -> str:
@@ -131,6 +175,8 @@ def _weakens(step: Step, facts: Facts, collection: Collection) -> str:
 
 
 def _unnamed(step: Step, facts: Facts, collection: Collection) -> str:
+    if step.action != "supersede":
+        return f"a value is superseded by another that is named, not by {step.action}"
     return "no successor is named" if not step.successor else ""
 
 

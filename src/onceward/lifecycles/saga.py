@@ -4,6 +4,7 @@ A run brings its own table: every saga has states of its own. The assembly saga'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -18,6 +19,7 @@ from onceward.kernel.records import Move, check_name
 from onceward.kernel.sagas import Run
 
 DONE: Final = "DONE"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 FAILURES: Final = ("action_failed", "check_failed", "guard_failed", "abandoned")
 
 
@@ -43,6 +45,12 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= len(self.places) <= MAX_ACTIONS:
             raise InvalidConfig(f"a saga has 1 to {MAX_ACTIONS} actions", context={"saga": self.name})
         names = [place.name for place in self.places]
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise InvalidConfig(
+                    f"{name[:60]!a} is no action's name: letters, digits and _, beginning with a letter",
+                    context={"saga": self.name, "action": name[:60]},
+                )
         twice = [name for name in names if names.count(name) > 1]
         taken = [*twice, *({*names} & {*(place.stop for place in self.places), DONE, NEW})]
         if taken:
@@ -201,13 +209,24 @@ def settle(run: Run, actor: str, said: Mapping[str, Any], given_up: bool = False
     return _move(run, run.state, reason, actor, {**said, "undone": run.undone}, {"settled": 1})
 
 
+def failure(reason: str, detail: Mapping[str, Any]) -> dict[str, Any]:
+    """What a person wants to know of a child that did not succeed."""
+    names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
+    return {"reason": reason, **{name: detail[name] for name in names if detail.get(name) is not None}}
+
+
+def remaining(run: Run) -> tuple[str, ...]:
+    """What the stop of a run has not undone."""
+    shape = shape_of(run)
+    if run.state == DONE or shape.place(run.state) is not None:
+        return ()
+    return shape.stop(run.state).undo[run.undone :]
+
+
 def pending(run: Run) -> str | None:
     """The compensation that is to be done next, if the run is at a stop and one is left."""
-    shape = shape_of(run)
-    if run.over or shape.place(run.state) is not None:
-        return None
-    undo = shape.stop(run.state).undo
-    return undo[run.undone] if run.undone < len(undo) else None
+    left = remaining(run)
+    return left[0] if left and not run.over else None
 
 
 def _move(

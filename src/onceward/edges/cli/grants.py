@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -43,10 +44,10 @@ def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
 
     A draft allows nothing until somebody with the role `granter` issues it.
     """
-    asked = ask(given, "grants.draft", {"scope": _scope(given, file, executor, given_)})
+    asked = ask(given, "grants.draft", _wanted(given, file, executor, given_))
 
     def say(value: dict[str, Any]) -> None:
-        render.say(f"{value['grant_id']}  {value['status']}  scope {value['scope'][:16]}")
+        render.say(f"{value['grant_id']}  {value['status']}")
         render.say(f"next, by a granter: onceward grant issue {value['grant_id']}")
 
     return tell(given, asked, say)
@@ -65,10 +66,11 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
     """
     seconds = _seconds(lasts)
     if what.startswith("grt_"):
-        scope, grant_id = _drafted(given, what)
+        scope, about, grant_id = _drafted(given, what)
     else:
-        scope = _scope(given, what, executor, given_)
-        drafted = ask(given, "grants.draft", {"scope": scope})
+        wanted = _wanted(given, what, executor, given_)
+        scope, about = wanted["scope"], wanted["about"]
+        drafted = ask(given, "grants.draft", wanted)
         if drafted.pending:
             return pending(given, drafted)
         grant_id = drafted.value["grant_id"]
@@ -78,7 +80,10 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
 
     def say(value: dict[str, Any]) -> None:
         render.say(f"{value['grant_id']}  {value['status']}, for {lasts}, once")
+        _say_about(about)
         _say_scope(scope)
+        word = {"assembly": "registry apply", "rollback": "registry rollback run"}.get((about or {}).get("kind", ""))
+        render.say(f"next, by {scope['executor']}: onceward {word or 'saga run'} FILE --grant {value['grant_id']}")
 
     return tell(given, asked, say)
 
@@ -121,10 +126,13 @@ def list_(given: Globals) -> None:
         render.document(found)
     elif found:
         rows = [
-            (g["grant_id"], g["status"], f"{g['scope']['plan_id']}@{g['scope']['revision']}", g["scope"]["executor"])
+            (
+                *(g["grant_id"], g["status"], f"{g['scope']['plan_id']}@{g['scope']['revision']}"),
+                *(g["scope"]["executor"], g.get("granter", ""), g.get("expires_at", "")[:19]),
+            )
             for g in found
         ]
-        render.table(("grant", "status", "for", "executor"), rows)
+        render.table(("grant", "status", "for", "executor", "given by", "until"), rows)
     else:
         render.say("No grant was asked for yet.")
 
@@ -142,6 +150,7 @@ def show(given: Globals, name: str) -> None:
         render.document(found)
         return
     click.echo(f"{click.style(found['grant_id'], bold=True)}  {found['status']}")
+    _say_about(found.get("about"))
     _say_scope(found["scope"])
     for word, label in (("granter", "given by"), ("expires_at", "until"), ("consumed_by_root", "used by")):
         if word in found:
@@ -153,21 +162,43 @@ def _say_scope(scope: Mapping[str, Any]) -> None:
         render.say(f"  {name:16s} {render.plain(', '.join(value) if isinstance(value, list | tuple) else value)}")
 
 
-def _scope(given: Globals, file: str, executor: str | None, text: str) -> dict[str, Any]:
+def _say_about(about: Mapping[str, Any] | None) -> None:
+    """What is allowed, as a person reads it."""
+    if about is None:
+        return
+    if about["kind"] == "assembly":
+        for value in about["plan"]["value"]:
+            also = f", in place of {value['supersedes']}" if value.get("supersedes") else ""
+            key = f"{value['operation_code']}@{value['protocol_version']}"
+            render.say(render.plain(f"  + {key}  {value['act_type']}  {value['governing_authority_ref']}{also}"))
+    elif about["kind"] == "rollback":
+        for step in about["plan"]["step"]:
+            render.say(render.plain(f"  {step['target']} gives way to {step['successor']} ({step['rollback_ref']})"))
+    else:
+        render.say(render.plain(f"  input            {json.dumps(about['input'])[:2000]}"))
+        for name, action in about["work"]["actions"].items():
+            for word in ("do", "undo"):
+                if word in action:
+                    what = action[word].get("run") or [f"code {action[word]['function'][:16]}"]
+                    render.say(render.plain(f"  {'' if word == 'do' else 'undo '}{name}: {' '.join(what)}"))
+
+
+def _wanted(given: Globals, file: str, executor: str | None, text: str) -> dict[str, Any]:
+    """The scope of what a file says now, and what that is."""
     from onceward import saga_running
 
     workspace = given.workspace()
-    subject = saga_running.governed(workspace, file_argument(file))
-    scope = subject.scope(json_of(text), workspace.settings.grants.environment, executor or workspace.principal)
-    return dict(msgspec.to_builtins(scope))
+    subject, value = saga_running.governed(workspace, file_argument(file)), json_of(text)
+    scope = subject.scope(value, workspace.settings.grants.environment, executor or workspace.principal)
+    return {"scope": msgspec.to_builtins(scope), "about": subject.about(value)}
 
 
-def _drafted(given: Globals, name: str) -> tuple[dict[str, Any], str]:
+def _drafted(given: Globals, name: str) -> tuple[dict[str, Any], Any, str]:
     from onceward.engine.saga_reading import grant_named
 
     with given.workspace().reading() as store:
         found = grant_named(store, name)
-    return found["scope"], found["grant_id"]
+    return found["scope"], found.get("about"), found["grant_id"]
 
 
 def _seconds(text: str) -> int:

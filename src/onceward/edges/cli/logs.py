@@ -11,14 +11,16 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP|CHILD", shell_complete=complete_build)
+@click.argument("words", nargs=-1, required=True, metavar="[BUILD|SAGA] STEP|CHILD", shell_complete=complete_build)
 @click.option("--follow", "-f", "follow", is_flag=True, help="Go on until it has ended.")
 @pass_globals
 def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
-    """Print what a STEP said, in BUILD or the newest build; or what a CHILD said.
+    """Print what a STEP said, in BUILD or the newest build; or an action of SAGA; or what a CHILD said.
 
     \b
     onceward logs extract:a
+    onceward logs trip-1 charge
+    onceward logs trip-1 "undo charge"
     onceward logs bld_01… extract:a --follow
     """
     from onceward.engine.logs import child_named, lines_of

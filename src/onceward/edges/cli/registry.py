@@ -32,7 +32,7 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
     from onceward.engine.saga_reading import foreseen
 
     workspace = given.workspace()
-    assembly = saga_running.to_apply(workspace, saga_running.toml_of(file_argument(file)))
+    assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
     with workspace.reading() as store:
         found = foreseen(store, assembly, workspace.principal, grant)
     if given.json:
@@ -50,7 +50,7 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
     if found["objections"]:
         return 1
     if grant is None:
-        render.say(f"next: onceward grant issue {file}")
+        render.say(f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT")
         render.say(f"then: onceward registry apply {file} --grant GRANT")
     else:
         render.say(f"nothing stands against it; carry it out: onceward registry apply {file} --grant {grant}")
@@ -72,7 +72,7 @@ def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
     if dry_run:
         return _foresee(given, file, grant)
     workspace = given.workspace()
-    assembly = saga_running.to_apply(workspace, saga_running.toml_of(file_argument(file)))
+    assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
     return _carry_out(given, assembly, file, grant)
 
 
@@ -84,7 +84,8 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None) -> in
         raise PermitInvalid(
             "changing the registry needs a grant for exactly this plan",
             recovery=[
-                Recovery("give one, as a granter", f"onceward grant issue {file}"),
+                Recovery("ask for one", f"onceward grant draft {file}"),
+                Recovery("or, as a granter, give it", f"onceward grant issue {file}"),
                 Recovery("then say which", "--grant GRANT"),
             ],
         )
@@ -153,7 +154,7 @@ def check(given: Globals, file: str) -> int:
 
     workspace = given.workspace()
     path = file_argument(file)
-    plan = saga_running.to_roll_back(workspace, saga_running.toml_of(path)).plan if path.exists() else None
+    plan = saga_running.in_file(path, saga_running.to_roll_back, workspace).plan if path.exists() else None
     with workspace.reading() as store:
         verdict = judged(store, plan)
     if given.json:
@@ -164,7 +165,7 @@ def check(given: Globals, file: str) -> int:
         if verdict.why:
             render.say(render.plain(f"  {where}{verdict.why}"))
         if verdict.valid:
-            render.say(f"next: onceward grant issue {file}")
+            render.say(f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT")
             render.say(f"then: onceward registry rollback run {file} --grant GRANT")
     return 0 if verdict.valid else 1
 
@@ -178,5 +179,5 @@ def run_(given: Globals, file: str, grant: str | None) -> int:
     from onceward import saga_running
 
     workspace = given.workspace()
-    shipped = saga_running.to_roll_back(workspace, saga_running.toml_of(file_argument(file)))
+    shipped = saga_running.in_file(file_argument(file), saga_running.to_roll_back, workspace)
     return _carry_out(given, shipped, file, grant)

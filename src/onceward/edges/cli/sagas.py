@@ -19,9 +19,12 @@ from onceward.edges.cli.main import Command, Globals, Group, asking_options, fil
 from onceward.edges.cli.spawn import limits_of
 from onceward.errors import InvalidConfig
 
-EXITS = {"done": 0, "stopped": 1, "stuck": 3, "unfinished": 1, "running": 1}
+EXITS = {"done": 0, "stopped": 1, "given up": 1, "stuck": 3, "unfinished": 1, "running": 1}
 """How a command that carried a run ends: 3 where a person must decide."""
-_COLOURS = {"done": "green", "stopped": "red", "stuck": "yellow", "unfinished": "yellow", "failed": "red"}
+_COLOURS = {
+    **{"done": "green", "stopped": "red", "failed": "red", "stuck": "yellow", "unfinished": "yellow"},
+    "given up": "yellow",
+}
 
 
 @click.group(cls=Group)
@@ -54,6 +57,8 @@ def run(
     from onceward.engine.plan_file import saga_in
 
     limits, value = limits_of(budgets), json_of(given_)
+    if root == "":
+        raise InvalidConfig("an empty root is nobody's; leave --root out for a new run", context={"field": "--root"})
     workspace = given.workspace()
     found = saga_in(file_argument(file))
     workspace.ensure()
@@ -119,7 +124,11 @@ def abandon(given: Globals, run_: str) -> int:
 
     def say(value: dict[str, Any]) -> None:
         render.say(f"{value['saga_id']} is at {value['state']}")
-        if not value["settled"]:
+        if value["settled"]:
+            render.say(f"taken as it is; not undone: {', '.join(value['not_undone']) or 'nothing'}")
+        elif value["at_work"]:
+            render.say("the kernel that runs it undoes it now")
+        else:
             render.say(f"what it did is still to be undone: onceward saga resume {value['saga_id']}")
 
     return tell(given, ask(given, "sagas.abandon", {"saga": run_}), say)
@@ -168,17 +177,31 @@ def show_saga(found: Mapping[str, Any]) -> None:
         name = step["step"] if step["side"] == "action" else f"undo {step['step']}"
         word = click.style(f"{step['status']:10s}", fg=_COLOURS.get(step["status"]))
         why = explain(step["error"].get("reason", ""), step["error"]) if "error" in step else ""
-        click.echo(f"  {word} {name}{why}")
-    _spent(found)
+        child = click.style(f"  {step['child_id']}", dim=True) if "child_id" in step else ""
+        click.echo(f"  {word} {name}{why}{child}")
+    _reasons(found)
+    _spent(found, err=False)
     if "next" in found:
         render.say(f"next: {found['next']}")
 
 
-def _spent(found: Mapping[str, Any]) -> None:
+def _reasons(found: Mapping[str, Any]) -> None:
+    """Why it stopped, where that is not an action's own failure, and what is left of it."""
+    why = found.get("why", {})
+    if why.get("reason") in ("check_failed", "guard_failed", "write_failed", "abandoned"):
+        render.say(render.plain(f"because of {why['step']}: {why.get('message', why['reason'])}"))
+    for left in found.get("left", ()):
+        render.say(render.plain(f"left as it is: {left}"))
+    if found.get("not_undone"):
+        render.say(render.plain(f"not undone: {', '.join(found['not_undone'])}"))
+
+
+def _spent(found: Mapping[str, Any], err: bool) -> None:
     lanes = [shown(lane) for lane in found["lanes"] if lane["total"] or lane["limit"] is not None]
     if lanes:
         said = ", ".join(f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes)
-        click.echo(f"spent: {said}", err=False)
+        with suppress(OSError):
+            click.echo(f"spent: {said}", err=err)
 
 
 class SagaDisplay:
@@ -214,13 +237,20 @@ class SagaDisplay:
             self._line({"type": "result", **outcome})
         else:
             self._say(_summary(outcome))
-            _spent(outcome)
+            for left in (
+                *outcome.get("left", ()),
+                *(f"{name} was not undone" for name in outcome.get("not_undone", ())),
+            ):
+                self._say(click.style(f"  left: {render.plain(left)}", fg="yellow"))
+            _spent(outcome, err=True)
             if outcome["standing"] != "done":
                 self._say(f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}")
         return signal or EXITS[outcome["standing"]]
 
     def _line(self, value: dict[str, Any]) -> None:
-        click.echo(json.dumps(value, sort_keys=True), file=self._out)
+        # Whoever read us may have seen enough; the run goes on.
+        with suppress(OSError):
+            click.echo(json.dumps(value, sort_keys=True), file=self._out)
 
     def _say(self, text: str) -> None:
         with suppress(OSError):
@@ -237,6 +267,7 @@ def _summary(outcome: Mapping[str, Any]) -> str:
         "done": f"{click.style('DONE', fg='green')}: {name}",
         "stopped": f"{click.style(state, fg='red')}: {name} stopped"
         + (" before it changed anything" if state.startswith("ABORT_") else ", and its compensation is done"),
+        "given up": f"{click.style(state, fg='yellow')}: {name} was given up; not all of it is undone",
         "stuck": f"{click.style(state, fg='yellow')}: {name} is stuck; a compensation failed and waits for you",
     }.get(outcome["standing"], f"{click.style(state, fg='yellow')}: {name} is not finished")
 

@@ -38,6 +38,7 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 @click.option("--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="The same, and redact its value everywhere.")
 @click.option("--operation", default="", metavar="CODE@VERSION", help="The registered operation that it is.")
+@click.option("--effect", default="", metavar="ACT", help="The kind of act that it is; the operation must be for it.")
 @click.option("--each", "each", multiple=True, metavar="VALUE", help="Once per VALUE, put in for {} (- reads lines).")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_globals
@@ -116,6 +117,7 @@ def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, A
                 secrets=asked["secrets"],
                 on_output=shown.output,
                 operation=operation,
+                effect=asked["effect"],
             )
         )
     return works

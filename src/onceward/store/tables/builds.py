@@ -47,7 +47,9 @@ class Builds:
         raise NotFound(
             f"more than one build begins with {prefix[:80]}" if found else f"there is no build {prefix[:80]}",
             context={"build_id": prefix[:128]},
-            recovery=[Recovery("see which there are", "onceward list")],
+            recovery=[Recovery("it is a saga's run", f"onceward saga show {prefix[:80]}")]
+            if prefix.startswith("sga_")
+            else [Recovery("see which there are", "onceward list")],
         )
 
     def meant(self, prefix: str | None) -> Build:

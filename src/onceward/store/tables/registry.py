@@ -86,6 +86,10 @@ class Registry:
         )
         return Audit(*found[0]) if found else None
 
+    def audit_of(self, audit_id: str) -> Audit | None:
+        found = self._rows.read(f"SELECT {_AUDIT} FROM registry_audit WHERE audit_id = ?", (audit_id,))
+        return Audit(*found[0]) if found else None
+
     def heirs_of(self, key: Key) -> list[Value]:
         """Those that named a value as their successor."""
         found = self._rows.read(
