@@ -316,11 +316,8 @@ class Children:
             if closing is None:
                 raise
             # What it left cannot be recorded as it is; that it ended can.
-            said = {
-                **closing.whose(),
-                "error": "MALFORMED_OUTPUT",
-                "message": f"its result could not be recorded: {described(error)}",
-            }
+            why = f"its result could not be recorded: {described(error)}"
+            said = {**closing.whose(), "error": "MALFORMED_OUTPUT", "message": why}
             reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
             bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))
