@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple
 
@@ -34,12 +35,17 @@ class Migration(NamedTuple):
 
 def known() -> list[Migration]:
     """The migrations that ship with this version, in order."""
+    return list(_shipped())
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[Migration, ...]:
     found = []
     for file in resources.files("onceward.store").joinpath("migrations").iterdir():
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(Migration(int(number), name, file.read_text("utf-8")))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def applied(database: Database, session: Session) -> list[tuple[int, str]]:
