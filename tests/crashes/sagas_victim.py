@@ -63,7 +63,8 @@ def world(folder: Path, order: dict) -> Saga:
 
 
 def assembly(workspace: Workspace, order: dict) -> Saga:
-    saga = saga_running.to_apply(workspace, order["plan"])
+    make = saga_running.to_apply if "value" in order["plan"] else saga_running.to_roll_back
+    saga = make(workspace, order["plan"])
     if order["fail"]:
         action = saga.actions[order["fail"]]
 

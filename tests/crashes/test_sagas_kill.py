@@ -143,7 +143,8 @@ class Assembling(Trial):
         return {**words, "plan": plan, "grant": self.grant(plan)}
 
     def grant(self, plan):
-        saga = saga_running.to_apply(self.workspace, plan)
+        make = saga_running.to_apply if "value" in plan else saga_running.to_roll_back
+        saga = make(self.workspace, plan)
         scope = msgspec.to_builtins(saga.scope(None, "local", "victim"))
         kernel = self.workspace.kernel()
         try:
@@ -212,6 +213,47 @@ def examine_registry(scene, orders, wanted, fail, foreign):
             theirs = registry.of_root(foreign["root"])
             assert {value.status for value in theirs} == {"active"} and len(theirs) == 2, "others' things are untouched"
             assert registry.collection("ops").root == foreign["root"]
+            assert_sound(rows)
+    finally:
+        kernel.close()
+
+
+class RollingBack(Assembling):
+    """For rollbacks: two values come first, then one gives way to the other."""
+
+    def fresh(self, words):
+        made = self.order(**super().fresh({"fail": ""}))
+        assert self.go_on(made) == ["DONE", "done"]
+        first, second = (f"{value['operation_code']}@1.0.0" for value in made["plan"]["value"])
+        step = {"action": "supersede", "target": first, "successor": second, "rollback_ref": "incident-7"}
+        plan = {"plan_id": f"back{self.number}", "collection": "ops", "step": [step]}
+        return {**words, "plan": plan, "grant": self.grant(plan)}
+
+
+@pytest.mark.rule("S-6")
+@pytest.mark.guarantee("G17")
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("fail", ["", "R2_SUPERSEDE", "R3_FINALIZE"])
+def test_a_rollback_is_there_whole_or_not_at_all_wherever_it_is_killed(scene, kind, store_url, executioner, fail):
+    on_its_turn(kind, fail)
+    trial = RollingBack(scene, store_url, executioner)
+    wanted = ["ABORT_SUPERSEDE", "stopped"] if fail == "R2_SUPERSEDE" else ["DONE", "done"]
+    orders = []
+    for death in trial.deaths(fail=fail):
+        order, _ = trial.kill(death, {"fail": fail})
+        assert trial.go_on(order) == wanted, death
+        orders.append(order)
+    kernel = scene.kernel()
+    try:
+        with kernel.store.read() as rows:
+            for order in orders:
+                (step,) = order["plan"]["step"]
+                value = Registry(rows).meant(step["target"])
+                audit = Registry(rows).audit(order["root"], "R2_SUPERSEDE", value.vocab_id)
+                done = wanted[0] == "DONE"
+                assert (value.status, audit is not None) == ("superseded" if done else "active", done)
+                grant = Grants(rows).named(order["grant"])
+                assert (grant.status, grant.finalized_at is not None) == ("consumed", done)
             assert_sound(rows)
     finally:
         kernel.close()

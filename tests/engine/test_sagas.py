@@ -565,3 +565,33 @@ def test_a_run_at_its_stop_may_be_taken_as_it_is_before_it_is_stuck(kernel):
     assert said["settled"] and said["not_undone"] == ["a"]
     assert saga_status(kernel.store, run.saga_id)["standing"] == "given up"
     sound(kernel)
+
+
+@pytest.mark.rule("S-8")
+def test_a_run_that_is_given_up_while_it_is_undone_stops_there(kernel):
+    world, there = World(), threading.Event()
+    world.fails["action", "b"] = 1
+    saga = world.saga(2)
+    action = saga.actions["b"]
+
+    def slow(task):
+        there.set()
+        while True:
+            task.check()
+            time.sleep(0.01)
+
+    saga.actions["b"] = msgspec.structs.replace(action, undo=msgspec.structs.replace(action.undo, call=slow))
+
+    def give_up():
+        there.wait(20)
+        kernel.ask(Request("sagas.abandon", "x", {"saga": "r"}, "tester"))
+
+    helper = threading.Thread(target=give_up)
+    helper.start()
+    run = go(kernel, saga, "r")
+    helper.join()
+    assert (run.state, run.settled, run.undone) == ("COMP_B", 1, 0)
+    assert saga_status(kernel.store, run.saga_id)["not_undone"] == ["b", "a"] and world.there == {"a", "b"}
+    with kernel.store.read() as rows:
+        assert find_lease(rows, "run:r").holder == ""
+    sound(kernel)

@@ -81,7 +81,8 @@ class SagaRun:
         if self.lease is None:
             return True
         held = renew_lease(tx, self.lease, tx.now)
-        self.lost = self.lost or not held
+        # A run that somebody gave up has no lease any more, and has not lost it either.
+        self.lost = self.lost or not (held or Runs(tx).get(self.saga_id).over)
         return held
 
     def write(self, work: Callable[[Transaction], Any]) -> Any:
