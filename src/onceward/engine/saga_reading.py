@@ -132,7 +132,9 @@ def _status(run: Run, name: str, steps: Any, at_work: bool) -> str:
     assert place is not None
     # Several states may share a stop: the one that failed has left something behind, or follows the last that is done.
     after = (run.last_ok_state is None and name == names[0]) or shape.after(run.last_ok_state or names[0]) == name
-    return "failed" if place.stop == run.state and ((name, "action") in steps or after) else "waiting"
+    if place.stop == run.state and ((name, "action") in steps or after):
+        return "failed"
+    return "waiting" if shape.place(run.state) is not None else "not begun"
 
 
 def _error(text: str | None) -> dict[str, Any]:
