@@ -271,6 +271,18 @@ class WrongOperation(OncewardError):
     code = "WRONG_CANONICAL_OPERATION_FOR_EFFECT"
 
 
+class GuardFailed(OncewardError):
+    """A guard of a change stands against it; its own code says which."""
+
+    def __init__(self, code: str, message: str, entry_id: str) -> None:
+        super().__init__(message, context={"entry_id": entry_id})
+        self.code = code  # type: ignore[misc]
+
+
+class BaseDrift(OncewardError):
+    code = "BASE_DRIFT"
+
+
 class RequestConflict(OncewardError):
     code = "URM_IDEMPOTENCY_KEY_CONFLICT"
 

@@ -6,11 +6,13 @@ from typing import Any
 
 from onceward.engine import acts
 from onceward.engine.keyring import Signer
-from onceward.evidence.signing import BUILD, SAGA, statement
+from onceward.evidence.signing import BUILD, CUT, SAGA, statement
 from onceward.kernel.chain import Event
+from onceward.kernel.changes import ChangeSet, Entry, PairSignature
 from onceward.kernel.records import Move
 from onceward.kernel.sagas import Run
 from onceward.store.tables.budgets import lanes_of
+from onceward.store.tables.events import head_of
 from onceward.store.transaction import Transaction
 
 
@@ -55,3 +57,25 @@ def _vouch(
     envelope = signer.key.sign(statement(kind, [(event.stream, event.hash.hex()), *also], predicate))
     said = {"act": f"{move.machine.name}.end", "principal": signer.principal, "nonce": move.subject}
     acts.note(tx, envelope, said, signer.principal)
+
+
+def cut(
+    tx: Transaction, entry: Entry, end: Move, change_set: ChangeSet, manifest: str, tool: str, signer: Signer | None
+) -> PairSignature:
+    """The executor's word on a cut: over the whole act, so that it fits no other (X54)."""
+    assert signer is not None
+    seq, hash_ = head_of(tx, f"entry:{entry.entry_id}")
+    nonce = tx.sources.secret()[:32]
+    predicate: dict[str, Any] = {
+        **{"act": "change.cut", "entry_id": entry.entry_id, "from": entry.status, "to": end.target},
+        **{"manifest": manifest, "decision_id": change_set.decision_id, "change_set_id": change_set.change_set_id},
+        "head": {"hash": hash_.hex(), "seq": seq, "stream": f"entry:{entry.entry_id}"},
+        **{"key": signer.key.fingerprint, "nonce": nonce, "principal": signer.principal, "tool_revision": tool},
+        "workspace": signer.workspace,
+    }
+    envelope = signer.key.sign(statement(CUT, [(f"entry:{entry.entry_id}", hash_.hex())], predicate))
+    acts.note(tx, envelope, {"act": "change.cut", "principal": signer.principal, "nonce": nonce}, signer.principal)
+    return PairSignature(
+        *(tx.sources.new_id("sig"), entry.entry_id, "executor", change_set.change_set_id, None, signer.principal),
+        *(signer.key.fingerprint, tool, envelope.statement_hash),
+    )

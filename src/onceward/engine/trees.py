@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from onceward.errors import InvalidConfig
 from onceward.kernel.changes import Unit
 from onceward.kernel.limits import MAX_OUTPUT_FILES
+from onceward.lifecycles.change import is_machinery
 
-SKIPPED: Final = (".git", ".onceward")
-"""What belongs to the machinery and is never part of a change."""
 _CHUNK: Final = 1 << 20
 
 
@@ -43,7 +42,7 @@ def scan(root: Path) -> dict[str, File]:
 
 def _walk(folder: Path, above: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name in SKIPPED:
+        if is_machinery(entry.name):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(Path(entry.path), f"{above}{entry.name}/")

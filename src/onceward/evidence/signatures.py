@@ -11,7 +11,7 @@ from onceward.errors import OncewardError
 from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import PrincipalRow, Records, Role
-from onceward.evidence.signing import ACT, BUILD, SAGA, SEAL, STATEMENT, Envelope, genuine, objection, possession
+from onceward.evidence.signing import ACT, BUILD, CUT, SAGA, SEAL, STATEMENT, Envelope, genuine, objection, possession
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
 from onceward.kernel.merkle import Tree
@@ -145,6 +145,8 @@ class Authority:
                 return self._read_end(told, told["build_id"], "session")
             if said["predicateType"] == SAGA:
                 return self._read_end(told, told["saga_id"], "saga")
+            if said["predicateType"] == CUT:
+                return None if self._stands(told["head"]) else "it was signed after another history than this one"
             if said["predicateType"] == SEAL:
                 self._seals.append((found.statement_hash, told))
                 return None

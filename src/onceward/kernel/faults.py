@@ -49,6 +49,9 @@ POINTS: Final = (
     "output.staged",
     "output.moved",
     "output.pointed",
+    "cut.staged",
+    "cut.applied",
+    "cut.restored",
     "restore.table",
     "backup.copied",
 )

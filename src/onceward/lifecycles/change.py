@@ -138,10 +138,15 @@ def _check_path(path: str) -> None:
     safe = _PATH.fullmatch(path) and all(part not in ("", ".", "..") for part in parts)
     if not safe or not unicodedata.is_normalized("NFC", path) or len(path.encode()) > 1024:
         raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
-    if ".onceward" in parts or ".git" in parts:
+    if any(is_machinery(part) for part in parts):
         raise InvalidConfig(
             f"{path[:80]} belongs to the machinery, and is never part of a change", context={"path": path}
         )
+
+
+def is_machinery(name: str) -> bool:
+    """What is never part of a change: ours, and git's."""
+    return name == ".git" or name.startswith(".onceward")
 
 
 def _check_nesting(units: Sequence[Unit]) -> None:

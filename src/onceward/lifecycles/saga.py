@@ -144,6 +144,17 @@ ROLLBACK: Final = Shape(
     ),
 )
 """The saga by which values are superseded (S-6): all of its writing is one transaction, so there is nothing to undo."""
+CUT: Final = Shape(
+    "cut",
+    (
+        Place("C0_CHECK", "ABORT_DRIFT"),
+        Place("C1_KEEP", "ABORT_KEEP"),
+        Place("C2_STAGE", "COMP_STAGE", ("C2_STAGE",)),
+        Place("C3_APPLY", "COMP_APPLY", ("C3_APPLY", "C2_STAGE")),
+        Place("C4_RECORD", "COMP_RECORD", ("C4_RECORD",), forward=True),
+    ),
+)
+"""The saga by which an approved change reaches a file tree (H-5): from `C4_RECORD` on it is only finished."""
 SAGA: Final = machine_of(ASSEMBLY)
 
 
