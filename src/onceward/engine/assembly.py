@@ -36,17 +36,19 @@ class Shipped(Saga):
     table: Shape
     collection: str
 
-    def given(self) -> dict[str, Any]:
-        """What a run of it is given: all that is needed to go on with it."""
-        raise NotImplementedError
-
-    def root(self, grant_id: str) -> str:
-        """The same plan under the same grant is the same run."""
-        raise NotImplementedError
+    plan: RegistryPlan | RollbackPlan
 
     def __init__(self, name: str, environment: str) -> None:
         super().__init__(name, granted=True, folder=Path.cwd())
         self.environment = environment
+
+    def given(self) -> dict[str, Any]:
+        """What a run of it is given: all that is needed to go on with it."""
+        return {"plan": msgspec.to_builtins(self.plan), "environment": self.environment}
+
+    def root(self, grant_id: str) -> str:
+        """The same plan under the same grant is the same run."""
+        return f"{self.plan.plan_id}@{self.plan.revision}:{grant_id}"
 
     @property
     def shape(self) -> Shape:
@@ -83,6 +85,7 @@ class Assembly(Shipped):
     """Values into a collection."""
 
     table = ASSEMBLY
+    plan: RegistryPlan
 
     def __init__(self, plan: RegistryPlan, environment: str) -> None:
         super().__init__(ASSEMBLY.name, environment)
@@ -95,12 +98,6 @@ class Assembly(Shipped):
         self.put("S5_VERIFY_VALUES", self._read_values, self._values_hold)
         self.put("S6_EVIDENCE", self._evidence, undo=self._note_failure)
         self.put("S7_FINALIZE", self._read_evidence, undo=self._read_evidence)
-
-    def given(self) -> dict[str, Any]:
-        return {"plan": msgspec.to_builtins(self.plan), "environment": self.environment}
-
-    def root(self, grant_id: str) -> str:
-        return f"{self.plan.ref}:{grant_id}"
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         plan = self.plan
@@ -227,6 +224,7 @@ class Rollback(Shipped):
     """Values superseded, all of them or none."""
 
     table = ROLLBACK
+    plan: RollbackPlan
 
     def __init__(self, plan: RollbackPlan, schema_digest: str, environment: str) -> None:
         super().__init__(ROLLBACK.name, environment)
@@ -237,14 +235,7 @@ class Rollback(Shipped):
         self.put("R3_FINALIZE", self._read_back, undo=self._read_back)
 
     def given(self) -> dict[str, Any]:
-        return {
-            "plan": msgspec.to_builtins(self.plan),
-            "environment": self.environment,
-            "schema_digest": self.schema_digest,
-        }
-
-    def root(self, grant_id: str) -> str:
-        return f"{self.plan.plan_id}@{self.plan.revision}:{grant_id}"
+        return {**super().given(), "schema_digest": self.schema_digest}
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         return Scope(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from onceward.errors import IllegalTransition, InvalidConfig, PermissionDenied, PermitInvalid, Recovery, RequestConflict
 from onceward.kernel.canon import canonical
 from onceward.kernel.changes import Decision, Entry, Envelope, History
@@ -169,10 +167,3 @@ def abandon(tx: Transaction, actor: str, entry_id: str, why: str) -> dict[str, A
     if entry.status != "abandoned":
         entry = step(tx, [rules.abandon(entry, actor, why)])
     return {"entry_id": entry_id, "status": entry.status}
-
-
-def manifest_in(said: Any) -> Manifest:
-    try:
-        return rules.checked(msgspec.convert(said, Manifest))
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"this is no manifest: {error}", context={"field": "manifest"}) from None

@@ -172,10 +172,6 @@ def sweep(entry: Entry, actor: str, sweep_id: str) -> Move:
     return _move(entry, "review_pending", "swept", actor, {"sweep_id": sweep_id})
 
 
-def promotable(entry: Entry) -> bool:
-    return entry.status in ("marked", "reviewed_deferred")
-
-
 def decide(entry: Entry, decision: str, actor: str, said: Mapping[str, Any]) -> Move:
     """A decision that counts."""
     word = WORDS[decision]
