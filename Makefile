@@ -48,7 +48,7 @@ test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL
 check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-cache > /tmp/onceward-imports.$$$$ 2>&1 || { cat /tmp/onceward-imports.$$$$; rm -f /tmp/onceward-imports.$$$$; exit 1; }; rm -f /tmp/onceward-imports.$$$$
+	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
 	@$(BIN)/python -m pytest -q tests/tidy
 	@$(MAKE) --no-print-directory gate
 	@echo "check: all good"

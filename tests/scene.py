@@ -16,7 +16,7 @@ import apsw
 import msgspec
 import psycopg
 
-from onceward.engine import changes
+from backlog import Backlog, write
 from onceward.engine.backup import backup, restore
 from onceward.engine.foreground import run_saga
 from onceward.engine.registry import supersede
@@ -25,10 +25,8 @@ from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
 from onceward.kernel.canon import canonical
-from onceward.kernel.changes import Unit
 from onceward.kernel.records import Request
 from onceward.lifecycles import registry
-from onceward.lifecycles.change import Manifest, Policy
 from onceward.store.tables.registry import Registry, note_meta
 from onceward.wiring import Workspace
 from sites import Site
@@ -92,7 +90,7 @@ def happen(workspace, folder):
     ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
     _fill_registry(workspace)
     ids |= _run_sagas(workspace)
-    _propose(workspace)
+    ids |= _change(workspace)
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
         old = workspace.keyring.signer(rows, "tester").key.fingerprint
@@ -149,19 +147,30 @@ def _run_sagas(workspace):
     return ids
 
 
-def _propose(workspace):
-    """A change that was deferred once and approved then, and one that waits."""
-    unit = Unit("a.txt", None, "ab" * 32, None, 0o644)
-    what = Manifest("tree", "repo", (unit, Unit("b.txt", "cd" * 32, None, 0o644)))
-    kernel = workspace.kernel()
-    entry = kernel.store.write(lambda tx: changes.mark(tx, "tester", "k1", what, "because"))
-    kernel.store.write(lambda tx: changes.sweep(tx, "tester"))
-    for word in ("defer", "approve"):
-        said = ("bob", entry.entry_id, word, what.content_hash(), "fine", Policy())
-        kernel.store.write(lambda tx, said=said: changes.review(tx, *said))
-        kernel.store.write(lambda tx: changes.sweep(tx, "tester"))
-    kernel.store.write(lambda tx: changes.mark(tx, "bob", "k2", what, "", [entry.entry_id]))
-    kernel.close()
+def _change(workspace):
+    """A change that was deferred once, revised, approved, cut and verified, one that failed and was taken back, and
+    what was opened for it."""
+    backlog = Backlog(workspace)
+    write(backlog.tree, {"a.txt": "one\n", "b.txt": "two\n"})
+    good = backlog.mark({"a.txt": "1\n", "c.txt": "3\n"}, reason="because")
+    backlog.sweep()
+    backlog.review(good, "defer", reason="later")
+    backlog.sweep()
+    again = backlog.propose({"a.txt": "1\n", "c.txt": "4\n"})
+    backlog.ask("ann", "changes.mark", manifest=again.content_hash(), revises=good, reason="better")
+    backlog.review(good, "approve", reason="fine")
+    backlog.cut(good)
+    backlog.verify(good)
+    backlog.verify(good, again=True)
+    backlog.become("tester")
+    bad = backlog.approved({"b.txt": None, "d.txt": "5\n"}, depends_on=[good])
+    backlog.cut(bad)
+    write(backlog.tree, {"sneaked": "in"})
+    backlog.verify(bad)
+    backlog.become("tester")
+    backlog.abandon(backlog.mark(), "enough")
+    backlog.kernel.close()
+    return {"change done": good, "change failed": bad}
 
 
 def _pay(task):

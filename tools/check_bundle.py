@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import tarfile
+from itertools import pairwise
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -115,6 +116,23 @@ def chains(lines):
     return heads, events
 
 
+def verified(rows):
+    """Of a change: the manifest is what its hash says, and who signed the last arrow that somebody signs."""
+    for manifest in rows["manifests.ndjson"]:
+        require(
+            sha(manifest["body"].encode()) == manifest["content_hash"], "what was proposed is not what its hash says"
+        )
+    pairs = {pair["signature_id"]: pair for pair in rows["pairs.ndjson"]}
+    arrows = sorted(rows["history.ndjson"], key=lambda row: row["seq"])
+    states = [(row.get("from_state"), row["to_state"]) for row in arrows]
+    require(all(a[1] == b[0] for a, b in pairwise(states)), "its history does not hang together")
+    require(
+        not arrows or states[-1][1] == rows["entries.ndjson"][0]["status"], "its status is not where its history ends"
+    )
+    signed = [row["signature_ref"] for row in arrows if "signature_ref" in row]
+    return {pairs[signed[-1]]["fingerprint"]} if signed else set()
+
+
 def main(path, trusted):
     with tarfile.open(path) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
@@ -124,7 +142,8 @@ def main(path, trusted):
     require(listed == {name: (len(data), sha(data)) for name, data in files.items()}, "a file is not what is listed")
     rows = {name: [json.loads(line) for line in data.splitlines()] for name, data in files.items() if "ndjson" in name}
     heads, events = chains(files["events.ndjson"].splitlines())
-    session = f"session:{page['subject']}"
+    change = page["kind"] == "entry"
+    session = f"{'entry' if change else 'session'}:{page['subject']}"
     keys = {key["fingerprint"]: key for key in rows["keys.ndjson"]}
     for total in rows["totals.ndjson"]:
         lane = (total["parent_session_id"], total["budget_lane"])
@@ -144,7 +163,7 @@ def main(path, trusted):
         )
     signers, ends = set(), set()
     # A build's moves stand in its session's stream, those of a saga's run in a stream of its own.
-    own = (f"saga:{page['subject']}", "saga") if page["kind"] == "saga" else (session, "build")
+    own = (f"saga:{page['subject']}", "saga") if page["kind"] == "saga" else (session, "change" if change else "build")
     moved = max((seq for (stream, seq), e in events.items() if (stream, e["source"]) == own), default=0)
     for row in rows["signatures.ndjson"]:
         said, hash_, key = statement(row["envelope"], keys)
@@ -156,6 +175,8 @@ def main(path, trusted):
             ends |= {key["fingerprint"]} if head["seq"] == moved else set()
             require(events[own[0], head["seq"]]["hash"] == head["hash"], "its end is not the one that was signed")
         signers.add(key["fingerprint"])
+    if change:
+        ends = verified(rows)
     if "seal.json" in files:
         seal = json.loads(files["seal.json"])
         said, _, key = statement(seal["envelope"], keys)

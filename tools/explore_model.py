@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from onceward.evidence.records import Child, Rows, Total
+from onceward.evidence.kinds import Child, Total
+from onceward.evidence.records import Rows
 from onceward.gate import script
 from onceward.gate.script import Op
 

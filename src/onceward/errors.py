@@ -274,9 +274,13 @@ class WrongOperation(OncewardError):
 class GuardFailed(OncewardError):
     """A guard of a change stands against it; its own code says which."""
 
-    def __init__(self, code: str, message: str, entry_id: str) -> None:
-        super().__init__(message, context={"entry_id": entry_id})
+    def __init__(self, code: str, message: str, entry_id: str, recovery: Sequence[Recovery] = ()) -> None:
+        super().__init__(message, context={"entry_id": entry_id}, recovery=recovery)
         self.code = code  # type: ignore[misc]
+
+
+class CutOnce(OncewardError):
+    code = "G-CUT-ONCE"
 
 
 class BaseDrift(OncewardError):

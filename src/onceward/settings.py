@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import ARTIFACT_BYTES, MAX_INTEGER
+from onceward.kernel.changes import IGNORED_NAMES
+from onceward.kernel.limits import APPROVAL_SECONDS, ARTIFACT_BYTES, MAX_INTEGER
 from onceward.kernel.money import to_micros
-from onceward.kernel.records import check_name
+from onceward.kernel.records import ROLES, check_name
 
 FOLDER = ".onceward"
 FILE = "onceward.toml"
@@ -102,6 +103,45 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether every stage and spawned command must name an operation of the registry that is in force."""
 
 
+class PathSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What changes to some paths need beside."""
+
+    glob: str
+    """Which paths: `*` stands for anything, also across folders."""
+    approvals: int = 1
+    """How many different people must approve."""
+    role: str = ""
+    """A role that at least one of them must have."""
+
+
+class CutterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A place of your own that changes can be made to."""
+
+    name: str
+    """What changes call it."""
+    python: str
+    """`module:name` of an object with paths(), read(path) and write(path, data), or of what makes one for a target."""
+
+
+class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What changes need before they are cut."""
+
+    authors_may_review: bool = False
+    """Whether somebody may approve what they proposed themselves; for people who work alone."""
+    approvals: int = 1
+    """How many different people must approve a change."""
+    approval_seconds: int = APPROVAL_SECONDS
+    """How long an approval is good."""
+    drift: Literal["files", "tree"] = "files"
+    """What must still be as it was when a change was marked: the `files` that it touches, or the whole `tree`."""
+    ignore: tuple[str, ...] = IGNORED_NAMES
+    """Names of files and folders that are no part of a tree; `*` stands for anything."""
+    path: tuple[PathSettings, ...] = ()
+    """What changes to some paths need beside."""
+    cutter: tuple[CutterSettings, ...] = ()
+    """Places of your own."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -113,6 +153,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seal: SealSettings = SealSettings()
     grants: GrantSettings = GrantSettings()
     registry: RegistrySettings = RegistrySettings()
+    changes: ChangeSettings = ChangeSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -142,6 +183,10 @@ TEMPLATE = """\
 
 # [registry]
 # require = true                  # every stage and spawned command names an operation that is registered
+
+# [changes]
+# approvals = 2                   # how many people must approve a change; authors do not approve their own
+# path = [{ glob = "billing/*", approvals = 2, role = "admin" }]
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -218,6 +263,7 @@ def _check(settings: Settings, file: Path) -> None:
     if settings.artifacts.max_bytes < 1:
         raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
     limits_of(settings)
+    _check_changes(settings.changes, file)
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:
         check_name(sink.name, "sink.name")
@@ -232,6 +278,25 @@ def _check(settings: Settings, file: Path) -> None:
         _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")
+
+
+def _check_changes(changes: ChangeSettings, file: Path) -> None:
+    numbers = {"approvals": changes.approvals, "approval_seconds": changes.approval_seconds}
+    numbers |= {f"approvals for {rule.glob!a}": rule.approvals for rule in changes.path}
+    for what, number in numbers.items():
+        if not 1 <= number <= MAX_INTEGER:
+            raise InvalidConfig(f"{file}: changes: {what} must be at least 1", context={"field": "changes"})
+    for rule in changes.path:
+        if rule.role not in ("", *ROLES):
+            raise InvalidConfig(
+                f"{file}: changes: {rule.role[:40]!a} is no role; there are {', '.join(ROLES)}",
+                context={"field": "changes"},
+            )
+    names = [cutter.name for cutter in changes.cutter]
+    for name in names:
+        check_name(name, "changes.cutter.name")
+        if name in ("tree", "registry") or names.count(name) > 1:
+            raise InvalidConfig(f"{file}: changes: the cutter {name!r} is there already", context={"field": "changes"})
 
 
 def check_url(url: str) -> str:

@@ -25,6 +25,7 @@ from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import Rows
 from onceward.kernel.records import check_name
 from onceward.kernel.sources import LiveSources, Sources
+from onceward.lifecycles.change import PathRule, Policy
 from onceward.locks import TargetLock
 from onceward.settings import Settings, SinkSettings
 from onceward.store import migrate
@@ -158,10 +159,25 @@ class Workspace:
                 notices=self.notices(store),
                 seal_file=self.seal_file,
                 registered=self.settings.registry.require,
+                policy=self.policy,
+                cutters=self.cutters,
+                environment=self.settings.grants.environment,
             )
         except BaseException:
             store.close()
             raise
+
+    @property
+    def policy(self) -> Policy:
+        """What changes need here."""
+        said = self.settings.changes
+        alike = {name: getattr(said, name) for name in Policy.__struct_fields__ if name != "path"}
+        return Policy(**alike, path=tuple(PathRule(rule.glob, rule.approvals, rule.role) for rule in said.path))
+
+    @property
+    def cutters(self) -> dict[str, str]:
+        """Places of the user's own that changes can be made to."""
+        return {cutter.name: cutter.python for cutter in self.settings.changes.cutter}
 
     @contextmanager
     def artifacts(self) -> Iterator[Artifacts]:

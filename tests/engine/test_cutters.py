@@ -1,48 +1,57 @@
-"""The cutter of a file tree: exactly the approved bytes or exactly the prior ones, wherever it is cut off (H-5)."""
+"""Cuts of file trees: exactly the approved bytes or exactly the prior ones, wherever it is cut off (H-5)."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from helpers import assert_sound, count
-from onceward.engine import changes
+from backlog import write
+from helpers import count
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.cutting import cut as cut_entry
+from onceward.engine.cutting import open_set
 from onceward.engine.trees import difference, scan
-from onceward.errors import BaseDrift, GuardFailed, InvalidConfig
+from onceward.errors import BaseDrift, ChildCancelled, GuardFailed, LockConflict, OncewardError
 from onceward.kernel import faults
-from onceward.kernel.records import Request
-from onceward.lifecycles.change import Manifest, Policy
+from onceward.kernel.changes import LINK
+from onceward.lifecycles.change import Policy
+from onceward.lifecycles.manifest import Manifest, checked
 from onceward.store.tables.changes import Changes
+from typing_in import until
+
+BASE = {"same": "1", "changed": "1", "gone": "1", "sub/deep": "1", "mode": "1", "was/folder": "1", "was-file": "1"}
+TREE = {"same": "1", "changed": "2", "new/er/file": "3", "sub/deep": "2", "mode": "1", "was": "2", "was-file/x": "1"}
 
 
 @pytest.fixture
 def trees(kernel, tmp_path):
     """A base, a tree that differs in every way, and the cutter that makes one the other."""
-    base, tree = tmp_path / "base", tmp_path / "tree"
-    for folder, files in (
-        (base, {"same": "1", "changed": "1", "gone": "1", "sub/deep": "1", "mode": "1"}),
-        (tree, {"same": "1", "changed": "2", "new/er/file": "3", "sub/deep": "2", "mode": "1"}),
-    ):
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o644)
+    base, tree = write(tmp_path / "base", BASE), write(tmp_path / "tree", TREE)
     (tree / "mode").chmod(0o755)
-    units = difference(scan(base), scan(tree))
-    kept = [kernel.artifacts.keep_file(tree / unit.path) for unit in units if unit.after]
-    kept += [kernel.artifacts.keep_file(base / unit.path) for unit in units if unit.before]
+    (base / "link").symlink_to("same")
+    (tree / "link").symlink_to("changed")
+    units = difference(scan(base, links=True), scan(tree, links=True))
+    for folder, side, mode in ((tree, "after", "after_mode"), (base, "before", "before_mode")):
+        kept = [
+            kernel.artifacts.keep(str((folder / unit.path).readlink()).encode())
+            if getattr(unit, mode) == LINK
+            else kernel.artifacts.keep_file(folder / unit.path)
+            for unit in units
+            if getattr(unit, side) is not None
+        ]
 
-    def record(tx):
-        for number, blob in enumerate(kept):
-            kernel.artifacts.record(tx, "ent_1", str(number), "file", blob)
+        def record(tx, kept=kept, side=side):
+            for number, blob in enumerate(kept):
+                kernel.artifacts.record(tx, "ent_1", f"{side} {number}", "file", blob)
 
-    kernel.store.write(record)
-    return base, tree, TreeCutter(base, kernel.artifacts, units, "cst_1")
+        kernel.store.write(record)
+    manifest = checked(Manifest("tree", "base", tuple(units)))
+    return base, tree, TreeCutter(base, kernel.artifacts, manifest, "cst_1")
 
 
 def cut(cutter, again=False):
-    cutter.check(also_after=again)
+    cutter.check(going_on=again)
     cutter.keep()
     cutter.stage()
     cutter.apply()
@@ -55,54 +64,68 @@ def undo(cutter):
     return foreign
 
 
+def found(folder):
+    return scan(folder, links=True)
+
+
 @pytest.mark.rule("H-5")
 def test_a_tree_becomes_exactly_the_other_and_back(trees):
     base, tree, cutter = trees
-    was, wanted = scan(base), scan(tree)
+    was, wanted = found(base), found(tree)
     cut(cutter)
-    assert scan(base) == wanted
+    assert found(base) == wanted
     cut(cutter, again=True)
-    assert scan(base) == wanted, "done again it changes nothing"
-    assert undo(cutter) == [] and scan(base) == was
-    assert undo(cutter) == [] and scan(base) == was
+    assert found(base) == wanted, "done again it changes nothing"
+    assert undo(cutter) == [] and found(base) == was
+    assert undo(cutter) == [] and found(base) == was
     assert not list(base.glob(".onceward*"))
+
+
+MOMENTS = [("cut.staged", 1), *(("cut.applied", n) for n in range(1, 11))]
 
 
 @pytest.mark.rule("H-5")
 @pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("back", [False, True], ids=["finished", "undone"])
-@pytest.mark.parametrize(("point", "nth"), [("cut.staged", 1), *(("cut.applied", n) for n in range(1, 6))])
-def test_wherever_it_is_cut_off_it_is_finished_or_undone(trees, point, nth, back):
+def test_wherever_it_is_cut_off_it_is_finished_or_undone(trees, back):
     base, tree, cutter = trees
-    was, wanted = scan(base), scan(tree)
-    with pytest.raises(faults.SimulatedCrash), faults.armed(point, nth, faults.crash):
-        cut(cutter)
-    if not back:
-        cut(cutter, again=True)
-        assert scan(base) == wanted
-        return
-    with faults.armed("cut.restored", 2, faults.crash):
-        try:
-            undo(cutter)
-        except faults.SimulatedCrash:
-            pass
-    assert undo(cutter) == [] and scan(base) == was
+    was, wanted = found(base), found(tree)
+    for point, nth in MOMENTS:
+        with pytest.raises(faults.SimulatedCrash), faults.armed(point, nth, faults.crash):
+            cut(cutter)
+        if not back:
+            cut(cutter, again=True)
+            assert found(base) == wanted, (point, nth)
+        else:
+            with faults.armed("cut.restored", 2, faults.crash):
+                try:
+                    undo(cutter)
+                except faults.SimulatedCrash:
+                    pass
+        assert undo(cutter) == [] and found(base) == was, (point, nth)
 
 
 @pytest.mark.rule("H-5")
 def test_a_base_that_drifted_is_refused_and_nothing_is_changed(trees):
     base, _, cutter = trees
-    (base / "changed").write_text("by somebody")
-    (base / "new").write_text("a file where a folder is to be")
-    before = {name: (base / name).read_text() for name in ("changed", "gone", "sub/deep", "new")}
-    with pytest.raises((BaseDrift, InvalidConfig)):
-        cutter.check()
-    (base / "new").unlink()
-    with pytest.raises(BaseDrift, match="changed is not what"):
-        cutter.check()
-    assert {name: (base / name).read_text() for name in ("changed", "gone", "sub/deep")} == {
-        name: before[name] for name in ("changed", "gone", "sub/deep")
-    }
+    for name, text in (
+        ("changed", "by somebody"),
+        ("new", "in the way"),
+        ("was/other", "a file in a folder that goes"),
+    ):
+        write(base, {name: text})
+        before = found(base)
+        with pytest.raises(BaseDrift):
+            cut(cutter)
+        assert found(base) == before and not list(base.glob(".onceward*"))
+        if name in BASE:
+            write(base, {name: BASE[name]})
+        else:
+            (base / name).unlink()
+    (base / "link").unlink()
+    (base / "link").symlink_to("mode")
+    with pytest.raises(BaseDrift, match="link is not what"):
+        cut(cutter)
 
 
 @pytest.mark.rule("H-5", "H-6")
@@ -121,62 +144,169 @@ def test_what_somebody_else_changed_meanwhile_is_left_alone(trees):
     assert str((base / "sub/deep").readlink()) == "/etc/passwd"
 
 
-@pytest.fixture
-def proposed(kernel, trees, workspace):
-    """The same change as an entry that somebody approved, in a tree of the workspace's own folder."""
-    base, tree, _ = trees
-    home = workspace.folder.parent
-    if base.parent != home:
-        base = base.rename(home / "base")
-    units = tuple(difference(scan(base), scan(tree)))
-    what = Manifest("tree", "base", units)
-    kernel.ask(Request("principals.add", "p1", {"name": "rob", "roles": ["reviewer"]}, "tester"))
-    entry = kernel.store.write(lambda tx: changes.mark(tx, "tester", "k1", what, "because"))
-    kernel.store.write(lambda tx: changes.sweep(tx, "tester"))
-
-    def approve():
-        said = ("rob", entry.entry_id, "approve", what.content_hash(), "", Policy())
-        return kernel.store.write(lambda tx: changes.review(tx, *said))
-
-    return home, base, tree, entry, approve
-
-
 @pytest.mark.rule("H-1", "H-5", "H-8")
 @pytest.mark.guarantee("G18")
-def test_an_approved_change_is_cut_once_and_signed(kernel, proposed):
-    home, base, tree, entry, approve = proposed
-    was, wanted = scan(base), scan(tree)
-    with pytest.raises(GuardFailed) as refused:
-        cut_entry(kernel, home, entry.entry_id, Policy())
-    assert refused.value.code == "G-CUT-APPROVED" and scan(base) == was
-    approve()
-    with pytest.raises(GuardFailed) as refused:
-        cut_entry(kernel, home, entry.entry_id, Policy(approval_seconds=0))
-    assert refused.value.code == "APPROVAL_EXPIRED" and scan(base) == was
-    done = cut_entry(kernel, home, entry.entry_id, Policy())
-    assert done.status == "applied" and scan(base) == wanted
-    rows = {table: count(kernel.store, table) for table in ("cut_change_set", "dot_pair_signature", "signatures")}
-    assert cut_entry(kernel, home, entry.entry_id, Policy()) == done, "cut again it is what it is"
-    assert rows == {table: count(kernel.store, table) for table in rows}
-    with kernel.store.read() as found:
-        history = [(h.from_state, h.to_state) for h in Changes(found).history(entry.entry_id)][-2:]
+def test_an_approved_change_is_cut_once_and_signed(backlog):
+    entry = backlog.mark({"a.txt": "new\n", "sub/c.txt": None, "sub/d/e.txt": "more\n"})
+    was = scan(backlog.tree)
+    backlog.sweep()
+    digest = backlog.envelope(entry).content_hash
+    for expected, policy in (("G-CUT-APPROVED", Policy()), ("APPROVAL_EXPIRED", Policy(approval_seconds=0))):
+        backlog.become("max").policy = policy
+        with pytest.raises(GuardFailed) as refused:
+            backlog.cut(entry)
+        assert refused.value.code == expected and scan(backlog.tree) == was
+        backlog.review(entry, "approve")
+    backlog.kernel.policy = Policy(approvals=2)
+    with pytest.raises(GuardFailed, match="needs 2 approvals") as refused:
+        backlog.cut(entry)
+    assert refused.value.code == "G-CUT-APPROVED"
+    backlog.kernel.policy = Policy()
+    done = backlog.cut(entry)
+    assert done.status == "applied" and backlog.status(entry) == "cut_applied"
+    assert (backlog.tree / "a.txt").read_text() == "new\n" and (backlog.tree / "sub/d/e.txt").exists()
+    rows = {**backlog.rows(), "signatures": count(backlog.store, "signatures")}
+    assert backlog.cut(entry) == done, "cut again it is what it is"
+    assert rows == {**backlog.rows(), "signatures": count(backlog.store, "signatures")}
+    assert backlog.history(entry)[-2:] == [
+        ("reviewed_approved", "cut_in_progress", "max"),
+        ("cut_in_progress", "cut_applied", "max"),
+    ]
+    with backlog.store.read() as found:
         signed = Changes(found).signature_of(done.change_set_id)
-        assert_sound(found)
-    assert history == [("reviewed_approved", "cut_in_progress"), ("cut_in_progress", "cut_applied")]
-    assert (signed.role, signed.principal) == ("executor", "tester") and len(signed.tool_revision) == 64
+        assert {a.path for a in Changes(found).affected(done.change_set_id)} == {"a.txt", "sub/c.txt", "sub/d/e.txt"}
+    assert (signed.role, signed.principal) == ("executor", "max") and len(signed.tool_revision) == 64
+    with pytest.raises(OncewardError):
+        backlog.review(entry, "defer", digest=digest)
+    backlog.sound()
 
 
 @pytest.mark.rule("H-5")
-def test_a_drifted_tree_is_not_cut_and_can_be_when_it_is_as_it_was(kernel, proposed):
-    home, base, tree, entry, approve = proposed
-    approve()
-    (base / "changed").write_text("by somebody")
-    assert cut_entry(kernel, home, entry.entry_id, Policy()).status == "undone"
-    assert (base / "changed").read_text() == "by somebody" and (base / "gone").exists()
-    with kernel.store.read() as rows:
-        assert Changes(rows).get(entry.entry_id).status == "reviewed_approved"
-    (base / "changed").write_text("1")
-    assert cut_entry(kernel, home, entry.entry_id, Policy()).status == "applied"
-    assert scan(base) == scan(tree)
-    with kernel.store.read() as rows:
-        assert_sound(rows)
+def test_a_drifted_tree_is_not_cut_and_can_be_when_it_is_as_it_was(backlog):
+    entry = backlog.approved({"a.txt": "new\n"})
+    (backlog.tree / "a.txt").write_text("by somebody")
+    rows = backlog.rows()
+    with pytest.raises(BaseDrift, match=r"a\.txt is not what"):
+        backlog.cut(entry)
+    assert backlog.rows() == rows and (backlog.tree / "a.txt").read_text() == "by somebody"
+    (backlog.tree / "a.txt").write_text("one\n")
+    assert backlog.cut(entry).status == "applied"
+    backlog.sound()
+
+
+@pytest.mark.rule("H-5")
+def test_a_workspace_may_want_the_whole_tree_unchanged(backlog):
+    backlog.kernel.policy = strict = Policy(drift="tree")
+    entry = backlog.approved({"a.txt": "new\n"})
+    write(backlog.tree, {"b.txt": "changed by the way"})
+    backlog.become("max").policy = strict
+    with pytest.raises(BaseDrift, match="something else in it has changed"):
+        backlog.cut(entry)
+    write(backlog.tree, {"b.txt": "two\n"})
+    assert backlog.cut(entry).status == "applied"
+    backlog.sound()
+
+
+@pytest.mark.rule("H-5")
+def test_dependencies_and_what_touches_the_same_files_come_first(backlog):
+    first = backlog.approved({"a.txt": "1"})
+    second = backlog.approved({"b.txt": "2"}, depends_on=[first])
+    with pytest.raises(GuardFailed) as refused:
+        backlog.cut(second)
+    assert refused.value.code == "G-CUT-DEPS" and first in refused.value.message
+    backlog.cut(first)
+    third = backlog.approved({"a.txt": "3"})
+    for entry in (second, third):
+        with pytest.raises(GuardFailed) as refused:
+            backlog.cut(entry)
+        assert refused.value.code == "G-CUT-DEPS" and first in refused.value.message
+    backlog.verify(first)
+    for entry in (second, third):
+        assert backlog.cut(entry).status == "applied"
+    assert (backlog.tree / "a.txt").read_text() == "3"
+    backlog.sound()
+
+
+@pytest.mark.rule("H-5", "H-7")
+@pytest.mark.parametrize("word", ["abandon", "defer"])
+@pytest.mark.parametrize("moment", ["before", "staged", "applied", "recording"])
+def test_a_cut_that_was_cut_off_is_closed_before_it_is_taken_back(backlog, word, moment):
+    entry = backlog.approved({"a.txt": "new\n", "b.txt": "new\n"})
+    was, finished = scan(backlog.tree), moment == "recording"
+    kernel, stop = backlog.become("max"), threading.Event()
+
+    def leave():
+        stop.set()
+        until(lambda: kernel._sessions[-1]._stopping)
+        raise ChildCancelled
+
+    if moment == "before":
+        with backlog.store.read() as rows:
+            (decision,) = Changes(rows).decisions(entry)
+        backlog.store.write(lambda tx: open_set(tx, entry, decision.decision_id, "max"))
+    else:
+        with faults.armed(f"cut.{moment.removesuffix('ing')}", 1, leave):
+            assert backlog.cut(entry, stop=stop).status == "open"
+    backlog.become("tester")
+    if word == "abandon":
+        assert backlog.abandon(entry)["status"] == "abandoned"
+    elif finished:
+        with pytest.raises(OncewardError):
+            backlog.review(entry, "defer")
+    else:
+        assert backlog.review(entry, "defer")["status"] == "reviewed_deferred"
+    with backlog.store.read() as rows:
+        (change_set,) = Changes(rows).change_sets(entry)
+    assert change_set.status == ("applied" if finished else "undone")
+    assert (scan(backlog.tree) == was) != finished
+    backlog.sound()
+
+
+@pytest.mark.rule("H-5")
+def test_a_cut_that_meets_somebody_elses_edit_is_stuck_and_can_be_mended(backlog, monkeypatch):
+    entry = backlog.approved({"a.txt": "new\n", "b.txt": "new\n"})
+    apply = TreeCutter.apply
+
+    def meddled(self):
+        write(backlog.tree, {"b.txt": "precious"})
+        apply(self)
+
+    backlog.become("max")
+    monkeypatch.setattr(TreeCutter, "apply", meddled)
+    stuck = backlog.cut(entry)
+    assert stuck.status == "stuck" and (backlog.tree / "b.txt").read_text() == "precious"
+    assert backlog.status(entry) == "reviewed_approved"
+    assert backlog.cut(entry).status == "stuck", "it stays so while they are there"
+    write(backlog.tree, {"b.txt": "two\n"})
+    assert backlog.cut(entry).status == "undone" and (backlog.tree / "a.txt").read_text() == "one\n"
+    monkeypatch.undo()
+    assert backlog.cut(entry).status == "applied"
+    backlog.sound()
+
+
+@pytest.mark.rule("H-5")
+@pytest.mark.guarantee("G8")
+def test_two_workers_cut_one_entry_once(backlog):
+    entry = backlog.approved({"a.txt": "new\n", "b.txt": "new\n"})
+    kernel = backlog.become("max")
+    ended = []
+
+    def work():
+        try:
+            ended.append(cut_entry(kernel, entry).change_set_id)
+        except LockConflict as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one for one in ended if isinstance(one, str)}) == 1 and len(ended) == 2
+    assert backlog.rows()["cut_change_set"] == 1 and backlog.rows()["dot_pair_signature"] == 1
+    with backlog.store.read() as rows:
+        (decision,) = Changes(rows).decisions(entry)
+    with pytest.raises(OncewardError) as refused:
+        backlog.store.write(lambda tx: open_set(tx, entry, decision.decision_id, "max"))
+    assert refused.value.code == "G-CUT-ONCE"
+    backlog.sound()

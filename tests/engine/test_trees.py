@@ -7,32 +7,25 @@ import os
 
 import pytest
 
-from onceward.engine.trees import difference, inside, look, scan
-from onceward.errors import InvalidConfig
-from onceward.kernel.changes import Unit
-from onceward.lifecycles.change import Manifest, checked
+from backlog import write
+from onceward.engine.trees import ODD, File, Tree, difference, digest_of, listing, scan
+from onceward.errors import BaseDrift, InvalidConfig
+from onceward.kernel.changes import LINK, Unit
+from onceward.lifecycles.manifest import Manifest, checked
 
 
 def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def fill(folder, **files):
-    for name, text in files.items():
-        path = folder / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o644)
-    return folder
-
-
 @pytest.mark.rule("H-2")
 def test_a_difference_is_exactly_what_has_to_become_what(tmp_path):
-    base = fill(tmp_path / "base", same="1", changed="1", gone="1", sub__deep__x="1", mode="1")
-    tree = fill(tmp_path / "tree", same="1", changed="2", new="3", sub__deep__x="1", mode="1")
+    base = write(tmp_path / "base", {"same": "1", "changed": "1", "gone": "1", "sub/deep/x": "1", "mode": "1"})
+    tree = write(tmp_path / "tree", {"same": "1", "changed": "2", "new": "3", "sub/deep/x": "1", "mode": "1"})
     (tree / "mode").chmod(0o755)
-    fill(tree, **{".git__config": "x", "sub__.onceward__db": "y"})
-    units = difference(scan(base), scan(tree))
+    write(tree, {".git/config": "x", "sub/.onceward/db": "y", "sub/__pycache__/z.pyc": "z"})
+    ignore = ("__pycache__",)
+    units = difference(scan(base), scan(tree, ignore))
     assert units == [
         Unit("changed", sha("1"), sha("2"), 0o644, 0o644),
         Unit("gone", sha("1"), None, 0o644, None),
@@ -41,34 +34,64 @@ def test_a_difference_is_exactly_what_has_to_become_what(tmp_path):
     ]
     assert checked(Manifest("tree", "repo", tuple(units))).unit == tuple(units)
     assert difference(scan(base), scan(base)) == []
+    assert listing(tree, ignore) == ["changed", "mode", "new", "same", "sub/deep/x"]
+    assert digest_of(scan(base)) != digest_of(scan(tree, ignore))
 
 
 @pytest.mark.rule("H-5")
-def test_what_is_no_file_is_refused(tmp_path):
-    tree = fill(tmp_path / "tree", a="1")
-    (tree / "link").symlink_to("a")
-    with pytest.raises(InvalidConfig, match="link is a link"):
+def test_what_is_no_file_is_refused_and_links_unless_they_are_meant(tmp_path):
+    tree = write(tmp_path / "tree", {"a": "1", "sub/b": "2"})
+    (tree / "sub" / "link").symlink_to("../a")
+    with pytest.raises(InvalidConfig, match="sub/link is a link"):
         scan(tree)
-    (tree / "link").unlink()
+    assert scan(tree, links=True)["sub/link"] == File(sha("../a"), LINK)
+    for outside in ("/etc/passwd", "../../x", ".."):
+        (tree / "odd").symlink_to(outside)
+        with pytest.raises(InvalidConfig, match="leads out of the tree"):
+            scan(tree, links=True)
+        (tree / "odd").unlink()
+    (tree / "sub" / "link").unlink()
     os.mkfifo(tree / "pipe")
-    with pytest.raises(InvalidConfig, match="neither file nor folder"):
+    with pytest.raises(InvalidConfig, match="no file that can be read"):
         scan(tree)
-    (tree / "pipe").unlink()
+    with Tree(tree) as found:
+        assert found.look("pipe") == found.look("sub") == ODD
     (tmp_path / "alias").symlink_to(tree)
     for odd in (tmp_path / "alias", tmp_path / "absent", tree / "a"):
         with pytest.raises(InvalidConfig, match="no folder"):
             scan(odd)
-    (tree / "swapped").symlink_to("/etc/passwd")
-    with pytest.raises(InvalidConfig):
-        look(tree / "swapped")
 
 
 @pytest.mark.rule("H-5")
-def test_no_path_leads_out_of_the_tree(tmp_path):
-    tree = fill(tmp_path / "tree", sub__a="1")
-    (tmp_path / "outside").mkdir()
-    (tree / "way").symlink_to(tmp_path / "outside")
-    assert inside(tree, "sub/new/file") == tree / "sub/new/file"
-    for path in ("way/x", "sub/a/x", "way/deeper/x"):
-        with pytest.raises(InvalidConfig, match="would leave the tree"):
-            inside(tree, path)
+@pytest.mark.guarantee("G20")
+def test_no_step_leads_out_of_the_tree(tmp_path):
+    tree = write(tmp_path / "tree", {"sub/a": "1", "staged": "mine"})
+    outside = write(tmp_path / "outside", {"x": "theirs"})
+    (tree / "way").symlink_to(outside)
+    with Tree(tree) as found:
+        assert found.look("sub/new/file") is None and found.look("sub/a/x") is None
+        for act in (found.look, found.remove, lambda path: found.put("staged", path)):
+            for path in ("way/x", "way/deeper/x"):
+                with pytest.raises(BaseDrift, match="would leave the tree"):
+                    act(path)
+        with pytest.raises(BaseDrift, match="would leave the tree"):
+            found.put("staged", "sub/a/x")
+    assert (outside / "x").read_text() == "theirs" and (tree / "staged").read_text() == "mine"
+    assert sorted(path.name for path in outside.iterdir()) == ["x"]
+
+
+@pytest.mark.rule("H-5")
+def test_folders_come_and_go_with_their_files(tmp_path):
+    tree = write(tmp_path / "tree", {"one": "1", "deep/er/two": "2", "kept/three": "3", "kept/four": "4"})
+    with Tree(tree) as found:
+        found.put("one", "fresh/folder/one")
+        assert (tree / "fresh/folder/one").read_text() == "1"
+        found.remove("deep/er/two")
+        found.remove("kept/three")
+        assert not (tree / "deep").exists() and (tree / "kept/four").exists()
+        with pytest.raises(BaseDrift, match="is a folder now"):
+            found.put("fresh/folder/one", "kept")
+        found.remove("kept/four")
+        (tree / "kept").mkdir()
+        found.put("fresh/folder/one", "kept")
+    assert (tree / "kept").read_text() == "1"

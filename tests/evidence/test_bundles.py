@@ -53,10 +53,13 @@ def test_every_kind_of_build_is_exported_and_found_sound_by_us_and_by_others(sce
         _, page = scene.export(build, path, True)
         found = verify_bundle(path)
         assert found.faults == [], name
-        saga = name.startswith("saga ")
+        saga, change = name.startswith("saga "), name.startswith("change ")
         signed = found.checked["signatures"]
-        assert found.checked["events"] > 5 and page.kind == ("saga" if saga else "build")
-        assert signed >= (name == "saga done" if saga else name != "reused")
+        assert found.checked["events"] > 5 and page.kind == ("saga" if saga else "entry" if change else "build")
+        assert signed >= (name == "saga done" if saga else 6 if change else name != "reused")
+        if change:
+            assert found.checked["changes"] == 1 and found.checked["change_sets"] == (1 if name == "change done" else 2)
+            assert any("signed by vic" in note for note in found.notes)
         if saga:
             assert found.checked["sagas"] == 1 and found.checked.get("grants", 0) == (name == "saga done")
         assert others_say(path)[0] == 0

@@ -101,7 +101,9 @@ def _approve_row(bare, build, digest):
 @pytest.mark.guarantee("G18")
 def test_a_signature_does_not_fit_another_act(scene, bare):
     """Bob's word on one build is shown for another, for the same content, and for a thing of another kind."""
-    ((signed, text),) = bare.read("SELECT statement_hash, statement FROM signatures WHERE statement LIKE '%approve%'")
+    ((signed, text),) = bare.read(
+        "SELECT statement_hash, statement FROM signatures WHERE statement LIKE '%builds.approve%'"
+    )
     digest = json.loads(text)["predicate"]["payload"]["digest"]
     build = scene.ids["paused"]
     with bare:

@@ -23,7 +23,7 @@ def difference(rows):
 @pytest.mark.guarantee("G2", "G6")
 def test_a_history_is_made_again_to_the_same_hash_on_either_store(scene, bare, template):
     found = replay(Rows(bare))
-    assert found.difference is None and found.sessions == 7 and found.children == 14
+    assert found.difference is None and found.sessions == 10 and found.children == 26
     original = Workspace(template[0] / ".onceward", store_url="sqlite", principal="tester")
     with original.reading() as store, store.read() as rows:
         assert replay(Rows(rows)) == found
@@ -33,6 +33,8 @@ def test_a_history_is_made_again_to_the_same_hash_on_either_store(scene, bare, t
 @pytest.mark.rule("R-6", "R-1")
 def test_a_bundle_is_replayed_elsewhere_to_the_hash_of_its_build(scene, bare, tmp_path):
     for name, build in scene.ids.items():
+        if name.startswith("change "):
+            continue
         export(Rows(bare), build, tmp_path / name, lambda sha256: iter(()), False)
         there, here = replay_bundle(tmp_path / name), replay(Rows(bare), [build])
         assert there == here and here.difference is None and here.sessions == 1

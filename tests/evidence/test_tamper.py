@@ -40,7 +40,14 @@ DROPPED = {
     "grants": {"state"},
     "decision_backlog_entry": {"state"},
     "decision_backlog_history": {"backlog"},
+    "decision_backlog_dependency": {"backlog"},
+    "decision_backlog_sweep_log": {"backlog"},
+    "manifest_envelope": {"backlog"},
     "manifest_unit": {"backlog"},
+    "cut_change_set": {"state"},
+    "cut_affected_row": {"backlog"},
+    "verify_result": {"backlog"},
+    "dot_pair_signature": {"backlog"},
     "review_decision": {"backlog"},
     "saga_runs": {"state"},
     "saga_steps": {"state"},
@@ -62,12 +69,6 @@ NOT_EVIDENCE = {
     "event_outbox": "what still has to be delivered",
     "outbox_used": "what was delivered",
     "singleton_lock": "who holds the workspace",
-    "decision_backlog_dependency": "what a change waits for; looked at when it is cut",
-    "decision_backlog_sweep_log": "that somebody swept, which an event of the workspace says too",
-    "manifest_envelope": "what is proposed: looked at below",
-    **dict.fromkeys(
-        ("cut_change_set", "cut_affected_row", "verify_result", "dot_pair_signature"), "nothing is cut yet"
-    ),
     "run_leases": "who may write now; under which epoch a run wrote is in its events",
     "kernel_beat": "when it last showed that it lives",
 }
@@ -76,6 +77,11 @@ NOT_EVIDENCE = {
 def some(rows):
     """All in the long campaign; by default a few, the first and the last among them."""
     return rows if EVERY == 1 or len(rows) < 4 else [rows[0], rows[len(rows) // 2], rows[-1]]
+
+
+def few(rows):
+    """All in the long campaign; by default a handful, by the seed."""
+    return rows if EVERY == 1 or len(rows) < 12 else random.Random(SEED).sample(rows, 12)
 
 
 def rules(bare):
@@ -109,9 +115,9 @@ def test_a_row_that_is_gone_is_found(bare, table):
         rows = [row for row in rows if bare.read("SELECT 1 FROM artifact_refs WHERE sha256 = ?", row)]
     if table == "keys":
         # One key was never used to sign anything before it was replaced; its event still tells of it.
-        assert len(rows) == 3
+        assert len(rows) == 7
     newest = bare.read("SELECT max(position) FROM events")[0][0]
-    for row in rows:
+    for row in few(rows):
         if table == "events" and row[0] == newest:
             continue  # The very last event: only a seal knows of it, which is another test.
         with bare:
@@ -146,7 +152,7 @@ def test_spending_made_smaller_everywhere_is_found_by_what_was_signed_at_the_end
 def test_a_signed_request_that_is_gone_or_says_something_else_is_found(bare):
     signed = bare.read("SELECT request_no FROM requests WHERE signature IS NOT NULL")
     assert len(signed) >= 7
-    for row in signed:
+    for row in few(signed):
         with bare:
             bare.write("DELETE FROM requests WHERE request_no = ?", row)
             assert "signature" in rules(bare)
@@ -191,10 +197,7 @@ def test_a_flipped_byte_is_found(bare, table, key, column, expected):
     chance = random.Random(SEED)
     tried = 0
     rows = bare.read(f"SELECT {key}, {column} FROM {table} ORDER BY {key}")
-    if EVERY > 1 and bare.kind == "postgresql":
-        # The rules are the same on both: here a few rows show that they see the same.
-        rows = chance.sample(rows, min(len(rows), 8))
-    for name, value in rows:
+    for name, value in few(rows):
         size = len(value if isinstance(value, bytes) else value.encode())
         some = range(chance.randrange(EVERY), size, EVERY) if column in ("body", "statement") or EVERY == 1 else ()
         for place in {size - 1, chance.randrange(size), *some}:
@@ -272,13 +275,32 @@ CHANGED = [
     ("saga_steps", "error", "replace(error, 'fails', 'works')", "error IS NOT NULL", ("state",)),
     ("registry_audit", "subject", "'voc_2'", "1 = 1", ("audit",)),
     *(("saga_runs", column, *how, ("state",)) for column, how in RUN_CHANGED.items()),
-    ("decision_backlog_entry", "status", "'verified_complete'", "1 = 1", ("state",)),
+    ("decision_backlog_entry", "status", "'verified_complete'", "status <> 'verified_complete'", ("state",)),
+    ("decision_backlog_entry", "reason", "'other'", "1 = 1", ("state",)),
+    ("decision_backlog_entry", "escalates", "NULL", "escalates IS NOT NULL", ("state",)),
+    ("decision_backlog_history", "signature_ref", "NULL", "signature_ref IS NOT NULL", ("backlog",)),
+    ("decision_backlog_history", "signature_ref", "'sig_x'", "signature_ref IS NULL", ("backlog",)),
+    ("decision_backlog_sweep_log", "promoted", "promoted + 1", "1 = 1", ("backlog",)),
+    ("review_decision", "entry_version", "entry_version + 1", "1 = 1", ("backlog",)),
+    ("cut_change_set", "status", "'undone'", "1 = 1", ("state",)),
+    ("cut_change_set", "executor", "'vic'", "kind = 'cut'", ("state",)),
+    ("cut_affected_row", "after", "'ef'", "after IS NOT NULL", ("backlog",)),
+    ("cut_affected_row", "before_mode", "493", "before_mode IS NOT NULL", ("backlog",)),
+    ("verify_result", "passed", "1 - passed", "1 = 1", ("backlog",)),
+    ("verify_result", "detail", "'{}'", "1 = 1", ("backlog",)),
+    ("verify_result", "verifier", "'max'", "1 = 1", ("backlog",)),
+    ("verify_result", "prior_verify_result_id", "'vrf_x'", "prior_verify_result_id IS NOT NULL", ("backlog",)),
+    ("dot_pair_signature", "principal", "'eva'", "1 = 1", ("signature",)),
+    ("dot_pair_signature", "tool_revision", "'ab'", "1 = 1", ("signature",)),
+    ("dot_pair_signature", "fingerprint", "(SELECT min(fingerprint) FROM keys)", "1 = 1", ("signature", "duty")),
+    ("dot_pair_signature", "statement_hash", "(SELECT min(statement_hash) FROM signatures)", "1 = 1", ("signature",)),
     ("decision_backlog_entry", "author", "'bob'", "author <> 'bob'", ("state",)),
     ("decision_backlog_entry", "target", "'other'", "1 = 1", ("state",)),
     ("decision_backlog_history", "actor", "'eve'", "1 = 1", ("backlog",)),
     ("decision_backlog_history", "to_state", "'cut_applied'", "1 = 1", ("backlog",)),
     ("decision_backlog_history", "at", "at + 1", "1 = 1", ("backlog",)),
-    ("manifest_envelope", "body", "replace(body, 'a.txt', 'c.txt')", "1 = 1", ("backlog",)),
+    ("manifest_envelope", "body", "replace(body, '.txt', '.py')", "1 = 1", ("backlog",)),
+    ("manifest_envelope", "author", "'bob'", "1 = 1", ("backlog",)),
     ("manifest_envelope", "content_hash", "'ab'", "1 = 1", ("backlog",)),
     ("manifest_unit", "after", "'ef'", "after IS NOT NULL", ("backlog",)),
     ("review_decision", "decision", "'approve'", "decision = 'defer'", ("backlog",)),
@@ -354,7 +376,7 @@ def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
 )
 def test_two_rows_that_changed_places_are_found(bare, table, key, column, expected):
     rows = bare.read(f"SELECT {key}, {column} FROM {table} ORDER BY {key}")
-    for (one, first), (two, second) in pairwise(rows):
+    for (one, first), (two, second) in few([*pairwise(rows)]):
         if first == second:
             continue
         with bare:
@@ -382,11 +404,11 @@ def test_an_event_told_twice_is_found_though_its_chain_is_whole(bare):
         "SELECT s.stream_no, s.stream, e.seq, e.body, e.hash, e.source FROM streams s JOIN events e"
         " ON e.stream_no = s.stream_no WHERE e.seq = (SELECT max(seq) FROM events x WHERE x.stream_no = s.stream_no)"
     )
-    for stream_no, stream, seq, body, hash_, source in heads:
+    for stream_no, stream, seq, body, hash_, source in few(heads):
         with bare:
             append(bare, stream_no, stream, seq + 1, body, hash_, source)
             found = rules(bare)
-        assert found & {"history", "terminal", "copy", "signature", "permit"}, (stream, found)
+        assert found & {"history", "terminal", "copy", "signature", "permit", "backlog"}, (stream, found)
 
 
 @pytest.mark.rule("E-1")
@@ -413,7 +435,7 @@ def test_a_signature_made_anew_with_another_key_is_found(scene, bare):
     from onceward.evidence.signing import SigningKey
 
     stranger = SigningKey.generate()
-    for hash_, statement in bare.read("SELECT statement_hash, statement FROM signatures"):
+    for hash_, statement in few(bare.read("SELECT statement_hash, statement FROM signatures")):
         forged = stranger.sign(statement.encode())
         with bare:
             bare.write(

@@ -19,7 +19,8 @@ from conftest import schema_url
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, ROOT, SCHEDULER, onceward, planted, python
 from onceward.engine.work import Function
 from onceward.errors import InvalidConfig
-from onceward.evidence.records import Rows, Total
+from onceward.evidence.kinds import Total
+from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.gate.manifest import METRICS, Entry, Outcome, apart, judge, manifest_hash, read_manifest, written
 from onceward.gate.run import _heard

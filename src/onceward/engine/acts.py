@@ -15,6 +15,7 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.records import Request
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
+from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import hash_at, head_of
 from onceward.store.tables.grants import Grants
@@ -34,6 +35,12 @@ def named(rows: Reads, request: Request) -> Request:
         payload["grant"] = Grants(rows).named(payload["grant"]).grant_id
     elif request.verb == "sagas.abandon" and isinstance(payload.get("saga"), str):
         payload["saga"] = Runs(rows).named(payload["saga"]).saga_id
+    elif request.verb.startswith("changes."):
+        for field in ("entry", "revises"):
+            if isinstance(payload.get(field), str) and payload[field]:
+                payload[field] = Changes(rows).named(payload[field]).entry_id
+        if isinstance(payload.get("depends_on"), list):
+            payload["depends_on"] = [Changes(rows).named(str(name)).entry_id for name in payload["depends_on"]]
     elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
         found = keys_named(rows, payload["key"])
         payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]

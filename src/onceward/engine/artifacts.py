@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -162,8 +162,16 @@ class Artifacts:
             moved += len(waiting)
 
     def _spill(self, waiting: Sequence[Row]) -> None:
+        marks = self._place_all((digest, [data]) for digest, data in waiting)
+        faults.point("artifact.spilled")
+        self.store.write(lambda tx: rows_of.drop_copies(tx, marks))
+
+    def _place_all(self, contents: Iterable[tuple[str, Iterable[bytes]]]) -> dict[str, str]:
+        """Contents by their digests, each in its file; answers the marks of the files. One sync serves many."""
+        fresh: dict[str, Path] = {}
         try:
-            fresh = {digest: self._aside(data) for digest, data in waiting}
+            for digest, pieces in contents:
+                fresh[digest] = self._aside(pieces)
             sync_all(self.root)
             faults.point("artifact.written")
             for digest, path in fresh.items():
@@ -172,17 +180,32 @@ class Artifacts:
                 path.replace(place)
                 faults.point("artifact.placed")
             sync_all(self.root)
-            marks = {digest: _mark(self.path_of(digest)) for digest in fresh}
+            return {digest: _mark(self.path_of(digest)) for digest in fresh}
         except OSError as error:
             raise StorageError(f"cannot write artifacts into {self.root}: {error.strerror}") from error
-        faults.point("artifact.spilled")
-        self.store.write(lambda tx: rows_of.drop_copies(tx, marks))
 
-    def _aside(self, data: bytes) -> Path:
+    def offer(self, contents: Mapping[str, Iterable[bytes]]) -> None:
+        """Put contents into files by their digests, for the kernel to adopt: what another process may do. What nobody
+        adopts is collected some day."""
+        self._place_all((digest, self._verified(digest, None, iter(pieces))) for digest, pieces in contents.items())
+
+    def adopt(self, digest: str) -> Blob:
+        """What somebody offered, looked at again; NOT_FOUND where nobody did."""
+        place = self.path_of(digest)
+        if self._stands(place, digest):
+            return Blob(digest, place.stat().st_size, None, _mark(place))
+        with self.store.read() as rows:
+            known = rows_of.find_many(rows, [digest]).get(digest)
+        if known is None or known[2] is None:
+            raise NotFound(f"nobody has brought the content {digest[:16]}", context={"artifact": digest})
+        return Blob(digest, known[1], known[2])
+
+    def _aside(self, pieces: Iterable[bytes]) -> Path:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._fresh()
         with open(fresh, "xb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
         return fresh
 
     def _fresh(self) -> Path:
@@ -295,18 +318,19 @@ class Artifacts:
             return False
         return seen.hexdigest() == digest
 
-    def _verified(self, digest: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def _verified(self, digest: str, size: int | None, pieces: Iterator[bytes]) -> Iterator[bytes]:
         seen, total = hashlib.sha256(), 0
         try:
             for piece in pieces:
                 seen.update(piece)
                 total += len(piece)
+                self._require_fits(total if size is None else 0)
                 yield piece
         except FileNotFoundError:
             raise NotFound(
                 f"artifact {digest} is recorded, but its file is gone", context={"artifact": digest}
             ) from None
-        if seen.hexdigest() != digest or total != size:
+        if seen.hexdigest() != digest or total != (total if size is None else size):
             raise IntegrityFault(
                 f"artifact {digest} is not what it was: its bytes changed", context={"artifact": digest}
             )

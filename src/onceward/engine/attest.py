@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from onceward.engine import acts
 from onceward.engine.keyring import Signer
-from onceward.evidence.signing import BUILD, CUT, SAGA, statement
+from onceward.evidence.cuts import said_of_pair
+from onceward.evidence.signing import BUILD, CHANGE, SAGA, statement
 from onceward.kernel.chain import Event
-from onceward.kernel.changes import ChangeSet, Entry, PairSignature
+from onceward.kernel.changes import ChangeSet, Entry, PairSignature, VerifyResult
 from onceward.kernel.records import Move
 from onceward.kernel.sagas import Run
 from onceward.store.tables.budgets import lanes_of
@@ -59,23 +62,41 @@ def _vouch(
     acts.note(tx, envelope, said, signer.principal)
 
 
-def cut(
-    tx: Transaction, entry: Entry, end: Move, change_set: ChangeSet, manifest: str, tool: str, signer: Signer | None
-) -> PairSignature:
-    """The executor's word on a cut: over the whole act, so that it fits no other (X54)."""
+class Pair(msgspec.Struct, frozen=True):
+    """One half of the pair that signs a change: that it was carried out, or taken back; or what was found there."""
+
+    act: str
+    entry: Entry
+    to: str
+    """What the entry becomes with it."""
+    manifest: str
+    change_set: ChangeSet
+    result: VerifyResult | None = None
+
+
+def pair(tx: Transaction, told: Pair, tool: str, signer: Signer | None) -> PairSignature:
+    """Somebody's word on a change: over the whole act, so that it fits no other (X54)."""
     assert signer is not None
-    seq, hash_ = head_of(tx, f"entry:{entry.entry_id}")
+    stream = f"entry:{told.entry.entry_id}"
+    seq, hash_ = head_of(tx, stream)
     nonce = tx.sources.secret()[:32]
-    predicate: dict[str, Any] = {
-        **{"act": "change.cut", "entry_id": entry.entry_id, "from": entry.status, "to": end.target},
-        **{"manifest": manifest, "decision_id": change_set.decision_id, "change_set_id": change_set.change_set_id},
-        "head": {"hash": hash_.hex(), "seq": seq, "stream": f"entry:{entry.entry_id}"},
-        **{"key": signer.key.fingerprint, "nonce": nonce, "principal": signer.principal, "tool_revision": tool},
+    row = PairSignature(
+        signature_id=tx.sources.new_id("sig"),
+        entry_id=told.entry.entry_id,
+        role="executor" if told.result is None else "verifier",
+        change_set_id=told.change_set.change_set_id if told.result is None else None,
+        verify_result_id=None if told.result is None else told.result.verify_result_id,
+        principal=signer.principal,
+        fingerprint=signer.key.fingerprint,
+        tool_revision=tool,
+        statement_hash="",
+    )
+    predicate = {
+        **said_of_pair(row, told.change_set, told.result),
+        **{"act": told.act, "from": told.entry.status, "to": told.to, "manifest": told.manifest, "nonce": nonce},
+        "head": {"hash": hash_.hex(), "seq": seq, "stream": stream},
         "workspace": signer.workspace,
     }
-    envelope = signer.key.sign(statement(CUT, [(f"entry:{entry.entry_id}", hash_.hex())], predicate))
-    acts.note(tx, envelope, {"act": "change.cut", "principal": signer.principal, "nonce": nonce}, signer.principal)
-    return PairSignature(
-        *(tx.sources.new_id("sig"), entry.entry_id, "executor", change_set.change_set_id, None, signer.principal),
-        *(signer.key.fingerprint, tool, envelope.statement_hash),
-    )
+    envelope = signer.key.sign(statement(CHANGE, [(stream, hash_.hex())], predicate))
+    acts.note(tx, envelope, {"act": told.act, "principal": signer.principal, "nonce": nonce}, signer.principal)
+    return msgspec.structs.replace(row, statement_hash=envelope.statement_hash)

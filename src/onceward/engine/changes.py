@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onceward.engine.artifacts import Artifacts, Blob
 from onceward.errors import IllegalTransition, InvalidConfig, PermissionDenied, PermitInvalid, Recovery, RequestConflict
 from onceward.kernel.canon import canonical
 from onceward.kernel.changes import Decision, Entry, Envelope, History
 from onceward.kernel.machine import NEW
 from onceward.kernel.records import Move, check_name
-from onceward.kernel.sources import Micros
 from onceward.lifecycles import change as rules
-from onceward.lifecycles.change import Manifest, Policy
+from onceward.lifecycles.change import Approvals, Policy
+from onceward.lifecycles.manifest import Manifest, manifest_of
+from onceward.store.port import Reads
 from onceward.store.tables.changes import Changes, add_dependency, add_row, add_sweep, add_units
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
@@ -42,44 +44,71 @@ def step(tx: Transaction, moves: Sequence[Move], signature: str | None = None) -
     return Changes(tx).get(moves[-1].subject)
 
 
+class Proposed:
+    """A manifest, and where every content that it names is kept."""
+
+    def __init__(self, manifest: Manifest, artifacts: Artifacts, blobs: Mapping[str, Blob]) -> None:
+        self.manifest, self.artifacts, self.blobs = manifest, artifacts, blobs
+
+
 def mark(
-    tx: Transaction,
-    author: str,
-    key: str,
-    manifest: Manifest,
-    reason: str,
-    depends_on: Sequence[str] = (),
-    escalates: str | None = None,
-) -> Entry:
-    """Propose something; the same key again is the same entry (H-2)."""
+    tx: Transaction, author: str, key: str, what: Proposed, reason: str, depends_on: Sequence[str] = ()
+) -> tuple[Entry, bool]:
+    """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there."""
     check_name(key, "idempotency_key")
-    manifest = rules.checked(manifest)
-    changes = Changes(tx)
+    changes, manifest = Changes(tx), what.manifest
     needed = sorted({changes.named(name).entry_id for name in depends_on})
     known = changes.by_key(key)
     if known is not None:
-        same = changes.envelope(known.entry_id).content_hash == manifest.content_hash()
+        same = manifest.content_hash() in {one.content_hash for one in changes.envelopes(known.entry_id)}
         if not same or (known.author, [e.entry_id for e in changes.depends_on(known.entry_id)]) != (author, needed):
             raise RequestConflict(
                 f"the key {key[:80]} is that of {known.entry_id}, which proposes something else",
                 context={"entry_id": known.entry_id},
+                recovery=[Recovery("choose another", "--key KEY")],
             )
-        return known
+        return known, True
     entry_id = tx.sources.new_id("ent")
-    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, escalates)])
+    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, needed)])
     for other in needed:
         add_dependency(tx, entry_id, other)
-    propose(tx, entry, author, manifest, 1)
+    propose(tx, entry, author, what, 1)
+    return entry, False
+
+
+def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: str) -> Entry:
+    """Propose something else in its place: what was said of the old counts no more (H-4)."""
+    changes = Changes(tx)
+    entry, last = changes.get(entry_id), changes.envelope(entry_id)
+    if entry.status not in rules.REVISABLE:
+        raise IllegalTransition(
+            f"the entry is {entry.status}; what it proposes cannot be changed now",
+            context={"entry_id": entry_id, "state": entry.status},
+            recovery=[Recovery("have it deferred first", f"onceward change review {entry_id} --defer")]
+            if entry.status == "reviewed_approved"
+            else [],
+        )
+    if (what.manifest.cutter, what.manifest.target) != (entry.cutter, entry.target):
+        raise InvalidConfig("a change stays one of the same place", context={"entry_id": entry_id})
+    if last.content_hash != what.manifest.content_hash():
+        made = propose(tx, entry, author, what, last.revision + 1)
+        said = {"manifest": made.content_hash, "revision": made.revision, "author": author, "why": reason}
+        tx.append(f"entry:{entry_id}", "ENTRY_REVISED", author, said)
     return entry
 
 
-def propose(tx: Transaction, entry: Entry, author: str, manifest: Manifest, revision: int) -> Envelope:
-    """What exactly is proposed, as one more row."""
+def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision: int) -> Envelope:
+    """What exactly is proposed, as one more row; its contents are kept with it."""
+    manifest = what.manifest
     envelope = Envelope(
         *(tx.sources.new_id("man"), entry.entry_id, revision, manifest.content_hash(), manifest.text(), author, tx.now)
     )
     add_row(tx, envelope)
     add_units(tx, envelope.manifest_id, manifest.unit)
+    for unit in manifest.unit:
+        for side, digest in (("before", unit.before), ("after", unit.after)):
+            if digest is not None:
+                what.artifacts.record(tx, envelope.manifest_id, unit.path, side, what.blobs[digest])
     return envelope
 
 
@@ -111,32 +140,41 @@ def review(
             context={"entry_id": entry_id, "manifest": envelope.content_hash},
             recovery=[Recovery("look at it again", f"onceward change show {entry_id}")],
         )
-    if reviewer in (entry.author, envelope.author) and decision == "approve" and not policy.authors_may_review:
+    own = reviewer in (entry.author, envelope.author)
+    if own and decision == "approve" and not policy.authors_may_review:
         raise PermissionDenied(
             f"{reviewer} proposed it, and authors do not approve their own changes here",
             context={"entry_id": entry_id},
-            recovery=[Recovery("have somebody else review it, or set authors_may_review under [changes]")],
+            recovery=[
+                Recovery("have somebody else review it, or, working alone, set authors_may_review under [changes]")
+            ],
         )
-    decisions = changes.decisions(entry_id, since=_came_up(changes, entry_id))
-    mine = [one for one in decisions if one.reviewer == reviewer and one.content_hash == content_hash]
+    said_before = approvals_of(tx, entry, policy)
+    mine = [d for d in said_before.decisions if d.reviewer == reviewer and d.content_hash == content_hash]
     if mine and mine[-1].decision == decision and _stands(entry, decision):
-        return _said(entry, mine[-1], "")
-    arrow = "reviewed_approved" if decision == "approve" else f"reviewed_{rules.WORDS[decision]}"
+        return _said(entry, mine[-1], said_before.lack() if decision == "approve" else "")
+    arrow = f"reviewed_{rules.WORDS[decision]}"
     if not (entry.status == "reviewed_approved" == arrow or rules.CHANGE.allows(entry.status, arrow)):
         raise IllegalTransition(
             f"the entry is {entry.status}; it cannot be {rules.WORDS[decision]} now",
             context={"entry_id": entry_id, "state": entry.status},
+            recovery=[Recovery("bring it up first", "onceward change sweep")]
+            if entry.status in ("marked", "reviewed_deferred")
+            else [],
         )
     made = Decision(
-        *(tx.sources.new_id("dec"), entry_id, content_hash, reviewer, decision, reason, tx.statement(), tx.now)
+        *(tx.sources.new_id("dec"), entry_id, content_hash, reviewer, decision, reason, tx.statement(), tx.now),
+        entry.version,
     )
     add_row(tx, made)
-    lacks = ""
-    if decision == "approve":
-        roles = {one.name: one.roles for one in Principals(tx).all()}
-        paths = rules.manifest_of(envelope.body).paths()
-        lacks = rules.approved([*decisions, made], content_hash, policy, paths, roles)
-    said = {"decision_id": made.decision_id, "manifest": content_hash, **({"why": reason} if reason else {})}
+    lacks = approvals_of(tx, entry, policy).lack() if decision == "approve" else ""
+    said: dict[str, Any] = {
+        "decision_id": made.decision_id,
+        "manifest": content_hash,
+        **({"why": reason} if reason else {}),
+    }
+    if own and decision == "approve":
+        said |= {"own": True}
     if lacks or (decision == "approve" and entry.status == "reviewed_approved"):
         tx.append(f"entry:{entry_id}", "ENTRY_REVIEWED", reviewer, {**said, "decision": decision, "lacks": lacks})
     else:
@@ -144,9 +182,14 @@ def review(
     return _said(entry, made, lacks)
 
 
-def _came_up(changes: Changes, entry_id: str) -> Micros:
-    """When an entry last came up for review: what was said before that is past."""
-    return max((row.at for row in changes.history(entry_id) if row.to_state == "review_pending"), default=0)
+def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
+    """What was said of an entry since it last came up: what was said before that is past."""
+    changes = Changes(rows)
+    envelope = changes.envelope(entry.entry_id)
+    since = max((row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"), default=0)
+    roles = {one.name: one.roles for one in Principals(rows).all()}
+    paths = manifest_of(envelope.body).paths()
+    return Approvals(changes.decisions(entry.entry_id, since=since), envelope.content_hash, paths, policy, roles)
 
 
 def _stands(entry: Entry, decision: str) -> bool:

@@ -1,151 +1,332 @@
-"""Carrying an approved change out, as a saga: checked, kept, staged, put in its place, recorded and signed (H-5)."""
+"""Carrying an approved change out, as a saga: checked, kept, staged, put in its place, recorded and signed (H-5); and
+taking one back that failed its verification (H-6)."""
 
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from onceward.engine import attest, changes
-from onceward.engine.cutters import TreeCutter
+from onceward.engine.cutters import Cutter, Place, PlaceCutter, TreeCutter, pieces, place_of
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
-from onceward.engine.saga_life import Wanted, begin
-from onceward.engine.saga_run import SagaRun
+from onceward.engine.plan_file import imported
+from onceward.engine.registry_cutter import RegistryCutter
+from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import ActionTask, Saga
-from onceward.errors import CODES, GuardFailed, InvalidResumeState, PermissionDenied
+from onceward.errors import CODES, GuardFailed, InvalidConfig, InvalidResumeState, PermissionDenied, Recovery
+from onceward.kernel import faults
 from onceward.kernel.canon import sha256_hex
-from onceward.kernel.changes import Affected, ChangeSet
+from onceward.kernel.changes import ChangeSet, Entry
+from onceward.kernel.sagas import Run
 from onceward.lifecycles import change as rules
-from onceward.lifecycles.change import Manifest, Policy
-from onceward.lifecycles.saga import CUT, Shape
+from onceward.lifecycles import saga as saga_rules
+from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of
+from onceward.lifecycles.saga import CUT, UNDO, Shape
+from onceward.store.port import Reads
 from onceward.store.tables.changes import Changes, add_row
+from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 
-class Cutting(Saga):
-    """One change set being carried out."""
+class Carrying(Saga):
+    """A change set being carried out. Of two at one place, one waits."""
 
-    def __init__(self, root: Path, manifest: Manifest, change_set_id: str, entry_id: str) -> None:
-        super().__init__(CUT.name, folder=root)
-        self._manifest, self._id, self._entry = manifest, change_set_id, entry_id
-        self._put("C0_CHECK", lambda task: self._cutter(task).check(also_after=True))
-        self._put("C1_KEEP", self._keep)
-        self._put("C2_STAGE", lambda task: self._cutter(task).stage(), lambda task: self._cutter(task).clear())
-        self._put("C3_APPLY", lambda task: self._cutter(task).apply(), self._restore)
-        self._put("C4_RECORD", self._finish, self._finish)
-        recording = self.actions["C4_RECORD"]
-        self.actions["C4_RECORD"] = msgspec.structs.replace(recording, write=self._record)
+    table: Shape
+
+    def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str) -> None:
+        super().__init__(self.table.name, folder=Path.cwd())
+        self.role, self.cutter, self.manifest = role, cutter, manifest
+        self.set_id, self.entry_id = change_set.change_set_id, change_set.entry_id
 
     @property
     def shape(self) -> Shape:
-        return CUT
+        return self.table
 
     def lease(self, root: str) -> str:
-        """Of two changes of one tree, one waits."""
-        return f"tree:{self._manifest.target}"
+        return f"change:{self.manifest.cutter}:{self.manifest.target}"
 
-    def _put(self, name: str, act: Any, undo: Any = None) -> None:
+    def put(self, name: str, act: Callable[[ActionTask], Any], undo: Any = None, write: Any = None) -> None:
         self._add(name, {}, act, undo, None, None, {"timeout": "1h", "attempts": 1})
+        self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
 
-    def _cutter(self, task: ActionTask) -> TreeCutter:
-        return TreeCutter(self.folder, task.site.kernel.artifacts, self._manifest.unit, self._id)
+    def given(self) -> dict[str, str]:
+        return {"change_set_id": self.set_id, "entry_id": self.entry_id, "manifest": self.manifest.content_hash()}
+
+    def restore(self, task: ActionTask) -> None:
+        foreign = self.cutter.restore()
+        if foreign:
+            raise InvalidResumeState(
+                f"somebody else changed {', '.join(foreign[:5])} meanwhile, and it is left alone: put it back as it was"
+                " before the change, or as the change made it",
+                context={"paths": foreign[:100]},
+            )
+        self.cutter.clear()
+
+    def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
+        """The executor's word on it; answers the signature's id."""
+        signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.kernel.signer)
+        add_row(tx, signed)
+        return signed.signature_id
+
+
+class Cutting(Carrying):
+    table = CUT
+
+    def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str = "executor") -> None:
+        super().__init__(cutter, change_set, manifest, role)
+        self.put("C0_CHECK", lambda task: cutter.check(going_on=True))
+        self.put("C1_KEEP", self._keep)
+        self.put("C2_STAGE", lambda task: cutter.stage(), lambda task: cutter.clear())
+        self.put("C3_APPLY", lambda task: cutter.apply(), self.restore)
+        self.put("C4_RECORD", self._finish, self._finish, self._record)
 
     def _keep(self, task: ActionTask) -> None:
-        kept = self._cutter(task).keep()
+        kept, there = self.cutter.keep()
         artifacts = task.site.kernel.artifacts
+        listing = artifacts.keep(b"".join(pieces(there)))
 
         def record(tx: Transaction) -> None:
             for path, blob in kept.items():
-                artifacts.record(tx, self._id, path, "prior", blob)
+                artifacts.record(tx, self.set_id, path, "prior", blob)
+            artifacts.record(tx, self.set_id, "listing", "listing", listing)
 
         task.site.write(record)
 
-    def _restore(self, task: ActionTask) -> None:
-        foreign = self._cutter(task).restore()
-        if foreign:
-            raise InvalidResumeState(
-                f"somebody else changed {', '.join(foreign[:5])} meanwhile; it is left alone",
-                context={"paths": foreign[:100]},
-            )
-
     def _finish(self, task: ActionTask) -> None:
-        cutter = self._cutter(task)
-        cutter.apply()
-        cutter.clear()
+        self.cutter.apply()
+        self.cutter.clear()
+        faults.point("cut.record")
 
     def _record(self, tx: Transaction, run: SagaRun) -> None:
         """The entry's own two arrows, the executor's signature and the change set's end: one transaction."""
-        found, kernel = Changes(tx), run.kernel
-        change_set, entry = found.change_set(self._id), found.get(self._entry)
-        assert change_set is not None
+        found, actor, manifest = Changes(tx), run.kernel.principal, self.manifest.content_hash()
+        change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
             return
-        actor = kernel.principal
-        tx.move(rules.move_set(change_set, "applied", "all_there", actor, {"units": len(self._manifest.unit)}))
-        start = rules.start_cut(entry, actor, self._id)
-        middle = msgspec.structs.replace(entry, status=start.target, version=entry.version + 1)
-        said = {"change_set_id": self._id, "decision_id": change_set.decision_id}
-        end = rules.end_cut(middle, actor, {**said, "manifest": self._manifest.content_hash()})
-        signed = attest.cut(tx, entry, end, change_set, self._manifest.content_hash(), tool_revision(), kernel.signer)
-        changes.step(tx, [start, end], signed.signature_id)
-        add_row(tx, signed)
+        tx.move(rules.move_set(change_set, "applied", "all_there", actor, {"units": len(self.manifest.unit)}))
+        start = rules.start_cut(entry, actor, self.set_id)
+        told = attest.Pair("change.cut", entry, "cut_applied", manifest, change_set)
+        signature = self.sign(tx, run, told)
+        said = {"change_set_id": self.set_id, "decision_id": change_set.decision_id, "manifest": manifest}
+        end = rules.end_cut(rules.through(entry, start), actor, {**said, "signature_id": signature})
+        changes.step(tx, [start, end], signature)
 
 
-def tool_revision() -> str:
-    """The digest of what carries changes out."""
-    return sha256_hex(inspect.getsource(inspect.getmodule(TreeCutter)).encode())  # type: ignore[arg-type]
+class Undoing(Carrying):
+    """What failed its verification is taken back, wherever our own bytes still are."""
+
+    table = UNDO
+
+    def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest) -> None:
+        super().__init__(cutter, change_set, manifest, "verifier")
+        self.put("U0_RESTORE", self.restore)
+        self.put("U1_RECORD", self.restore, self.restore, self._record)
+
+    def _record(self, tx: Transaction, run: SagaRun) -> None:
+        found, actor = Changes(tx), run.kernel.principal
+        change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
+        if change_set.status == "applied":
+            return
+        told = attest.Pair("change.undo", entry, entry.status, self.manifest.content_hash(), change_set)
+        said = {"units": len(self.manifest.unit), "signature_id": self.sign(tx, run, told), "entry_state": entry.status}
+        tx.move(rules.move_set(change_set, "applied", "all_there", actor, said))
 
 
-def cut(kernel: Kernel, home: Path, entry_id: str, policy: Policy) -> ChangeSet:
+def cut(
+    kernel: Kernel,
+    name: str,
+    grant: str | None = None,
+    told: Told = lambda said: None,
+    stop: threading.Event | None = None,
+) -> ChangeSet:
     """Carry an approved change out, once; called again it finishes, or answers what is there."""
     kernel.require("executor")
-    if kernel.signer is None:
-        raise PermissionDenied("a change is carried out by somebody with a key")
-    change_set, manifest = kernel.store.write(lambda tx: _open(tx, kernel.principal, entry_id, policy))
-    if change_set.status != "open":
-        return change_set
-    saga = Cutting(home / manifest.target, manifest, change_set.change_set_id, entry_id)
-    given = {"change_set_id": change_set.change_set_id, "manifest": manifest.content_hash()}
-    wanted = Wanted(saga, change_set.change_set_id, given, kernel.principal, "")
-    run, lease = begin(kernel, wanted)
-    if not run.over and run.stuck is None:
-        run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, lambda said: None))
-    return kernel.store.write(lambda tx: _closed(tx, kernel.principal, change_set.change_set_id, bool(run.settled)))
+    require_signer(kernel)
+    with kernel.store.read() as rows:
+        entry_id = Changes(rows).named(name).entry_id
+    with kernel.alone(entry_id):
+        with kernel.store.read() as rows:
+            known, manifest = Changes(rows).live_set(entry_id), _manifest(rows, entry_id)
+            if known is None:
+                _require_cuttable(rows, Changes(rows).get(entry_id), kernel, rows.now())
+        if known is None:
+            # What has drifted is refused before anything is written.
+            cutter_for(kernel, manifest, "", grant).check()
+            known = kernel.store.write(lambda tx: _open(tx, kernel, entry_id))
+        if known.status == "applied":
+            return known
+        saga = Cutting(cutter_for(kernel, manifest, known.change_set_id, grant), known, manifest)
+        return carry(kernel, saga, known, known.change_set_id, told, stop)
 
 
-def _open(tx: Transaction, actor: str, entry_id: str, policy: Policy) -> tuple[ChangeSet, Manifest]:
-    """The one live change set of an approval: the one there is, or a new one if nothing stands against it."""
-    found = Changes(tx)
-    entry, envelope = found.get(entry_id), found.envelope(entry_id)
-    manifest = rules.manifest_of(envelope.body)
-    live = [one for one in found.change_sets(entry_id) if one.kind == "cut" and one.status != "undone"]
-    if live:
-        return live[-1], manifest
-    approvals = [one for one in found.decisions(entry_id) if one.decision == "approve"]
-    waits = [one.entry_id for one in found.depends_on(entry_id) if one.status != "verified_complete"]
-    decision = approvals[-1] if approvals else None
-    why = rules.cut_objection(entry, decision, envelope.content_hash, waits, policy, tx.now)
+def _manifest(rows: Reads, entry_id: str) -> Manifest:
+    return manifest_of(Changes(rows).envelope(entry_id).body)
+
+
+def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> str:
+    """The decision that lets an entry be cut; the guard that does not, by its code."""
+    found = Changes(rows)
+    approvals = changes.approvals_of(rows, entry, kernel.policy)
+    waits = [one.entry_id for one in found.depends_on(entry.entry_id) if one.status != "verified_complete"]
+    waits += found.unverified(entry, found.envelope(entry.entry_id).manifest_id)
+    why = rules.cut_objection(entry, approvals, waits, now)
+    decision = approvals.last()
     if why is not None or decision is None:
         assert why is not None and why.code in CODES
-        raise GuardFailed(why.code, why.why, entry_id)
+        again = Recovery("have it reviewed again", f"onceward change review {entry.entry_id} --approve")
+        show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
+        raise GuardFailed(why.code, why.why, entry.entry_id, [again if why.code == "APPROVAL_EXPIRED" else show])
+    return decision.decision_id
+
+
+def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
+    """The one live change set of an approval: the one there is, or a new one if nothing stands against it."""
+    found = Changes(tx)
+    known = found.live_set(entry_id)
+    if known is not None:
+        return known
+    decision_id = _require_cuttable(tx, found.get(entry_id), kernel, tx.now)
+    return open_set(tx, entry_id, decision_id, kernel.principal)
+
+
+def open_set(tx: Transaction, entry_id: str, decision_id: str, actor: str, undoes: str | None = None) -> ChangeSet:
+    """A change set with everything that it is to touch."""
     change_set_id = tx.sources.new_id("cst")
-    tx.move(rules.open_set(change_set_id, entry_id, decision.decision_id, actor))
-    for unit in manifest.unit:
-        add_row(tx, Affected(change_set_id, *msgspec.structs.astuple(unit)))
-    made = found.change_set(change_set_id)
-    assert made is not None
-    return made, manifest
+    tx.move(rules.open_set(change_set_id, entry_id, decision_id, actor, undoes))
+    for row in rules.units_of(_manifest(tx, entry_id).unit, change_set_id, undoing=undoes is not None):
+        add_row(tx, row)
+    return Changes(tx).set_named(change_set_id)
 
 
-def _closed(tx: Transaction, actor: str, change_set_id: str, settled: bool) -> ChangeSet:
-    """What became of it: taken back where its saga stopped."""
-    change_set = Changes(tx).change_set(change_set_id)
-    assert change_set is not None
-    if settled and change_set.status == "open":
-        tx.move(rules.move_set(change_set, "undone", "taken_back", actor, {}))
-        change_set = Changes(tx).change_set(change_set_id)
-        assert change_set is not None
-    return change_set
+def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> ChangeSet:
+    """Take a cut back that failed its verification; what is stuck is tried again."""
+    if change_set.status == "stuck":
+        again = rules.move_set(change_set, "open", "retried", kernel.principal, {})
+        kernel.store.write(lambda tx: tx.move(again))
+        with kernel.store.read() as rows:
+            change_set = Changes(rows).set_named(change_set.change_set_id)
+    if change_set.status != "open":
+        return change_set
+    with kernel.store.read() as rows:
+        manifest = _manifest(rows, change_set.entry_id)
+    of = change_set.of_change_set or ""
+    saga = Undoing(cutter_for(kernel, manifest, of, grant), change_set, manifest)
+    # A run that could not restore everything is over; the next one is another.
+    return carry(kernel, saga, change_set, f"{change_set.change_set_id}@{change_set.version}")
+
+
+def carry(
+    kernel: Kernel,
+    saga: Carrying,
+    change_set: ChangeSet,
+    root: str,
+    told: Told = lambda said: None,
+    stop: threading.Event | None = None,
+) -> ChangeSet:
+    """Run, or go on with, the saga of a change set, and say of the set what became of it."""
+    run, lease = begin(kernel, Wanted(saga, root, saga.given(), kernel.principal, ""))
+    if run.stuck is not None:
+        kernel.store.write(lambda tx: _retried(tx, change_set.change_set_id, kernel.principal))
+        run, lease = take_up(kernel, saga, run.saga_id, "", retry=True)
+    if not run.over:
+        run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, told), stop)
+    return kernel.store.write(lambda tx: _closed(tx, kernel.principal, change_set.change_set_id, run))
+
+
+def _retried(tx: Transaction, change_set_id: str, actor: str) -> None:
+    change_set = Changes(tx).set_named(change_set_id)
+    if change_set.status == "stuck":
+        tx.move(rules.move_set(change_set, "open", "retried", actor, {}))
+
+
+def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> ChangeSet:
+    """What became of a change set, by what became of its saga."""
+    found = Changes(tx)
+    change_set = found.set_named(change_set_id)
+    why = _why(run)
+    if change_set.status in ("open", "stuck") and run.settled and change_set.kind == "cut":
+        reason = "given_up" if saga_rules.remaining(run) else "taken_back"
+        if reason == "taken_back" and change_set.status == "stuck":
+            tx.move(rules.move_set(change_set, "open", "retried", actor, {}))
+            change_set = found.set_named(change_set_id)
+        tx.move(rules.move_set(change_set, "undone", reason, actor, why))
+    elif change_set.status == "open" and (run.stuck is not None or run.settled):
+        tx.move(rules.move_set(change_set, "stuck", "not_ours", actor, why))
+    return found.set_named(change_set_id)
+
+
+def _why(run: Run) -> dict[str, Any]:
+    said = msgspec.json.decode(run.stuck) if run.stuck else {}
+    return {"saga_id": run.saga_id, "state": run.state, **({"why": said["message"]} if "message" in said else {})}
+
+
+def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
+    """A cut whose kernel died half-way: undone, or finished where all that is left is to say so (H-5)."""
+    with kernel.alone(change_set.entry_id):
+        with kernel.store.read() as rows:
+            run = Runs(rows).of_root(change_set.change_set_id)
+            manifest = _manifest(rows, change_set.entry_id)
+        if run is None:
+            moved = rules.move_set(change_set, "undone", "taken_back", kernel.principal, {})
+            kernel.store.write(lambda tx: tx.move(moved))
+            return change_set
+        require_signer(kernel)
+        place = saga_rules.shape_of(run).place(run.state)
+        if place is not None and not place.forward:
+            said = {"reason": "abandoned", "message": f"{kernel.principal} takes the change back"}
+            kernel.store.write(
+                lambda tx: tx.move(saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", kernel.principal, said))
+            )
+        saga = Cutting(cutter_for(kernel, manifest, change_set.change_set_id, run.grant_id), change_set, manifest, "")
+        return carry(kernel, saga, change_set, change_set.change_set_id)
+
+
+def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None) -> Cutter:
+    """What carries a manifest out."""
+    if manifest.cutter == TREE:
+        root = tree_of(kernel.home, manifest)
+        return TreeCutter(root, kernel.artifacts, manifest, change_set_id, kernel.policy)
+    if manifest.cutter == REGISTRY:
+        return RegistryCutter(kernel, manifest, change_set_id, grant)
+    place, module = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
+    return PlaceCutter(place, module, kernel.artifacts, manifest)
+
+
+def own_place(cutters: Mapping[str, str], name: str, target: str, home: Path) -> tuple[Place, str]:
+    """A place of the user's own, as the settings name it, and the file of its code."""
+    if name not in cutters:
+        raise InvalidConfig(
+            f"there is no cutter {name[:60]!a} here",
+            context={"cutter": name[:128]},
+            recovery=[Recovery("name it under [[changes.cutter]] in onceward.toml")],
+        )
+    place = place_of(imported(cutters[name], home), target)
+    return place, inspect.getfile(type(place))
+
+
+def tree_of(home: Path, manifest: Manifest) -> Path:
+    """The folder that a change is made to."""
+    return home / manifest.target
+
+
+def tool_revision(module: str) -> str:
+    """The digest of the code that acts."""
+    return sha256_hex(Path(module).read_bytes())
+
+
+def require_signer(kernel: Kernel) -> None:
+    if kernel.signer is None:
+        raise PermissionDenied(f"{kernel.principal} has no key here to sign with")
+
+
+def outcome(rows: Reads, change_set: ChangeSet) -> Mapping[str, Any]:
+    """Why a cut was taken back, or is stuck, as its saga says it."""
+    run = Runs(rows).of_root(change_set.change_set_id)
+    return {} if run is None else _why(run)

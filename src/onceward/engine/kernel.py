@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
     InvalidConfig,
+    LockConflict,
     LockLost,
     OncewardError,
     StoredError,
@@ -36,6 +37,7 @@ from onceward.evidence.seal import read_receipt
 from onceward.kernel.canon import bounded
 from onceward.kernel.limits import ARTIFACT_BYTES, LEAVING_SECONDS, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
+from onceward.lifecycles.change import Policy
 from onceward.locks import TargetLock
 from onceward.store.store import Store, answer_once
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
@@ -77,6 +79,9 @@ class Kernel:
         notices: Sequence[Notice] = (),
         seal_file: Path | None = None,
         registered: bool = False,
+        policy: Policy | None = None,
+        cutters: Mapping[str, str] | None = None,
+        environment: str = "local",
     ) -> None:
         self.store = store
         self.principal = principal
@@ -85,6 +90,11 @@ class Kernel:
         self._seal_file = seal_file
         self.registered = registered
         """Whether work must name an operation of the registry."""
+        self.policy, self.cutters = policy or Policy(), cutters or {}
+        """What changes need here, and what beside file trees and the registry they can be made to."""
+        self.environment = environment
+        self._alone: set[str] = set()
+        self._mutex = threading.Lock()
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
@@ -94,7 +104,7 @@ class Kernel:
         self.locks = TargetLock(folder / "locks")
         self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
-        self.folder = folder
+        self.folder, self.home = folder, folder.parent
         self.signer: Signer | None = None
         """The key its principal acts with; nobody's while the principal is unknown."""
         self.work = folder / "work"
@@ -145,9 +155,26 @@ class Kernel:
             authorize(rows, self.principal, role)
         self._register()
 
-    def open_session(self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None) -> Children:
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """While this lasts nobody else in this kernel works on the same thing; LOCK_CONFLICT where somebody does."""
+        with self._mutex:
+            if name in self._alone:
+                raise LockConflict(
+                    f"{name} is being worked on right now; ask again when that has ended", context={"subject": name}
+                )
+            self._alone.add(name)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._alone.discard(name)
+
+    def open_session(
+        self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None, role: str = "operator"
+    ) -> Children:
         """A session to run children in, under this kernel."""
-        self.require("operator")
+        self.require(role)
         if any(children.session_id == session_id and not children.closed for children in self._sessions):
             raise InvalidConfig(f"session {session_id} is open already", context={"session_id": session_id})
         done = self.recovered
@@ -178,7 +205,7 @@ class Kernel:
                 self.require(verb_named(request.verb).role)
             with self.store.read() as rows:
                 request = acts.sign(rows, self.signer, request)
-        answer = told(self.store.answer(request, _run(request)))
+        answer = told(self.store.answer(request, self._run(request)))
         self._heed()
         return answer
 
@@ -284,7 +311,7 @@ class Kernel:
         request = Request(ledger.verb, ledger.request_id, None, ledger.principal)
         try:
             request = ledger.request
-            run = _run(request, filed=True)
+            run = self._run(request, filed=True)
             self.store.write(lambda tx: answer_once(tx, request, run))
         except OncewardError as error:
             if error.retryable or error.code == "LOCK_LOST":
@@ -292,6 +319,33 @@ class Kernel:
             self._refuse(request, error)
         except Exception as bug:
             self._refuse(request, ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"))
+
+    def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
+        """What a request does inside its transaction: role and signature are checked there. What lies outside is
+        looked at before; not for those who may not ask, nor where the answer is there."""
+        verb, principal = verb_named(request.verb), request.principal
+        if verb.outside:
+            with self.store.read() as rows:
+                known = Requests(rows).find(request)
+                if known is not None and known.answered_at is not None:
+                    return lambda tx, resource_id: None
+                authorize(rows, principal, verb.role)
+                acts.authenticate(rows, request)
+        act = verb.ready(self, request.payload)
+
+        def run(tx: Transaction, resource_id: str) -> Any:
+            authorize(tx, principal, verb.role)
+            if request.verb == "keys.add" and not keys_of(tx, principal):
+                # There is no key yet that could vouch for the first; it vouches for itself. Not for an admin's, though:
+                # whoever may only file requests must not become one.
+                if filed:
+                    refuse_admin(tx, principal)
+                return {"ok": act(tx, principal)}
+            envelope = acts.authenticate(tx, request)
+            with acts.acting(tx, envelope, request.verb, principal, request.request_id):
+                return {"ok": act(tx, principal)}
+
+        return run
 
     def _refuse(self, request: Request, error: OncewardError) -> None:
         """A refusal is an answer; one too long to store is cut, for no request may block those behind it."""
@@ -333,25 +387,6 @@ def verb_named(name: str) -> Verb:
     if name not in VERBS:
         raise InvalidConfig(f"there is no verb {name!r}", context={"field": "verb"})
     return VERBS[name]
-
-
-def _run(request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
-    """What a request does inside its transaction: role and signature are checked there."""
-    verb = verb_named(request.verb)
-
-    def run(tx: Transaction, resource_id: str) -> Any:
-        authorize(tx, request.principal, verb.role)
-        if request.verb == "keys.add" and not keys_of(tx, request.principal):
-            # There is no key yet that could vouch for the first; it vouches for itself. Not for an admin's, though:
-            # whoever may only file requests must not become one.
-            if filed:
-                refuse_admin(tx, request.principal)
-            return {"ok": verb.run(tx, request.principal, request.payload)}
-        envelope = acts.authenticate(tx, request)
-        with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
-            return {"ok": verb.run(tx, request.principal, request.payload)}
-
-    return run
 
 
 def told(answer: Answer) -> Answer:

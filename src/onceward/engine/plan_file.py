@@ -85,7 +85,15 @@ def _add(plan: Plan, words: Mapping[str, Any]) -> None:
 
 
 def _function(name: object, folder: Path) -> Callable[[Any], Any]:
-    """A function by `module:function`, the module looked for beside the plan first."""
+    found = imported(name, folder)
+    if not callable(found):
+        raise refuse("python", f"{name} is a {type(found).__name__}, not a function")
+    call: Callable[[Any], Any] = found
+    return call
+
+
+def imported(name: object, folder: Path) -> Any:
+    """What `module:name` means, the module looked for in a folder of the user's first."""
     module, colon, attribute = str(name).partition(":")
     if not isinstance(name, str) or not colon or not module or not attribute:
         raise refuse("python", f'python names a function as "module:function", not {str(name)[:60]!a}')
@@ -97,10 +105,7 @@ def _function(name: object, folder: Path) -> Callable[[Any], Any]:
             found = getattr(found, part)
     except Exception as error:
         raise refuse("python", f"{name} cannot be imported: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise refuse("python", f"{name} is a {type(found).__name__}, not a function")
-    call: Callable[[Any], Any] = found
-    return call
+    return found
 
 
 def saga_in(path: Path) -> Saga:

@@ -22,6 +22,7 @@ from onceward.store.store import Store
 from onceward.store.tables.artifacts import newest_refs, refs_of
 from onceward.store.tables.budgets import lanes_of, spent_by
 from onceward.store.tables.builds import Builds
+from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, Tokens, last_detail_of, resolve
 from onceward.store.tables.events import events_of, streams
 from onceward.store.tables.keys import Key, all_keys, keys_named, keys_of, workspace_id
@@ -190,8 +191,10 @@ def session_named(store: Store, prefix: str) -> str:
 
 
 def subject_named(store: Store, name: str) -> str:
-    """The session of the build, saga or session that a name means; `latest` is the newest build."""
+    """The session of the build, saga or session that a name means, or a change; `latest` is the newest build."""
     with store.read() as rows:
+        if name.startswith("ent_"):
+            return Changes(rows).named(name).entry_id
         saga = Runs(rows).of_root(name)
     if saga is not None:
         return saga.saga_id

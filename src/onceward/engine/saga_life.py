@@ -49,7 +49,7 @@ def begin(
 ) -> tuple[Run, Lease | None]:
     """The run of a root: a new one, or the one there is, taken up again where it is. The lease is ours with it, and the
     grant used up in the same transaction."""
-    kernel.require("operator")
+    kernel.require(wanted.saga.role)
     saga, actor = wanted.saga, kernel.principal
     fresh = kernel.store.sources.new_id("sga")
     lanes = {**saga.limits, **(limits or {})}
@@ -89,7 +89,7 @@ def take_up(
     retry: bool = False,
 ) -> tuple[Run, Lease | None]:
     """Go on with a run whose kernel went away, or try a compensation again that failed."""
-    kernel.require("operator")
+    kernel.require(saga.role)
 
     def work(tx: Transaction) -> tuple[Run, Lease | None]:
         run = Runs(tx).get(saga_id)

@@ -40,7 +40,7 @@ class SagaRun:
     def __init__(self, kernel: Kernel, saga: Saga, saga_id: str, lease: Lease | None, told: Told) -> None:
         self.kernel, self.store, self.saga, self.saga_id = kernel, kernel.store, saga, saga_id
         self.lease, self.told = lease, told
-        self.children = kernel.open_session(saga_id, 1, {})
+        self.children = kernel.open_session(saga_id, 1, {}, saga.role)
         self.children.heeded = self._notify
         self._taken: Lease | None = None
         """A lease that is ours as soon as its commit is."""

@@ -139,6 +139,8 @@ class Saga:
         self._add(name, {"run": run if isinstance(run, str) else list(run)}, None, compensate, check, guard, words)
         return name
 
+    role = "operator"
+    """Who may run it."""
     reserves = False
     """Whether an action of its own takes its lease and uses up its grant; else both come with the run."""
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from onceward.engine import build_verbs as builds
+from onceward.engine import change_verbs as changes
 from onceward.engine import child_dispatch, grants, principals, seals
 from onceward.engine import saga_verbs as sagas
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
 from onceward.kernel.grants import Grant, Scope
+from onceward.kernel.limits import MAX_NOTE_CHARS
 from onceward.kernel.records import check_name
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.locks.claims import check_target
@@ -20,15 +22,21 @@ from onceward.store.tables.children import resolve
 from onceward.store.tables.outbox import backlogs, make_due
 from onceward.store.transaction import Transaction
 
+if TYPE_CHECKING:
+    from onceward.engine.kernel import Kernel
+
 T = TypeVar("T")
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """What may be asked: who may ask it and what it does, inside the answer's own transaction."""
+    """What may be asked: who may ask it and what it does."""
 
     role: str
     """Empty where anybody who is known may ask."""
-    run: Callable[[Transaction, str, Any], Any]
+    ready: Callable[[Kernel, Any], Callable[[Transaction, str], Any]]
+    """Looks at what lies outside the store, and answers what is done inside the answer's own transaction."""
+    outside: bool = False
+    """Whether there is anything outside to look at."""
 
 
 class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +84,7 @@ class RevokeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _revoke_key(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, RevokeKey)
-    return principals.revoke(tx, asked.key, asked.reason[:1000], actor)
+    return principals.revoke(tx, asked.key, asked.reason[:MAX_NOTE_CHARS], actor)
 
 
 def _flush_outbox(tx: Transaction, actor: str, payload: Any) -> Any:
@@ -103,7 +111,7 @@ class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cancel_request_id: str = ""
 
 
-def _cancel(tx: Transaction, actor: str, payload: Any) -> Any:
+def cancel(tx: Transaction, actor: str, payload: Any) -> Any:
     """One receipt per child, in the order of the queue."""
     asked = _convert(payload, Cancel)
     request = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
@@ -154,7 +162,7 @@ class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _approve(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, Approve)
-    return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:1000])
+    return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:MAX_NOTE_CHARS])
 
 
 class AddSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,7 +203,7 @@ class RevokeGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _revoke_grant(tx: Transaction, actor: str, payload: Any) -> Any:
     asked = _convert(payload, RevokeGrant)
-    return _granted(grants.revoke(tx, actor, asked.grant, asked.why[:1000]))
+    return _granted(grants.revoke(tx, actor, asked.grant, asked.why[:MAX_NOTE_CHARS]))
 
 
 class ExpireGrants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,7 +235,7 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "keys.revoke": _revoke_key,
     "locks.clear": _clear_lock,
     "outbox.flush": _flush_outbox,
-    "children.cancel": _cancel,
+    "children.cancel": cancel,
     "builds.confirm": _confirm,
     "builds.abandon": _abandon,
     "builds.approve": _approve,
@@ -238,7 +246,28 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "grants.expire": _expire_grants,
     "sagas.abandon": _abandon_saga,
 }
-VERBS: dict[str, Verb] = {name: Verb(ROLE_OF[name], run) for name, run in _RUN.items()}
+_READY: dict[str, tuple[Callable[[Kernel, Any], Callable[[Transaction, str], Any]], type]] = {
+    "changes.mark": (changes.mark, changes.Mark),
+    "changes.sweep": (changes.sweep, changes.Sweep),
+    "changes.review": (changes.review, changes.Review),
+    "changes.abandon": (changes.abandon, changes.Abandon),
+}
+
+
+def _inside(run: Callable[[Transaction, str, Any], Any]) -> Callable[[Kernel, Any], Callable[[Transaction, str], Any]]:
+    """A verb that only the store matters to."""
+    return lambda kernel, payload: lambda tx, actor: run(tx, actor, payload)
+
+
+def _outside(name: str) -> Callable[[Kernel, Any], Callable[[Transaction, str], Any]]:
+    ready, kind = _READY[name]
+    return lambda kernel, payload: ready(kernel, _convert(payload, kind))
+
+
+VERBS: dict[str, Verb] = {
+    **{name: Verb(ROLE_OF[name], _inside(run)) for name, run in _RUN.items()},
+    **{name: Verb(ROLE_OF[name], _outside(name), outside=True) for name in _READY},
+}
 
 
 def _convert(payload: Any, kind: type[T]) -> T:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.kernel.grants import Scope
+from onceward.kernel.limits import MAX_NOTE_CHARS
 
 NEEDED: Final = frozenset(
     {
@@ -21,6 +22,8 @@ NEEDED: Final = frozenset(
             "CONFIRMATION_MINTED",
             "BUILD_ABANDONED",
         ),
+        *("ENTRY_MARKED", "ENTRY_REVISED", "ENTRY_SWEPT", "ENTRY_APPROVED", "ENTRY_DEFERRED", "ENTRY_REJECTED"),
+        *("ENTRY_REVIEWED", "ENTRY_ABANDONED", "BACKLOG_SWEPT"),
     }
 )
 """Events that somebody asked for; from the workspace's first key on, with a signature."""
@@ -36,6 +39,9 @@ ONCE: Final = frozenset(
         "keys.revoke",
         "principals.take",
         "locks.clear",
+        "changes.mark",
+        "changes.review",
+        "changes.abandon",
     }
 )
 """Acts that one event is the whole of."""
@@ -77,6 +83,30 @@ def _key(claim: Claim, payload: Mapping[str, Any]) -> bool:
     return bool(whose == claim.detail["principal"] and claim.detail["public"] in payload["key"])
 
 
+def _reason(payload: Mapping[str, Any], claim: Claim) -> bool:
+    return bool(payload.get("reason", "")[:MAX_NOTE_CHARS] == (claim.detail["why"] or ""))
+
+
+def _marked(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    needs = sorted(set(payload.get("depends_on", ())))
+    same = (payload["manifest"], payload["key"]) == (claim.detail["manifest"], claim.detail["idempotency_key"])
+    return same and needs == (claim.detail["depends_on"] or []) and _reason(payload, claim)
+
+
+def _revised(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    same = (payload["revises"], payload["manifest"]) == (claim.subject, claim.detail["manifest"])
+    return same and _reason(payload, claim)
+
+
+_DECISIONS: Final = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
+
+
+def _reviewed(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    decision = _DECISIONS.get(claim.event, claim.detail["decision"])
+    said = (payload["entry"], payload["digest"], payload["decision"])
+    return said == (claim.subject, claim.detail["manifest"], decision) and _reason(payload, claim)
+
+
 def _scope(payload: Mapping[str, Any]) -> str:
     return msgspec.convert(payload["scope"], Scope).digest()
 
@@ -104,6 +134,14 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
         ("sagas.abandon", event): lambda claim, payload: _ended(claim, payload["saga"])
         for event in ("SAGA_STOPPED", "SAGA_SETTLED", "LEASE_RELEASED", "WORKER_CANCEL")
     },
+    ("changes.mark", "ENTRY_MARKED"): _marked,
+    ("changes.mark", "ENTRY_REVISED"): _revised,
+    ("changes.sweep", "ENTRY_SWEPT"): lambda claim, payload: True,
+    ("changes.sweep", "BACKLOG_SWEPT"): lambda claim, payload: True,
+    **{("changes.review", event): _reviewed for event in (*_DECISIONS, "ENTRY_REVIEWED")},
+    ("changes.abandon", "ENTRY_ABANDONED"): lambda claim, payload: (
+        payload["entry"] == claim.subject and _reason(payload, claim)
+    ),
     ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
 }
 

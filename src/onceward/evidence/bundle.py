@@ -4,77 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
 from onceward.errors import InvalidConfig
-from onceward.evidence.records import (
-    KINDS as KEYS,
-)
-from onceward.evidence.records import (
-    ArtifactRow,
-    BuildRow,
+from onceward.evidence.kinds import KINDS as KEYS
+from onceward.evidence.kinds import (
     Child,
     Debit,
     Life,
-    PermitRow,
-    PlanRow,
     RefRow,
-    SessionRow,
-    Total,
 )
+from onceward.evidence.members import ALL_FILES, KINDS
 from onceward.evidence.signing import Envelope, read_envelope
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
-from onceward.kernel.grants import Grant
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
-from onceward.kernel.sagas import Run, Step
 from onceward.kernel.sources import from_iso
-from onceward.kernel.vocabulary import Audit, Collection
-from onceward.kernel.vocabulary import Value as RegistryValue
 from onceward.store.port import Value
-from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
 
 T = TypeVar("T")
 FORMAT: Final = "onceward-bundle@1"
-KINDS: Final = ("build", "session", "saga")
 _BLOCK: Final = 512
 _CHUNK: Final = 1 << 20
 _LARGEST: Final = 512 << 20
 _LONGEST: Final = 3 * MAX_PAYLOAD_BYTES
 """No line that we write is longer."""
-
-FILES: Final[Mapping[Any, str]] = {
-    BuildRow: "builds.ndjson",
-    SessionRow: "sessions.ndjson",
-    Child: "tokens.ndjson",
-    Total: "totals.ndjson",
-    Debit: "debits.ndjson",
-    PlanRow: "plans.ndjson",
-    Checkpoint: "checkpoints.ndjson",
-    Approval: "approvals.ndjson",
-    PermitRow: "permits.ndjson",
-    RefRow: "refs.ndjson",
-    ArtifactRow: "artifacts.ndjson",
-    Key: "keys.ndjson",
-    Signature: "signatures.ndjson",
-}
-"""Where each kind of record stands in a bundle."""
-SAGA_FILES: Final[Mapping[Any, str]] = {
-    Run: "sagas.ndjson",
-    Step: "saga_steps.ndjson",
-    Grant: "grants.ndjson",
-    Collection: "collections.ndjson",
-    RegistryValue: "values.ndjson",
-    Audit: "audits.ndjson",
-}
-"""The same, of what only the bundle of a saga's run has."""
-ALL_FILES: Final[Mapping[Any, str]] = {**FILES, **SAGA_FILES}
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -299,7 +259,7 @@ class BundleRecords:
             self.heads[event.stream] = (event.seq, event.hash)
             if event.source == "child" and event.stream.startswith("child:"):
                 self._ends[event.stream[6:]] = event.body
-            elif event.source in ("build", "saga"):
+            elif event.source in ("build", "saga", "change", "entry"):
                 self._hashes[event.stream, event.seq] = event.hash
         self._refs: dict[str, set[tuple[str, str, str, str]]] = {}
         for ref in self.all(RefRow):

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onceward.errors import IntegrityFault, InvalidConfig
-from onceward.evidence.bundle import FILES, SAGA_FILES, BundleRecords, Reader
+from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import ArtifactRow, BuildRow, RefRow, SessionRow
+from onceward.evidence.kinds import ArtifactRow, BuildRow, RefRow, SessionRow
+from onceward.evidence.members import ALSO, FILES, stream_of
 from onceward.evidence.seal import Head, read_receipt, seal_said
 from onceward.evidence.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import canonical, parse
+from onceward.kernel.changes import Entry, History, PairSignature
 from onceward.kernel.merkle import included
 from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import manifest_line
@@ -52,8 +54,7 @@ def verify_bundle(
 def _strangers(reader: Reader) -> list[str]:
     """Members that no bundle has, or has twice, or lacks."""
     names = [member.name for member in reader.page.files]
-    governed = SAGA_FILES.values() if reader.page.kind == "saga" else ()
-    wanted = {"README.md", "events.ndjson", *FILES.values(), *governed}
+    wanted = {"README.md", "events.ndjson", *FILES.values(), *ALSO.get(reader.page.kind, {}).values()}
     free = {"manifest.ndjson", "seal.json"}
     odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
     said = [f"{name} does not belong here" for name in odd]
@@ -92,17 +93,26 @@ def _verify_inside(
 
 def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
     """Who signed the end of the subject's stream: what `verify` found genuine, over the last move that is here."""
-    saga = reader.page.kind == "saga"
-    stream = f"{'saga' if saga else 'session'}:{reader.page.subject}"
+    page = reader.page
+    if page.kind == "entry":
+        return _signed_change(records)
+    stream = f"saga:{page.subject}" if page.kind == "saga" else stream_of(page.kind, page.subject)
     found = set()
     for signature in records.all(Signature):
         said = parse(signature.statement)
-        if said.get("predicateType") == (SAGA if saga else BUILD):
+        if said.get("predicateType") == (SAGA if page.kind == "saga" else BUILD):
             head = said["predicate"]["head"]
             moved = records.last_move(stream)
             if (head["stream"], head["seq"]) == (stream, moved):
                 found.add(signature.fingerprint)
     return found
+
+
+def _signed_change(records: BundleRecords) -> set[str]:
+    """Who verified a change, if it came so far; else who decided on it, or cut it, last."""
+    pairs = {pair.signature_id: pair.fingerprint for pair in records.all(PairSignature)}
+    signed = [row.signature_ref for row in sorted(records.all(History), key=lambda row: row.seq) if row.signature_ref]
+    return {pairs[signed[-1]]} if signed and signed[-1] in pairs else set()
 
 
 def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:
@@ -111,13 +121,15 @@ def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None
     found = {
         "build": [row.build_id for row in records.all(BuildRow)],
         "saga": [row.saga_id for row in records.all(Run)],
+        "entry": [row.entry_id for row in records.all(Entry)],
         "session": [row.session_id for row in records.all(SessionRow)],
     }
-    others = [kind for kind in ("build", "saga") if found[kind] and kind != page.kind]
+    others = [kind for kind in ("build", "saga", "entry") if found[kind] and kind != page.kind]
     if found[page.kind] != [page.subject] or others:
         findings.fault("bundle", page.subject, f"it is not a bundle of this {page.kind}")
-    streams = {stream for stream in records.heads if stream.startswith("session:")}
-    if streams != {f"session:{page.subject}"}:
+    alike = ("session:",) if page.kind != "entry" else ("session:", "entry:ent_")
+    streams = {stream for stream in records.heads if stream.startswith(alike)}
+    if streams != {stream_of(page.kind, page.subject)}:
         findings.fault("bundle", page.subject, "its stream is not there, or there are others")
 
 
@@ -157,7 +169,7 @@ def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: di
     """The stream of the subject is among those that were sealed."""
     from onceward.evidence.signing import genuine
 
-    stream = f"session:{reader.page.subject}"
+    stream = stream_of(reader.page.kind, reader.page.subject)
     data = b"".join(itertools.islice(reader.pieces("seal.json"), 4))
     try:
         found = parse(data)
@@ -194,7 +206,7 @@ def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: 
         findings.fault("seal", path.name, error.message)
         return
     findings.count("seals")
-    stream = f"session:{reader.page.subject}"
+    stream = stream_of(reader.page.kind, reader.page.subject)
     if records.workspace() and receipt.said["workspace"] != records.workspace():
         findings.fault("seal", path.name, "it is the seal of another workspace")
         return

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from onceward.evidence.ahead import Ahead
+from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import Records, UnitRow
+from onceward.evidence.kinds import DependencyRow, RefRow, SweepRow, UnitRow
+from onceward.evidence.records import Records
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.chain import Event
 from onceward.kernel.changes import ChangeSet, Decision, Entry, Envelope, History
-from onceward.lifecycles.change import CHANGE, CHANGE_SET, manifest_of
+from onceward.lifecycles.change import CHANGE, CHANGE_SET
+from onceward.lifecycles.manifest import Manifest, manifest_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body, Stream
+    from onceward.evidence.bodies import Body
+    from onceward.evidence.walk import Stream
 
 _GIVEN: Final = {
     "change": ("idempotency_key", "author", "cutter", "target", "escalates"),
@@ -29,39 +33,74 @@ PREFIXES: Final = ("ent_", "cst_")
 class Backlog:
     """Entries and change sets, each by its own stream."""
 
-    def __init__(self, records: Records, findings: Findings) -> None:
+    def __init__(self, records: Records, findings: Findings, expect: Expect) -> None:
         self._records, self._findings = records, findings
         self._entries = Ahead(records.all(Entry), lambda row: row.entry_id)
         self._sets = Ahead(records.all(ChangeSet), lambda row: row.change_set_id)
+        self._pairs = Pairs(records, findings, expect)
         self._source = ""
+        self._named: set[str] = set()
+        """Entries that a failed verification opened, as it says."""
+        self._claimed: set[str] = set()
+        """Entries that say that one opened them."""
+        self._sweeps: dict[str, SweepRow] = {}
+        self._forget()
+
+    def _forget(self) -> None:
         self._facts: dict[str, Any] = {}
         self._arrows: list[tuple[Any, ...]] = []
         self._decisions: dict[str, tuple[Any, ...]] = {}
-        self._manifest = ""
+        self._proposed: list[tuple[str, str]] = []
+        """What was proposed, by hash, and by whom; in order."""
+        self._needs: list[str] = []
+        self._pairs.clear()
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
         said = event.facts()["detail"]
         if event.seq == 1:
+            self._forget()
             self._source = event.source
             self._facts = {name: said.get(name) for name in _GIVEN.get(event.source, ())}
-            self._arrows, self._decisions, self._manifest = [], {}, str(said.get("manifest", ""))
+            if event.source == "change":
+                self._facts["reason"] = said.get("why")
+                self._proposed = [(str(said.get("manifest", "")), str(said.get("author", "")))]
+                self._needs = said.get("depends_on", [])
         if event.source not in (self._source, "entry") or self._source not in _GIVEN:
             self._findings.fault("history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}")
             return
         if event.source != "entry":
             stream.move(CHANGE if event.source == "change" else CHANGE_SET, event, body, self._findings)
             reason = said.get("reason", "marked")
-            self._arrows.append((said.get("from"), said["to"], body.context.actor, reason, event.at, canonical(said)))
+            told = (said.get("from"), said["to"], body.context.actor, reason, event.at, canonical(said))
+            self._arrows.append((*told, said.get("signature_id")))
+        if self._source == "change_set":
+            self._pairs.note_set(body.event, stream.subject, said)
+            return
+        self._pairs.note(body.event, said, body.context.actor, event.at, stream.state)
+        if said.get("escalation"):
+            self._named.add(said["escalation"])
+        if body.event == "ENTRY_REVISED":
+            self._proposed.append((said["manifest"], said["author"]))
         decision = said.get("decision") if body.event == "ENTRY_REVIEWED" else _DECIDED.get(body.event)
         if decision:
-            told = (
-                said.get("manifest"),
-                body.context.actor,
-                decision,
-                said.get("why", ""),
-                body.context.signed or None,
-            )
-            self._decisions[said.get("decision_id", "")] = (*told, event.at)
+            self._decide(event, body, said, decision)
+
+    def _decide(self, event: Event, body: Body, said: dict[str, Any], decision: str) -> None:
+        actor, manifest = body.context.actor, said.get("manifest")
+        told = (manifest, actor, decision, said.get("why", ""), body.context.signed or None, event.at)
+        before = sum(arrow[1] is not None for arrow in self._arrows) - (event.source == "change")
+        self._decisions[said.get("decision_id", "")] = (*told, before)
+        authors = {self._facts["author"], *(author for hash_, author in self._proposed if hash_ == manifest)}
+        if decision == "approve" and actor in authors and not said.get("own"):
+            self._findings.fault("duty", f"{event.stream}#{event.seq}", f"{actor} approved what {actor} proposed")
+
+    def swept(self, event: Event) -> None:
+        """A pass of the workspace's backlog."""
+        told = event.facts()
+        said = told["detail"]
+        self._sweeps[said["sweep_id"]] = SweepRow(
+            *(said["sweep_id"], told["context"]["actor"], event.at, said["promoted"], said["waiting"], event.position)
+        )
 
     def close(self, stream: Stream) -> None:
         rows = self._entries if self._source == "change" else self._sets
@@ -78,44 +117,78 @@ class Backlog:
         for name, value in self._facts.items():
             if getattr(row, name) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
-        if self._source == "change":
-            self._close_entry(stream.subject)
+        if isinstance(row, Entry):
+            self._close_entry(row)
+        else:
+            self._pairs.close_set(row)
 
-    def _close_entry(self, entry_id: str) -> None:
+    def _close_entry(self, entry: Entry) -> None:
         """Status, history and events are one truth (A-5, A-6)."""
-        rows = sorted(self._records.of(History, entry_id=entry_id), key=lambda row: row.seq)
-        found = [(row.from_state, row.to_state, row.actor, row.reason, row.at, row.detail.encode()) for row in rows]
-        if found != self._arrows or [row.seq for row in rows] != list(range(1, len(rows) + 1)):
-            self._findings.fault("backlog", entry_id, "its history is not what its events say")
-        for envelope in self._records.of(Envelope, entry_id=entry_id):
+        entry_id = entry.entry_id
+        self._check_history(entry_id)
+        envelopes = sorted(self._records.of(Envelope, entry_id=entry_id), key=lambda one: one.revision)
+        if [(one.content_hash, one.author) for one in envelopes] != self._proposed:
+            self._fault(entry_id, "what was proposed is not what its events say")
+        for envelope in envelopes:
             self._check_envelope(envelope)
+        if [row.depends_on for row in self._records.of(DependencyRow, entry_id=entry_id)] != self._needs:
+            self._fault(entry_id, "what it depends on is not what its first event says")
         for decision in self._records.of(Decision, entry_id=entry_id):
             told = self._decisions.pop(decision.decision_id, None)
             said = (decision.content_hash, decision.reviewer, decision.decision, decision.reason)
-            if told != (*said, decision.statement_hash, decision.decided_at):
-                self._findings.fault("backlog", entry_id, f"{decision.decision_id} is not what its event says")
+            if told != (*said, decision.statement_hash, decision.decided_at, decision.entry_version):
+                self._fault(entry_id, f"{decision.decision_id} is not what its event says")
         for decision_id in sorted(self._decisions):
-            self._findings.fault("backlog", entry_id, f"the decision {decision_id} is not there")
+            self._fault(entry_id, f"the decision {decision_id} is not there")
+        if entry.escalates is not None:
+            self._claimed.add(entry_id)
+        self._pairs.close(entry_id)
+
+    def _check_history(self, entry_id: str) -> None:
+        rows = sorted(self._records.of(History, entry_id=entry_id), key=lambda row: row.seq)
+        found = [(row.from_state, row.to_state, row.actor, row.reason, row.at, row.detail.encode()) for row in rows]
+        if found != [arrow[:-1] for arrow in self._arrows] or [row.seq for row in rows] != [*range(1, len(rows) + 1)]:
+            self._fault(entry_id, "its history is not what its events say")
+        # An arrow that is only passed through is signed for with the one that follows it.
+        signed = [arrow[-1] for arrow in self._arrows]
+        for at, arrow in enumerate(self._arrows[:-1]):
+            if arrow[1] in CHANGE.transient:
+                signed[at] = self._arrows[at + 1][-1]
+        if [row.signature_ref for row in rows] != signed:
+            self._fault(entry_id, "who signed its history is not what its events say")
 
     def _check_envelope(self, envelope: Envelope) -> None:
         subject = envelope.entry_id
         if sha256_hex(envelope.body.encode()) != envelope.content_hash:
-            self._findings.fault("backlog", subject, "what is proposed is not what its hash says")
-        if envelope.revision == 1 and envelope.content_hash != self._manifest:
-            self._findings.fault("backlog", subject, "what was proposed is not what its first event says")
-        units = [msgspec.structs.asdict(unit) for unit in self._records.of(UnitRow, manifest_id=envelope.manifest_id)]
-        wanted = [
-            {"manifest_id": envelope.manifest_id, **msgspec.structs.asdict(unit)}
-            for unit in manifest_of(envelope.body).unit
-        ]
+            self._fault(subject, "what is proposed is not what its hash says")
+        units = list(self._records.of(UnitRow, manifest_id=envelope.manifest_id))
+        manifest: Manifest = manifest_of(envelope.body)
+        wanted = [UnitRow(envelope.manifest_id, *msgspec.structs.astuple(unit)) for unit in manifest.unit]
         if units != wanted:
-            self._findings.fault("backlog", subject, "its units are not those of what is proposed")
+            self._fault(subject, "its units are not those of what is proposed")
+        kept = {(ref.name, ref.kind, ref.sha256) for ref in self._records.of(RefRow, owner=envelope.manifest_id)}
+        sides = {(u.path, side, sha) for u in manifest.unit for side, sha in (("before", u.before), ("after", u.after))}
+        if {side for side in sides if side[2] is not None} - kept:
+            self._findings.fault("ref", subject, "what it proposes is not kept")
 
     def finish(self) -> None:
         for rows in (self._entries, self._sets):
             for row in rows.rest():
                 self._alone(row)
+        self._pairs.finish()
+        if not self._records.whole:
+            return
+        for entry_id in sorted(self._named ^ self._claimed):
+            self._fault(entry_id, "what failed and what was opened for it do not name each other")
+        for sweep in self._records.all(SweepRow):
+            if self._sweeps.pop(sweep.sweep_id, None) != sweep:
+                self._fault(sweep.sweep_id, "the sweep is not what its event says")
+        for sweep_id in sorted(self._sweeps):
+            self._fault(sweep_id, "the sweep that an event tells of is not there")
 
     def _alone(self, row: Any) -> None:
         subject = row.entry_id if isinstance(row, Entry) else row.change_set_id
         self._findings.fault("state", subject, f"it is {row.status}, and no event says so")
+
+    def _fault(self, subject: str, why: str) -> None:
+        self._findings.fault("backlog", subject, why)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import MetaRow, Records
+from onceward.evidence.kinds import MetaRow
+from onceward.evidence.records import Records
 from onceward.kernel.chain import Event
 from onceward.kernel.grants import Grant
 from onceward.kernel.machine import Machine
@@ -16,7 +17,8 @@ from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body, Stream
+    from onceward.evidence.bodies import Body
+    from onceward.evidence.walk import Stream
 
 _MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "grant": GRANT, "value": VALUE}
 _SAID: Final = {

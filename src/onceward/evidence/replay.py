@@ -14,7 +14,8 @@ import msgspec
 from onceward.errors import IntegrityFault, OncewardError, Recovery, StorageError
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.differences import Difference, Differs
-from onceward.evidence.records import BuildRow, Records, SessionRow
+from onceward.evidence.kinds import BuildRow, SessionRow
+from onceward.evidence.records import Records
 from onceward.evidence.replay_session import SessionReplay
 
 

@@ -11,11 +11,12 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
+from onceward.evidence.bodies import decode_body
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import BuildRow, Child, Debit, Life, Records, SessionRow, Total, batches
+from onceward.evidence.kinds import BuildRow, Child, Debit, Life, SessionRow, Total
+from onceward.evidence.records import Records, batches
 from onceward.evidence.steps import TOLD, Steps
-from onceward.evidence.walk import decode_body
 from onceward.kernel.canon import ZERO_HASH
 from onceward.kernel.chain import Event, body_of, link
 from onceward.kernel.records import Move, Owner, Token

@@ -20,7 +20,8 @@ from onceward.lifecycles.plan import result_digest
 from onceward.lifecycles.saga import Shape, failure, machine_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body, Stream
+    from onceward.evidence.bodies import Body
+    from onceward.evidence.walk import Stream
 
 _GIVEN: Final = ("name", "idempotency_root", "shape", "input", "file", "lease", "digests", "grant_id")
 """What the first event of a run says of it, once and for all."""

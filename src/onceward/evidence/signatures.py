@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from onceward.errors import OncewardError
 from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import PrincipalRow, Records, Role
-from onceward.evidence.signing import ACT, BUILD, CUT, SAGA, SEAL, STATEMENT, Envelope, genuine, objection, possession
+from onceward.evidence.kinds import PrincipalRow, Role
+from onceward.evidence.records import Records
+from onceward.evidence.signing import (
+    ACT,
+    BUILD,
+    CHANGE,
+    SAGA,
+    SEAL,
+    STATEMENT,
+    Envelope,
+    genuine,
+    objection,
+    possession,
+)
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
 from onceward.kernel.merkle import Tree
@@ -19,7 +32,10 @@ from onceward.lifecycles.duties import ROLE_OF
 from onceward.store.tables.keys import Key, Seal, Signature
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body, Detail
+    from onceward.evidence.bodies import Body, Detail
+
+
+_PAIR_ROLES: Final = {"change.cut": "executor", "change.verify": "verifier", "change.undo": "verifier"}
 
 
 class Authority:
@@ -42,13 +58,24 @@ class Authority:
         """What genuine seals say, with the hash of their statement, in their order."""
         self.spent: dict[str, dict[str, int]] = {}
         """What builds had spent when their end was signed, by lane."""
+        self._pairs: dict[str, Mapping[str, Any]] = {}
+        """What changes say was signed, by the hash of the statement."""
         self._begun = records.first_key()
         """The place of the first key among all events: nobody could sign before."""
+
+    def expect(self, statement: str, said: Mapping[str, Any]) -> None:
+        """A change names a statement, and what it must say."""
+        if statement in self._pairs:
+            self._findings.fault("signature", statement[:16], "two changes name it")
+        self._pairs[statement] = said
 
     def look_at(self, event: Event, body: Body) -> None:
         """An event that somebody asked for names the statement; one that names a statement is what it asked for."""
         context, place = body.context, f"{event.stream}#{event.seq}"
         if not context.signed:
+            if body.event == "ENTRY_MARKED" and body.detail.escalates:
+                # Nobody asked for it: it came with a verification that failed, and that one is signed.
+                return
             if self._begun is not None and event.position >= self._begun:
                 self._findings.fault("signature", place, f"nobody signed for {body.event}")
             return
@@ -145,8 +172,8 @@ class Authority:
                 return self._read_end(told, told["build_id"], "session")
             if said["predicateType"] == SAGA:
                 return self._read_end(told, told["saga_id"], "saga")
-            if said["predicateType"] == CUT:
-                return None if self._stands(told["head"]) else "it was signed after another history than this one"
+            if said["predicateType"] == CHANGE:
+                return self._read_pair(told, detail, found)
             if said["predicateType"] == SEAL:
                 self._seals.append((found.statement_hash, told))
                 return None
@@ -174,6 +201,22 @@ class Authority:
             return f"what was signed was done {len(claims)} times"
         return next(filter(None, (unlike(claim, told) for claim in claims)), None)
 
+    def _read_pair(self, told: dict[str, Any], detail: Detail, found: Signature) -> str | None:
+        """Somebody's word on a change: exactly what its rows and events say, by somebody who might."""
+        said = self._pairs.pop(found.statement_hash, None)
+        if said is None:
+            return "no change names it"
+        if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
+            return "it is signed for another act"
+        if any(told.get(name) != value for name, value in said.items()) or "verify_result_id" in told.keys() - said:
+            return "it is signed for another change than the one that names it"
+        if not self._stands(told["head"]) or told["head"]["stream"] != f"entry:{told['entry_id']}":
+            return "it was signed after another history than this one"
+        held = self._roles.get(told["principal"], set())
+        if self._records.whole and held.isdisjoint((_PAIR_ROLES[told["act"]], "admin")):
+            return f"{told['principal']} had no role that allows {told['act']}"
+        return None
+
     def _read_end(self, told: dict[str, Any], subject: str, kind: str) -> str | None:
         if not self._stands(told["head"]) or told["head"]["stream"] != f"{kind}:{subject}":
             return f"the {'build' if kind == 'session' else kind}'s stream is not what was signed"
@@ -192,6 +235,8 @@ class Authority:
             self._findings.fault("signature", left.statement_hash[:16], "no event tells of it")
         for statement, claims in sorted(self._claims.items()):
             self._findings.fault("signature", claims[0].place, f"nobody signed {statement[:16]}, which it names")
+        for statement in sorted(self._pairs):
+            self._findings.fault("signature", statement[:16], "a change names it, and nobody signed it")
         self._check_keys()
         if self._records.whole:
             self._check_seals()

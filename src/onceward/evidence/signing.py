@@ -17,7 +17,7 @@ STATEMENT: Final = "https://in-toto.io/Statement/v1"
 ACT: Final = "urn:onceward:act@1"
 BUILD: Final = "urn:onceward:build@1"
 SAGA: Final = "urn:onceward:saga@1"
-CUT: Final = "urn:onceward:cut@1"
+CHANGE: Final = "urn:onceward:change@1"
 SEAL: Final = "urn:onceward:seal@1"
 POSSESSION: Final = "urn:onceward:possession@1"
 

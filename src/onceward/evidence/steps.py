@@ -17,7 +17,7 @@ from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
-    from onceward.evidence.walk import Body
+    from onceward.evidence.bodies import Body
 
 TOLD: Final = frozenset(
     {

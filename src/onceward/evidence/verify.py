@@ -11,19 +11,8 @@ import msgspec
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import (
-    BuildRow,
-    Child,
-    Debit,
-    PermitRow,
-    PlanRow,
-    Records,
-    RefRow,
-    RequestRow,
-    Rows,
-    Total,
-    batches,
-)
+from onceward.evidence.kinds import BuildRow, Child, Debit, PermitRow, PlanRow, RefRow, RequestRow, Total
+from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.chain import Event

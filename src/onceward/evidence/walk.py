@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from onceward.evidence.ahead import SALT, Ahead, weight
 from onceward.evidence.asked import NEEDED
+from onceward.evidence.bodies import Body, decode_body
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import BuildRow, Child, Records, SessionRow
+from onceward.evidence.kinds import BuildRow, Child, SessionRow
+from onceward.evidence.records import Records
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import Authority
 from onceward.evidence.steps import TOLD, Steps
@@ -29,69 +31,11 @@ T = TypeVar("T")
 _BATCH = 300
 
 
-class Context(msgspec.Struct):
-    actor: str = ""
-    fence: int = 0
-    build_id: str = ""
-    session_id: str = ""
-    signed: str = ""
-
-
-class Detail(msgspec.Struct):
-    """What the rules look at; an event may say more."""
-
-    came_from: str | None = msgspec.field(name="from", default=None)
-    to: str | None = None
-    reason: str | None = None
-    transition_seq: int = 0
-    child_id: str = ""
-    parent_seq: int = 0
-    parent_stream_id: str = ""
-    dispatch_seq: int | None = None
-    lease_id: str | None = None
-    code: str | None = None
-    spent: dict[str, int] | None = None
-    logs: dict[str, str] | None = None
-    limits: dict[str, int] | None = None
-    max_active_children: int = 0
-    context_hash: str = ""
-    text: str = ""
-    note: str = ""
-    target: str | None = None
-    attempt: int = 0
-    work: str = ""
-    parent_build_id: str | None = None
-    outputs: Any = None
-    step: str = ""
-    digest: str = ""
-    decision: str = ""
-    permit_id: str = ""
-    plan_hash: str = ""
-    principal: str = ""
-    roles: list[str] | None = None
-    key: str = ""
-    public: str = ""
-    proof: str = ""
-    statement: str = ""
-    act: str = ""
-    nonce: str = ""
-    scope: str = ""
-
-
-class Body(msgspec.Struct):
-    context: Context
-    detail: Detail
-    event: str
-
-
 class Anchor(msgspec.Struct):
     """A place in the order of all events at which the head of every stream is wanted."""
 
     position: int
     take: Callable[[str, int, bytes], None]
-
-
-decode_body = msgspec.json.Decoder(Body).decode
 
 
 class Walk:
@@ -122,7 +66,7 @@ class Walk:
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
-        self._backlog = Backlog(records, findings)
+        self._backlog = Backlog(records, findings, self.authority.expect)
         self._sagas = Sagas(records, findings)
         self._entries = Entries(records, findings, self._sagas.audited)
         self._logs: list[tuple[str, str, str, str]] = []
@@ -198,6 +142,8 @@ class Walk:
             self._of_session(stream, event, body)
         elif stream.kind == "workspace":
             self.authority.follow(event, body)
+            if body.event == "BACKLOG_SWEPT":
+                self._backlog.swept(event)
         elif stream.kind == "entry":
             (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).note(stream, event, body)
         elif stream.kind == "saga":

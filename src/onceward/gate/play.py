@@ -13,7 +13,8 @@ import msgspec
 from onceward.errors import InvalidConfig
 from onceward.evidence.bundle import line_of
 from onceward.evidence.export import export
-from onceward.evidence.records import Debit, Rows, SessionRow, Total
+from onceward.evidence.kinds import Debit, SessionRow, Total
+from onceward.evidence.records import Rows
 from onceward.evidence.replay import Replayed, replay, replay_bundle
 from onceward.evidence.verify import verify_rows
 from onceward.gate import script

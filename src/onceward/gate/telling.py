@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from onceward.errors import InvalidConfig
 from onceward.evidence.differences import decoded
-from onceward.evidence.records import Child, Debit, Records, SessionRow
+from onceward.evidence.kinds import Child, Debit, SessionRow
+from onceward.evidence.records import Records
 from onceward.gate import script
 from onceward.gate.script import Op
 from onceward.kernel.limits import RETRY_MAX_MICROS

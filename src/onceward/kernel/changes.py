@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from onceward.kernel.sources import Micros
+
+IGNORED_NAMES: Final = (
+    *("__pycache__", "*.pyc", ".venv", "node_modules", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"),
+)
+"""What programs leave in a tree without being asked: no part of it, unless a workspace says otherwise."""
+
+LINK: Final = 0o120000
+"""The mode of a unit that is a symbolic link: its bytes are where it leads."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -59,6 +69,8 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
     statement_hash: str | None
     decided_at: Micros
+    entry_version: int
+    """Where in its life the entry was."""
 
 
 class ChangeSet(msgspec.Struct, frozen=True):

@@ -51,6 +51,7 @@ POINTS: Final = (
     "output.pointed",
     "cut.staged",
     "cut.applied",
+    "cut.record",
     "cut.restored",
     "restore.table",
     "backup.copied",

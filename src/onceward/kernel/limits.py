@@ -19,6 +19,9 @@ MAX_REQUEST_ID_CHARS: Final = 128
 MAX_NAME_CHARS: Final = 128
 """Longest principal, sink or subject name."""
 
+MAX_NOTE_CHARS: Final = 1000
+"""How much of a reason that somebody gives is kept."""
+
 MAX_BATCH: Final = 128
 """Most transactions that share one commit: bounds how long the first of them waits."""
 
@@ -123,6 +126,9 @@ to wait for."""
 
 APPROVAL_SECONDS: Final = 7 * 86_400
 """How long an approval of a change is good, unless the workspace says otherwise."""
+
+MAX_NAMED_PATHS: Final = 100
+"""How many paths a result names; all of them are counted."""
 
 MAX_UNITS: Final = 10_000
 """Most files of one change: what a person can still be said to have looked at."""

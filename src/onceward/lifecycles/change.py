@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import ChangeSet, Decision, Entry, PairSignature, Unit
-from onceward.kernel.limits import APPROVAL_SECONDS, MAX_UNITS
+from onceward.kernel.changes import IGNORED_NAMES, Affected, ChangeSet, Decision, Entry, PairSignature, Unit
+from onceward.kernel.limits import APPROVAL_SECONDS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move
 from onceward.kernel.sources import Micros
+from onceward.lifecycles.manifest import Manifest
 
 CHANGE = Machine.parse(
     "change",
@@ -50,32 +47,31 @@ CHANGE_SET = Machine.parse(
     open -> undone   taken_back   CUT_UNDONE
     open -> stuck    not_ours     CUT_STUCK
     stuck -> open    retried      CUT_RETRIED
+    open | stuck -> undone  given_up  CUT_UNDONE
 
     terminal applied undone
     """,
 )
 
-_PATH: Final = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 WORDS: Final = {"approve": "approved", "defer": "deferred", "reject": "rejected"}
 
 
-class PathRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What changes to some paths need beside."""
+class PathRule(msgspec.Struct, frozen=True):
+    """What changes to some paths need beside: approvals by different people, one of them with a role."""
 
     glob: str
     approvals: int = 1
-    """How many different people must approve."""
     role: str = ""
-    """A role that at least one of them must have."""
 
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may decide on changes, and for how long."""
+class Policy(msgspec.Struct, frozen=True):
+    """What a workspace wants of its changes, as its settings say."""
 
     authors_may_review: bool = False
     approvals: int = 1
     approval_seconds: int = APPROVAL_SECONDS
+    drift: Literal["files", "tree"] = "files"
+    ignore: tuple[str, ...] = IGNORED_NAMES
     path: tuple[PathRule, ...] = ()
 
     def rules(self, paths: Sequence[str]) -> list[PathRule]:
@@ -84,88 +80,27 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [PathRule("*", self.approvals), *some]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Exactly what is proposed: what an approval is for."""
-
-    cutter: str
-    target: str
-    unit: tuple[Unit, ...]
-    check: tuple[str, ...] = ()
-    """The entry's own verification command."""
-
-    def text(self) -> str:
-        return canonical(msgspec.to_builtins(self)).decode()
-
-    def content_hash(self) -> str:
-        return sha256_hex(self.text().encode())
-
-    def paths(self) -> list[str]:
-        return [unit.path for unit in self.unit]
-
-
-def manifest_of(text: str) -> Manifest:
-    return msgspec.json.decode(text, type=Manifest)
-
-
-def checked(manifest: Manifest) -> Manifest:
-    """The manifest in its one form: units by path, each inside the tree and a real change; refused otherwise."""
-    if not 1 <= len(manifest.unit) <= MAX_UNITS:
-        raise InvalidConfig(
-            f"a change has 1 to {MAX_UNITS:,} units, not {len(manifest.unit):,}", context={"field": "unit"}
-        )
-    units = sorted(manifest.unit, key=lambda unit: unit.path)
-    paths: set[str] = set()
-    for unit in units:
-        _check_path(unit.path)
-        if unit.path in paths:
-            raise InvalidConfig(f"{unit.path[:80]} stands twice in the change", context={"path": unit.path})
-        if (unit.before, unit.before_mode) == (unit.after, unit.after_mode):
-            raise InvalidConfig(f"{unit.path[:80]} would stay as it is", context={"path": unit.path})
-        for digest, mode in ((unit.before, unit.before_mode), (unit.after, unit.after_mode)):
-            if (digest is None) != (mode is None) or (digest is not None and not _DIGEST.fullmatch(digest)):
-                raise InvalidConfig(
-                    f"{unit.path[:80]} needs a SHA-256 and a mode, or neither", context={"path": unit.path}
-                )
-            if mode is not None and not 0 <= mode <= 0o777:
-                raise InvalidConfig(f"{unit.path[:80]} has no mode {mode:o}", context={"path": unit.path})
-        paths.add(unit.path)
-    _check_nesting(units)
-    return msgspec.structs.replace(manifest, unit=tuple(units))
-
-
-def _check_path(path: str) -> None:
-    parts = path.split("/")
-    safe = _PATH.fullmatch(path) and all(part not in ("", ".", "..") for part in parts)
-    if not safe or not unicodedata.is_normalized("NFC", path) or len(path.encode()) > 1024:
-        raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
-    if any(is_machinery(part) for part in parts):
-        raise InvalidConfig(
-            f"{path[:80]} belongs to the machinery, and is never part of a change", context={"path": path}
-        )
-
-
-def is_machinery(name: str) -> bool:
-    """What is never part of a change: ours, and git's."""
-    return name == ".git" or name.startswith(".onceward")
-
-
-def _check_nesting(units: Sequence[Unit]) -> None:
-    """After the change no file may lie inside another."""
-    there = {unit.path for unit in units if unit.after is not None}
-    for path in there:
-        above = path.rpartition("/")[0]
-        while above:
-            if above in there:
-                raise InvalidConfig(f"{path[:80]} would lie inside the file {above[:80]}", context={"path": path})
-            above = above.rpartition("/")[0]
-
-
-def mark(entry_id: str, key: str, manifest: Manifest, author: str, reason: str, escalates: str | None = None) -> Move:
-    """Something is proposed."""
+def mark(
+    entry_id: str,
+    key: str,
+    manifest: Manifest,
+    author: str,
+    reason: str,
+    depends_on: Sequence[str] = (),
+    escalates: tuple[str, str] | None = None,
+) -> Move:
+    """Something is proposed; or proposed again, because `escalates` names an entry that failed and who found that."""
     known = {"idempotency_key": key, "author": author, "cutter": manifest.cutter, "target": manifest.target}
-    columns = {**known, "reason": reason, "escalates": escalates}
-    said = {**known, "manifest": manifest.content_hash(), **({"escalates": escalates} if escalates else {})}
-    return Move(CHANGE, entry_id, NEW, "marked", 0, author, detail=said, columns=columns)
+    failed, actor = escalates or (None, author)
+    columns = {**known, "reason": reason, "escalates": failed}
+    said: dict[str, Any] = {**known, "manifest": manifest.content_hash(), "why": reason}
+    said |= {"depends_on": list(depends_on)} if depends_on else {}
+    said |= {"escalates": failed} if failed else {}
+    return Move(CHANGE, entry_id, NEW, "marked", 0, actor, detail=said, columns=columns)
+
+
+REVISABLE: Final = ("marked", "review_pending", "reviewed_deferred")
+"""Where what is proposed may still be changed: what is approved is deferred first."""
 
 
 def sweep(entry: Entry, actor: str, sweep_id: str) -> Move:
@@ -184,6 +119,11 @@ def abandon(entry: Entry, actor: str, why: str) -> Move:
 
 def start_cut(entry: Entry, actor: str, change_set_id: str) -> Move:
     return _move(entry, "cut_in_progress", "cut_started", actor, {"change_set_id": change_set_id})
+
+
+def through(entry: Entry, move: Move) -> Entry:
+    """An entry as an arrow leaves it, for the arrow that follows at once."""
+    return msgspec.structs.replace(entry, status=move.target, version=move.version + 1)
 
 
 def end_cut(entry: Entry, actor: str, said: Mapping[str, Any]) -> Move:
@@ -230,9 +170,9 @@ def approved(
     roles: Mapping[str, Set[str]],
 ) -> str:
     """What approvals of exactly these bytes still lack, in words; empty if they are enough. Of every reviewer the last
-    word counts; `roles` says who has which."""
+    word counts, as they came; `roles` says who has which."""
     last: dict[str, Decision] = {}
-    for decision in sorted(decisions, key=lambda one: (one.decided_at, one.decision_id)):
+    for decision in decisions:
         if decision.content_hash == content_hash:
             last[decision.reviewer] = decision
     for_it = {reviewer for reviewer, decision in last.items() if decision.decision == "approve"}
@@ -244,27 +184,61 @@ def approved(
     return ""
 
 
-def cut_objection(
-    entry: Entry, decision: Decision | None, content_hash: str, open_deps: Sequence[str], policy: Policy, now: Micros
-) -> Objection | None:
-    """Why an entry may not be cut (G-CUT-APPROVED, G-CUT-DEPS)."""
-    if entry.status != "reviewed_approved" or decision is None:
+def units_of(units: Sequence[Unit], change_set_id: str, undoing: bool = False) -> list[Affected]:
+    """What a change set touches: what its manifest says, or the other way round."""
+    return [
+        Affected(change_set_id, u.path, u.after, u.before, u.after_mode, u.before_mode)
+        if undoing
+        else Affected(change_set_id, u.path, u.before, u.after, u.before_mode, u.after_mode)
+        for u in units
+    ]
+
+
+class Approvals(msgspec.Struct, frozen=True):
+    """What there is to say for an entry: who approved what, and what the workspace wants."""
+
+    decisions: Sequence[Decision]
+    """Since the entry last came up."""
+    content_hash: str
+    """Of what it proposes now."""
+    paths: Sequence[str]
+    policy: Policy
+    roles: Mapping[str, Set[str]]
+
+    def lack(self, since: Micros = 0) -> str:
+        """What is missing for it to be approved, of what was said since; empty if nothing is."""
+        counting = [one for one in self.decisions if one.decided_at > since]
+        return approved(counting, self.content_hash, self.policy, self.paths, self.roles)
+
+    def last(self) -> Decision | None:
+        """The approval that made it so."""
+        found = [one for one in self.decisions if one.decision == "approve" and one.content_hash == self.content_hash]
+        return found[-1] if found else None
+
+
+def cut_objection(entry: Entry, approvals: Approvals, open_deps: Sequence[str], now: Micros) -> Objection | None:
+    """Why an entry may not be cut (G-CUT-APPROVED, APPROVAL_EXPIRED, G-CUT-DEPS)."""
+    if entry.status != "reviewed_approved":
         return Objection("G-CUT-APPROVED", f"the entry is {entry.status}, not approved")
-    if decision.content_hash != content_hash:
-        return Objection("G-CUT-APPROVED", "what was approved is not what the entry says now")
-    if decision.decided_at + policy.approval_seconds * 1_000_000 <= now:
-        return Objection("APPROVAL_EXPIRED", "the approval is too old")
+    lack = approvals.lack()
+    if lack or approvals.last() is None:
+        return Objection("G-CUT-APPROVED", f"it is not approved as it is now: {lack or 'nobody approved these bytes'}")
+    if approvals.lack(now - approvals.policy.approval_seconds * 1_000_000):
+        return Objection("APPROVAL_EXPIRED", "its approval is too old")
     if open_deps:
-        return Objection("G-CUT-DEPS", f"it depends on {', '.join(open_deps[:5])}, not verified yet")
+        return Objection("G-CUT-DEPS", f"{', '.join(open_deps[:5])} must be verified first")
     return None
 
 
+VERIFIABLE: Final = ("cut_applied", "verified_complete", "verify_failed_escalated")
+
+
 def verify_objection(
-    executor: PairSignature | None, principal: str, fingerprint: str, tool_revision: str
+    entry: Entry, executor: PairSignature | None, principal: str, fingerprint: str, tool_revision: str
 ) -> Objection | None:
     """Why somebody may not verify a cut (G-VERIFY-CUT, G-VERIFY-SOD)."""
-    if executor is None:
-        return Objection("G-VERIFY-CUT", "there is no cut to verify")
+    if executor is None or entry.status not in VERIFIABLE:
+        return Objection("G-VERIFY-CUT", f"the entry is {entry.status}; there is no cut to verify")
     if executor.principal == principal:
         return Objection("G-VERIFY-SOD", f"{principal} carried it out; somebody else must verify it")
     if executor.fingerprint == fingerprint:

@@ -8,8 +8,9 @@ from typing import Final
 
 ALLOWS: Final[Mapping[str, str]] = {
     "viewer": "look, and nothing else",
-    "operator": "run, resume, cancel and abandon builds and sagas, run commands, draft grants, clear locks, seal",
-    "reviewer": "approve or refuse what waits for a person",
+    "operator": "run, resume, cancel and abandon builds and sagas, run commands, mark and sweep changes, draft grants,"
+    " clear locks, seal",
+    "reviewer": "approve or refuse what waits for a person, steps and changes",
     "executor": "cut approved changes",
     "verifier": "verify what was cut",
     "granter": "issue and revoke grants",
@@ -34,6 +35,10 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "grants.revoke": "granter",
     "grants.expire": "operator|granter",
     "sagas.abandon": "operator",
+    "changes.mark": "operator",
+    "changes.sweep": "operator",
+    "changes.review": "reviewer",
+    "changes.abandon": "admin",
 }
 """The role that each act needs, or any of several; empty where anybody who is known may."""
 

@@ -155,6 +155,14 @@ CUT: Final = Shape(
     ),
 )
 """The saga by which an approved change reaches a file tree (H-5): from `C4_RECORD` on it is only finished."""
+UNDO: Final = Shape(
+    "undo",
+    (
+        Place("U0_RESTORE", "ABORT_RESTORE"),
+        Place("U1_RECORD", "COMP_RECORD", ("U1_RECORD",), forward=True),
+    ),
+)
+"""The saga by which a cut that failed its verification is taken back (H-6): nothing of it needs undoing."""
 SAGA: Final = machine_of(ASSEMBLY)
 
 

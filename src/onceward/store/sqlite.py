@@ -44,6 +44,16 @@ _BY_COLUMNS = {
     "registry_collections.name": "registry_collections_name",
     "registry_values.audit_id": "registry_values_audit",
     "saga_runs.idempotency_root": "saga_runs_root",
+    "cut_change_set.entry_id, cut_change_set.decision_id": "cut_change_set_live",
+    "cut_change_set.of_change_set": "cut_change_set_undo",
+    "decision_backlog_entry.idempotency_key": "decision_backlog_entry_key",
+    "decision_backlog_entry.escalates": "decision_backlog_entry_escalates",
+    "decision_backlog_history.entry_id, decision_backlog_history.seq": "decision_backlog_history_seq",
+    "manifest_envelope.entry_id, manifest_envelope.revision": "manifest_envelope_revision",
+    "verify_result.change_set_id": "verify_result_first",
+    "verify_result.prior_verify_result_id": "verify_result_chain",
+    "dot_pair_signature.change_set_id": "dot_pair_signature_cut",
+    "dot_pair_signature.verify_result_id": "dot_pair_signature_result",
 }
 
 

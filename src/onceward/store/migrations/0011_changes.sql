@@ -31,7 +31,10 @@ CREATE TABLE decision_backlog_entry (
     'reviewed_deferred', 'reviewed_rejected', 'cut_applied', 'verified_complete', 'verify_failed_escalated', 'abandoned'))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX decision_backlog_entry_queue ON decision_backlog_entry (status, created_at);
-CREATE INDEX decision_backlog_entry_escalates ON decision_backlog_entry (escalates);
+
+-- A failed entry has one escalation at a time.
+CREATE UNIQUE INDEX decision_backlog_entry_escalates ON decision_backlog_entry (escalates)
+  WHERE status NOT IN ('reviewed_rejected', 'verified_complete', 'verify_failed_escalated', 'abandoned');
 
 -- Only what is older can be depended on, and only at birth: so no chain can close.
 CREATE TABLE decision_backlog_dependency (
@@ -80,9 +83,10 @@ CREATE TABLE review_decision (
   reason TEXT NOT NULL,
   statement_hash TEXT REFERENCES signatures (statement_hash),
   decided_at INTEGER NOT NULL,
+  entry_version INTEGER NOT NULL,
   CONSTRAINT review_decision_word CHECK (decision IN ('approve', 'defer', 'reject'))
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX review_decision_entry ON review_decision (entry_id, decided_at);
+CREATE INDEX review_decision_entry ON review_decision (entry_id, entry_version);
 
 CREATE TABLE cut_change_set (
   change_set_id TEXT PRIMARY KEY,
@@ -99,6 +103,8 @@ CREATE TABLE cut_change_set (
   CONSTRAINT cut_change_set_kind CHECK (kind IN ('cut', 'undo')),
   CONSTRAINT cut_change_set_status CHECK (status IN ('open', 'applied', 'undone', 'stuck'))
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX cut_change_set_entry ON cut_change_set (entry_id, created_at);
 
 -- One live change set of an approval, and one undoing of a change set.
 CREATE UNIQUE INDEX cut_change_set_live ON cut_change_set (entry_id, decision_id)

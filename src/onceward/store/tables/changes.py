@@ -88,21 +88,63 @@ class Changes:
         """What an entry proposes now."""
         return self._all(Envelope, "entry_id = ?", (entry_id,), "revision DESC LIMIT 1")[0]
 
+    def envelopes(self, entry_id: str) -> list[Envelope]:
+        """All that it ever proposed, in order."""
+        return self._all(Envelope, "entry_id = ?", (entry_id,), "revision")
+
     def depends_on(self, entry_id: str) -> list[Entry]:
         found = self._rows.read(
             "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ? ORDER BY depends_on", (entry_id,)
         )
         return [self.get(row[0]) for row in found]
 
-    def decisions(self, entry_id: str, since: Micros = 0) -> list[Decision]:
-        return self._all(Decision, "entry_id = ? AND decided_at >= ?", (entry_id, since), "decided_at, decision_id")
+    def decisions(self, entry_id: str, since: int = 0) -> list[Decision]:
+        """In their order; those since a version of the entry."""
+        order = "entry_version, decided_at, decision_id"
+        return self._all(Decision, "entry_id = ? AND entry_version >= ?", (entry_id, since), order)
 
     def change_sets(self, entry_id: str) -> list[ChangeSet]:
         return self._all(ChangeSet, "entry_id = ?", (entry_id,), "created_at, change_set_id")
 
-    def change_set(self, change_set_id: str) -> ChangeSet | None:
+    def set_named(self, change_set_id: str) -> ChangeSet:
         found = self._all(ChangeSet, "change_set_id = ?", (change_set_id,))
+        if not found:
+            raise NotFound(f"there is no change set {change_set_id[:80]}", context={"change_set_id": change_set_id})
+        return found[0]
+
+    def live_set(self, entry_id: str) -> ChangeSet | None:
+        """The carrying-out of its approval that counts: under way, in its place, or stuck."""
+        found = self._all(ChangeSet, "entry_id = ? AND kind = 'cut' AND status <> 'undone'", (entry_id,), "created_at")
+        return found[-1] if found else None
+
+    def undoing(self, change_set_id: str) -> ChangeSet | None:
+        """What takes a change set back."""
+        found = self._all(ChangeSet, "of_change_set = ? AND kind = 'undo'", (change_set_id,))
         return found[0] if found else None
+
+    def since(self, change_set: ChangeSet) -> list[tuple[ChangeSet, list[Affected]]]:
+        """What was carried out or undone at the same place after a change set, in order."""
+        names = ", ".join(f"c.{name}" for name in ChangeSet.__struct_fields__)
+        found = self._rows.read(
+            f"SELECT {names} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            " JOIN cut_change_set o ON o.change_set_id = ? JOIN decision_backlog_entry p ON p.entry_id = o.entry_id"
+            " WHERE e.cutter = p.cutter AND e.target = p.target AND c.status = 'applied' AND c.position > o.position"
+            " ORDER BY c.position",
+            (change_set.change_set_id,),
+        )
+        return [(made := ChangeSet(*row), self.affected(made.change_set_id)) for row in found]
+
+    def unverified(self, entry: Entry, manifest_id: str) -> list[str]:
+        """Other entries that were cut into the same files and are not verified yet."""
+        found = self._rows.read(
+            "SELECT DISTINCT e.entry_id FROM decision_backlog_entry e JOIN cut_change_set c ON c.entry_id = e.entry_id"
+            " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
+            " JOIN manifest_unit u ON u.path = a.path AND u.manifest_id = ?"
+            " WHERE e.status = 'cut_applied' AND e.cutter = ? AND e.target = ? AND e.entry_id <> ?"
+            " AND c.kind = 'cut' AND c.status = 'applied' ORDER BY e.entry_id",
+            (manifest_id, entry.cutter, entry.target, entry.entry_id),
+        )
+        return [row[0] for row in found]
 
     def affected(self, change_set_id: str) -> list[Affected]:
         return self._all(Affected, "change_set_id = ?", (change_set_id,), "path")
@@ -110,6 +152,9 @@ class Changes:
     def results(self, change_set_id: str) -> list[VerifyResult]:
         """In the order in which they follow each other."""
         return self._all(VerifyResult, "change_set_id = ?", (change_set_id,), "verified_at, verify_result_id")
+
+    def signatures(self, entry_id: str) -> list[PairSignature]:
+        return self._all(PairSignature, "entry_id = ?", (entry_id,), "signature_id")
 
     def signature_of(self, change_set_id: str) -> PairSignature | None:
         found = self._all(PairSignature, "change_set_id = ?", (change_set_id,))

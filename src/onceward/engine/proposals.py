@@ -1,0 +1,233 @@
+"""What somebody proposes, made into a manifest and the contents it names: from a folder, a patch, a build's outputs, or
+content by path (H-2)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.cutters import Place
+from onceward.engine.outputs import VALUES, read_back
+from onceward.engine.patches import Patched, read_patch
+from onceward.engine.trees import ODD, File, Tree, difference, digest_of, scan, unit_of
+from onceward.errors import BaseDrift, InvalidConfig
+from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.changes import LINK, Unit
+from onceward.lifecycles.change import Policy
+from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, check_path, checked
+from onceward.lifecycles.registry import RegistryPlan
+from onceward.store.tables.builds import Builds, plan_body
+from onceward.store.tables.checkpoints import checkpoints_of
+
+Contents = dict[str, Callable[[], Iterable[bytes]]]
+"""Bytes by their digest, read when they are needed."""
+_CHUNK = 1 << 20
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """A manifest in its one form, and every content that it names, before and after."""
+
+    manifest: Manifest
+    contents: Contents
+
+    def bring(self, artifacts: Artifacts) -> str:
+        """Put all of it where a kernel can adopt it; answers the manifest's hash, which says it all."""
+        text = self.manifest.text().encode()
+        wanted: Contents = {**self.contents, sha256_hex(text): given(text)}
+        artifacts.offer({digest: pieces() for digest, pieces in wanted.items()})
+        return sha256_hex(text)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What every proposal of a tree has: where, with which check, by which rules."""
+
+    root: Path
+    target: str
+    check: tuple[str, ...] = ()
+    policy: Policy = Policy()
+    links: bool = False
+
+    def proposal(self, units: Sequence[Unit], contents: Contents) -> Proposal:
+        if not units:
+            raise InvalidConfig("there is nothing to change: all of it is there already", context={"field": "unit"})
+        gone = {unit.path for unit in units if unit.after is None}
+        with Tree(self.root) as tree:
+            for unit in units:
+                above = tree.file_above(unit.path) if unit.after is not None else ""
+                if above and above not in gone:
+                    raise InvalidConfig(f"{unit.path} would lie inside the file {above}", context={"path": unit.path})
+        base = digest_of(scan(self.root, self.policy.ignore, True)) if self.policy.drift == "tree" else ""
+        return Proposal(checked(Manifest(TREE, self.target, tuple(units), self.check, base)), contents)
+
+
+def from_folder(wish: Wish, folder: Path) -> Proposal:
+    """What has to change for the tree to become like a folder."""
+    ignore, links = wish.policy.ignore, wish.links
+    base, tree = scan(wish.root, ignore, links), scan(folder, ignore, links)
+    units = difference(base, tree)
+    contents: Contents = {}
+    for unit in units:
+        if unit.before is not None:
+            contents[unit.before] = reader(wish.root / unit.path, unit.before_mode)
+        if unit.after is not None:
+            contents[unit.after] = reader(folder / unit.path, unit.after_mode)
+    return wish.proposal(units, contents)
+
+
+def from_patch(wish: Wish, data: bytes) -> Proposal:
+    """What a unified diff makes of the tree; refused unless every line of it fits."""
+    files = read_patch(data)
+    with Tree(wish.root) as tree:
+        made: dict[str, tuple[bytes, int] | None] = {}
+        for file in files:
+            _patch(tree, wish.root, file, made)
+        return _from_contents(wish, tree, made)
+
+
+def _patch(tree: Tree, root: Path, file: Patched, made: dict[str, tuple[bytes, int] | None]) -> None:
+    for path in filter(None, (file.old, file.new)):
+        check_path(path)
+    data, mode = b"", 0o644
+    if file.old is not None:
+        found = tree.look(file.old)
+        if found is None or found in (ODD,) or found.mode == LINK:
+            raise BaseDrift(f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]})
+        data, mode = (root / file.old).read_bytes(), found.mode
+    elif file.new is not None and tree.look(file.new) is not None:
+        raise BaseDrift(f"{file.new} is there already, and the patch makes it", context={"paths": [file.new]})
+    if {file.old, file.new} & made.keys():
+        raise InvalidConfig(f"{file.new or file.old} stands twice in the patch", context={"path": file.new or file.old})
+    data = file.applied(data)
+    if file.new is None and data:
+        raise BaseDrift(f"{file.old} has more in it than the patch removes", context={"paths": [file.old]})
+    if file.old is not None and file.old != file.new and not file.copied:
+        made[file.old] = None
+    if file.new is not None:
+        made[file.new] = (data, mode if file.new_mode is None else file.new_mode)
+
+
+def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str]) -> Proposal:
+    """The files that some stages of a build made, each at the path that is its name; without a word, of the stages that
+    no other needs."""
+    with artifacts.store.read() as rows:
+        build = Builds(rows).named(name)
+        body = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages":[]}')
+        checkpoints = list(checkpoints_of(rows, build.build_id))
+    if build.state != "SUCCESS":
+        raise InvalidConfig(f"build {build.build_id} is {build.state}; only what it finished can be proposed")
+    known = [stage["name"] for stage in body["stages"]]
+    needed = {need for stage in body["stages"] for need in stage["needs"]}
+    odd = [stage for stage in stages if stage not in known]
+    if odd:
+        raise InvalidConfig(f"the build has no stage {odd[0][:60]!a}; it has {', '.join(known)}")
+    wanted = set(stages) or {stage for stage in known if stage not in needed}
+    found: dict[str, tuple[str, int]] = {}
+    for checkpoint in checkpoints:
+        for output in read_back(checkpoint.outputs) if checkpoint.stage in wanted else ():
+            if VALUES.get(output.kind) == output.name:
+                # What a step returned without a name has no place in a tree.
+                continue
+            made = (output.sha256, 0o755 if output.kind == "program" else 0o644)
+            if found.setdefault(output.name, made) != made:
+                raise InvalidConfig(
+                    f"two steps made a {output.name}; choose between their stages with --stage",
+                    context={"path": output.name, "stages": sorted(wanted)},
+                )
+    if not found:
+        raise InvalidConfig(f"build {build.build_id} made no files in {', '.join(sorted(wanted))}")
+    with Tree(wish.root) as tree:
+        units, contents = [], Contents()
+        for path, (sha256, mode) in sorted(found.items()):
+            check_path(path)
+            was = _there(tree, path)
+            # A file that is there keeps its mode: a build does not say which its files should have.
+            will = File(sha256, was.mode if was is not None and mode == 0o644 else mode)
+            if was != will:
+                units.append(unit_of(path, was, will))
+                contents[sha256] = _artifact(artifacts, sha256)
+                if was is not None:
+                    contents[was.sha256] = reader(wish.root / path, was.mode)
+    return wish.proposal(units, contents)
+
+
+def from_contents(wish: Wish, made: Mapping[str, tuple[bytes, int] | None]) -> Proposal:
+    """Content and mode by path; None for what is to go."""
+    with Tree(wish.root) as tree:
+        for path in made:
+            check_path(path)
+        return _from_contents(wish, tree, made)
+
+
+def _from_contents(wish: Wish, tree: Tree, made: Mapping[str, tuple[bytes, int] | None]) -> Proposal:
+    units, contents = [], Contents()
+    for path, now in sorted(made.items()):
+        was = _there(tree, path)
+        will = None if now is None else File(sha256_hex(now[0]), now[1])
+        if was == will:
+            continue
+        units.append(unit_of(path, was, will))
+        if was is not None:
+            contents[was.sha256] = reader(wish.root / path, was.mode)
+        if now is not None:
+            contents[sha256_hex(now[0])] = given(now[0])
+    return wish.proposal(units, contents)
+
+
+def _there(tree: Tree, path: str) -> File | None:
+    found = tree.look(path)
+    if found == ODD:
+        raise InvalidConfig(f"{path} is there, and is no file", context={"path": path})
+    return found
+
+
+def for_place(
+    place: Place, cutter: str, target: str, check: Sequence[str], made: Mapping[str, bytes | None]
+) -> Proposal:
+    """The same for a place of the user's own."""
+    units, contents = [], Contents()
+    for path, data in sorted(made.items()):
+        was = place.read(path)
+        if was == data:
+            continue
+        before, after = (None if one is None else sha256_hex(one) for one in (was, data))
+        units.append(Unit(path, before, after))
+        contents |= {sha256_hex(one): given(one) for one in (was, data) if one is not None}
+    if not units:
+        raise InvalidConfig("there is nothing to change: all of it is there already", context={"field": "unit"})
+    return Proposal(checked(Manifest(cutter, target, tuple(units), tuple(check))), contents)
+
+
+def for_registry(plan: RegistryPlan, check: Sequence[str] = ()) -> Proposal:
+    """A plan for the registry: what is approved is the plan, word for word."""
+    data = canonical(msgspec.to_builtins(plan))
+    unit = Unit(plan.ref, None, sha256_hex(data))
+    return Proposal(
+        checked(Manifest(REGISTRY, plan.collection, (unit,), tuple(check))), {sha256_hex(data): given(data)}
+    )
+
+
+def given(data: bytes) -> Callable[[], Iterable[bytes]]:
+    return lambda: [data]
+
+
+def reader(path: Path, mode: int | None) -> Callable[[], Iterable[bytes]]:
+    """A file's bytes, or where a link leads, when somebody wants them."""
+
+    def read() -> Iterable[bytes]:
+        if mode == LINK:
+            yield os.fsencode(os.readlink(path))  # noqa: PTH115
+            return
+        with path.open("rb") as file:
+            while piece := file.read(_CHUNK):
+                yield piece
+
+    return read
+
+
+def _artifact(artifacts: Artifacts, sha256: str) -> Callable[[], Any]:
+    return lambda: artifacts.read(sha256)

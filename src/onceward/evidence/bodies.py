@@ -1,0 +1,70 @@
+"""What an event says, as far as the rules look at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Context(msgspec.Struct):
+    actor: str = ""
+    fence: int = 0
+    build_id: str = ""
+    session_id: str = ""
+    signed: str = ""
+
+
+class Detail(msgspec.Struct):
+    """What the rules look at; an event may say more."""
+
+    came_from: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    reason: str | None = None
+    transition_seq: int = 0
+    child_id: str = ""
+    parent_seq: int = 0
+    parent_stream_id: str = ""
+    dispatch_seq: int | None = None
+    lease_id: str | None = None
+    code: str | None = None
+    spent: dict[str, int] | None = None
+    logs: dict[str, str] | None = None
+    limits: dict[str, int] | None = None
+    max_active_children: int = 0
+    context_hash: str = ""
+    text: str = ""
+    note: str = ""
+    target: str | None = None
+    attempt: int = 0
+    work: str = ""
+    parent_build_id: str | None = None
+    outputs: Any = None
+    step: str = ""
+    digest: str = ""
+    decision: str = ""
+    permit_id: str = ""
+    plan_hash: str = ""
+    principal: str = ""
+    roles: list[str] | None = None
+    key: str = ""
+    public: str = ""
+    proof: str = ""
+    statement: str = ""
+    act: str = ""
+    nonce: str = ""
+    scope: str = ""
+    manifest: str = ""
+    why: Any = None
+    idempotency_key: str = ""
+    depends_on: list[str] | None = None
+    escalates: str | None = None
+
+
+class Body(msgspec.Struct):
+    context: Context
+    detail: Detail
+    event: str
+
+
+decode_body = msgspec.json.Decoder(Body).decode

@@ -1,0 +1,255 @@
+"""What belongs to one subject, and to nobody else: the rows, events, keys and statements of a bundle (E-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from onceward.evidence.bundle import in_order
+from onceward.evidence.kinds import KINDS as KEYS
+from onceward.evidence.kinds import (
+    ArtifactRow,
+    BuildRow,
+    Child,
+    Debit,
+    DependencyRow,
+    PermitRow,
+    PlanRow,
+    RefRow,
+    SessionRow,
+    Total,
+    UnitRow,
+)
+from onceward.evidence.members import ALL_FILES, FILES, stream_of
+from onceward.evidence.records import Rows
+from onceward.evidence.seal import heads_at
+from onceward.evidence.signing import Envelope as Dsse
+from onceward.kernel.canon import canonical
+from onceward.kernel.chain import Event
+from onceward.kernel.changes import (
+    Affected,
+    ChangeSet,
+    Decision,
+    Entry,
+    Envelope,
+    History,
+    PairSignature,
+    VerifyResult,
+)
+from onceward.kernel.grants import Grant
+from onceward.kernel.merkle import inclusion_proof
+from onceward.kernel.sagas import Run, Step
+from onceward.kernel.vocabulary import Audit, Collection, Value
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.checkpoints import Checkpoint
+from onceward.store.tables.events import events_named, events_of, head_of
+from onceward.store.tables.keys import Key, Signature, find_key, find_signature, newest_seal, signatures_about
+
+_BATCH = 200
+
+
+class Selection:
+    """What belongs to a build, a saga's run or a session."""
+
+    def __init__(self, rows: Rows, subject: str) -> None:
+        self.rows, self.subject = rows, subject
+        session_id = subject
+        self.builds = list(rows.of(BuildRow, build_id=session_id))
+        self.sessions = list(rows.of(SessionRow, session_id=session_id))
+        self.children = list(rows.of(Child, parent_session_id=session_id))
+        self.checkpoints = list(rows.of(Checkpoint, build_id=session_id))
+        self.runs = list(rows.of(Run, saga_id=session_id))
+        self.governed = self.belongings()
+        self._signed: set[str] = set()
+
+    @property
+    def kind(self) -> str:
+        return "build" if self.builds else "saga" if self.runs else "session"
+
+    @property
+    def stream(self) -> str:
+        """The one stream whose head stands for all of it."""
+        return stream_of(self.kind, self.subject)
+
+    def belongings(self) -> dict[Any, list[Any]]:
+        """What a saga's run did, under which authority, and what of the registry is of its root."""
+        if not self.runs:
+            return {}
+        (run,) = self.runs
+        root = run.idempotency_root
+        audits = list(self.rows.of(Audit, root=root))
+        values = {v.vocab_id: v for v in self.rows.of(Value, root=root)}
+        values |= {v.vocab_id: v for audit in audits for v in self.rows.of(Value, vocab_id=audit.subject)}
+        return {
+            Run: self.runs,
+            Step: list(self.rows.of(Step, saga_id=run.saga_id)),
+            Grant: list(self.rows.of(Grant, grant_id=run.grant_id)) if run.grant_id else [],
+            Collection: list(self.rows.of(Collection, root=root)),
+            Value: [values[vocab_id] for vocab_id in sorted(values)],
+            Audit: audits,
+        }
+
+    def streams(self) -> list[str]:
+        """The streams of the subject itself, and of what it governs, by name."""
+        ids = [g.grant_id for g in self.governed.get(Grant, ())]
+        ids += [c.collection_id for c in self.governed.get(Collection, ())]
+        ids += [v.vocab_id for v in self.governed.get(Value, ())]
+        sagas = [f"saga:{run.saga_id}" for run in self.runs]
+        return [*sorted(f"entry:{one}" for one in ids), *sagas, self.stream]
+
+    def records(self) -> Iterator[tuple[str, Iterable[msgspec.Struct]]]:
+        """Every file of records, and what stands in it."""
+        session = self.subject
+        plans = {build.plan_hash for build in self.builds}
+        children = sorted(self.children, key=in_order)
+        refs = self._refs()
+        found: dict[Any, Iterable[msgspec.Struct]] = {
+            BuildRow: self.builds,
+            SessionRow: self.sessions,
+            Child: children,
+            Total: self.rows.of(Total, parent_session_id=session),
+            Debit: self.rows.of(Debit, parent_session_id=session),
+            PlanRow: [plan for plan_hash in sorted(plans) for plan in self.rows.of(PlanRow, plan_hash=plan_hash)],
+            Checkpoint: self.checkpoints,
+            Approval: self.rows.of(Approval, build_id=session),
+            PermitRow: self.rows.of(PermitRow, build_id=session),
+            RefRow: refs,
+            ArtifactRow: self._artifacts(refs),
+            Key: self.keys,
+            Signature: self.signatures,
+        }
+        for kind, name in FILES.items():
+            yield name, found[kind]
+        for kind, some in self.governed.items():
+            yield ALL_FILES[kind], some
+
+    def owners(self) -> set[str]:
+        """Whoever may refer to artifacts that belong to it."""
+        children = (*(c.child_id for c in self.children), *(c.child_id for c in self.checkpoints))
+        return {self.subject, *filter(None, children)}
+
+    def _refs(self) -> list[RefRow]:
+        return [ref for owner in sorted(self.owners()) for ref in self.rows.of(RefRow, owner=owner)]
+
+    def _artifacts(self, refs: list[RefRow]) -> list[ArtifactRow]:
+        return [row for sha256 in sorted({r.sha256 for r in refs}) for row in self.rows.of(ArtifactRow, sha256=sha256)]
+
+    def gather(self) -> None:
+        """Which statements and keys the events speak of."""
+        rows = self.rows.rows
+        for stream in self.streams():
+            for event in events_of(rows, stream):
+                if b'"signed":"' in event.body:
+                    self._signed.add(event.facts()["context"].get("signed", ""))
+        signatures = {signature.statement_hash: signature for signature in self.vouched()}
+        keys: dict[str, Key] = {}
+        self.seal = self._seal()
+        wanted = {signature.fingerprint for signature in signatures.values()} | ({self.seal[1]} if self.seal else set())
+        while self._signed or wanted:
+            # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
+            found = [find_signature(rows, signed) for signed in self._signed if signed not in signatures]
+            signatures |= {signature.statement_hash: signature for signature in found if signature is not None}
+            wanted |= {signature.fingerprint for signature in signatures.values()}
+            fresh = [find_key(rows, fingerprint) for fingerprint in wanted if fingerprint not in keys]
+            keys |= {key.fingerprint: key for key in fresh if key is not None}
+            self._signed = {signed for key in fresh if key is not None for signed in self._signed_for(key)}
+            wanted = set()
+        self.signatures = sorted(signatures.values(), key=lambda signature: signature.seq)
+        self.keys = [keys[fingerprint] for fingerprint in sorted(keys)]
+
+    def vouched(self) -> list[Signature]:
+        """What was signed without being asked for: how it ended."""
+        return signatures_about(self.rows.rows, self.subject)
+
+    def _signed_for(self, key: Key) -> Iterator[str]:
+        """The statements that asked for a key to come and to go."""
+        for seq in (key.added_seq, key.revoked_seq):
+            if seq is not None:
+                event = next(events_of(self.rows.rows, "workspace", seq - 1))
+                yield from filter(None, [event.facts()["context"].get("signed")])
+
+    def _seal(self) -> tuple[bytes, str] | None:
+        """The newest seal, if it knows the whole stream of the subject: with the proof that it does."""
+        rows, stream = self.rows.rows, self.stream
+        newest = newest_seal(rows)
+        signed = find_signature(rows, newest.statement_hash) if newest is not None else None
+        if newest is None or signed is None:
+            return None
+        heads = list(heads_at(rows, newest.position))
+        index = next((n for n, head in enumerate(heads) if head.stream == stream), None)
+        if index is None or head_of(rows, stream)[0] != heads[index].seq:
+            return None
+        path = [step.hex() for step in inclusion_proof([head.leaf() for head in heads], index)]
+        envelope = Dsse(signed.statement.encode(), signed.fingerprint, signed.signature)
+        head = heads[index]
+        said = {
+            "envelope": envelope.document(),
+            "head": [head.stream, head.seq, head.hash],
+            "proof": {"index": index, "path": path},
+        }
+        return canonical(said), signed.fingerprint
+
+    def events(self) -> Iterator[Event]:
+        """Own streams by name, then what the workspace's stream says of the keys and signatures that are here."""
+        rows = self.rows.rows
+        names = sorted(f"child:{child.child_id}" for child in self.children)
+        for start in range(0, len(names), _BATCH):
+            yield from events_named(rows, names[start : start + _BATCH])
+        for stream in self.streams():
+            yield from events_of(rows, stream)
+        wanted = {signature.seq for signature in self.signatures}
+        for key in self.keys:
+            wanted |= {key.added_seq} | ({key.revoked_seq} if key.revoked_seq is not None else set())
+        for seq in sorted(wanted):
+            yield next(events_of(rows, "workspace", seq - 1))
+
+
+class EntrySelection(Selection):
+    """What belongs to a change: its life, what was proposed, decided, cut and found, and who signed for it."""
+
+    @property
+    def kind(self) -> str:
+        return "entry"
+
+    def belongings(self) -> dict[Any, list[Any]]:
+        of, entry_id = self.rows.of, self.subject
+        envelopes, sets = list(of(Envelope, entry_id=entry_id)), list(of(ChangeSet, entry_id=entry_id))
+        found: dict[Any, list[Any]] = {
+            Entry: list(of(Entry, entry_id=entry_id)),
+            History: list(of(History, entry_id=entry_id)),
+            DependencyRow: list(of(DependencyRow, entry_id=entry_id)),
+            Envelope: envelopes,
+            UnitRow: [unit for one in envelopes for unit in of(UnitRow, manifest_id=one.manifest_id)],
+            Decision: list(of(Decision, entry_id=entry_id)),
+            ChangeSet: sets,
+            Affected: [row for one in sets for row in of(Affected, change_set_id=one.change_set_id)],
+            VerifyResult: [row for one in sets for row in of(VerifyResult, change_set_id=one.change_set_id)],
+            PairSignature: list(of(PairSignature, entry_id=entry_id)),
+        }
+        return {kind: sorted(rows, key=lambda row, kind=kind: _place(kind, row)) for kind, rows in found.items()}  # type: ignore[misc]
+
+    def streams(self) -> list[str]:
+        return [*sorted(f"entry:{one.change_set_id}" for one in self.governed[ChangeSet]), self.stream]
+
+    def owners(self) -> set[str]:
+        return {
+            *(one.manifest_id for one in self.governed[Envelope]),
+            *(o.change_set_id for o in self.governed[ChangeSet]),
+        }
+
+    def vouched(self) -> list[Signature]:
+        found = [find_signature(self.rows.rows, row.statement_hash) for row in self.governed[PairSignature]]
+        return [signature for signature in found if signature is not None]
+
+
+def _place(kind: Any, row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for name in KEYS[kind][1])
+
+
+def selected(rows: Rows, subject: str) -> Selection:
+    """All that belongs to a subject, whatever it is."""
+    selection = EntrySelection(rows, subject) if subject.startswith("ent_") else Selection(rows, subject)
+    selection.gather()
+    return selection
