@@ -21,6 +21,7 @@ from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles import rollback
 from onceward.lifecycles.registry import plan_of, schema_digest
+from onceward.lifecycles.saga import CARRIED, given_of
 from onceward.running import heard, place_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.sagas import Runs
@@ -76,6 +77,13 @@ def resume(
     """Go on with a run whose kernel went away; with `retry`, with one that is stuck."""
     with workspace.reading() as store, store.read() as rows:
         known = Runs(rows).named(name)
+    if saga is None and not known.file and known.name in CARRIED:
+        verb, entry = CARRIED[known.name], given_of(known).get("entry_id")
+        raise InvalidResumeState(
+            f"run {known.saga_id} carries the change {entry} out",
+            context={"saga_id": known.saga_id, "entry_id": entry},
+            recovery=[Recovery("go on with the change", f"onceward change {verb} {entry}")],
+        )
     found = saga or shipped(known) or saga_of(workspace, known, file)
     environment = workspace.settings.grants.environment
 

@@ -61,7 +61,7 @@ class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whatever calls you count."""
 
 
-Occasion = Literal["pause", "failure", "approval", "in_doubt", "stuck"]
+Occasion = Literal["pause", "failure", "approval", "in_doubt", "stuck", "review", "escalation"]
 
 
 class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to POST the notice as JSON; its `text` is what chat programs show."""
     secret_env: str = ""
     """For `webhook`: the environment variable that holds the signing secret."""
-    on: tuple[Occasion, ...] = ("pause", "failure", "approval", "in_doubt", "stuck")
+    on: tuple[Occasion, ...] = ("pause", "failure", "approval", "in_doubt", "stuck", "review", "escalation")
     """What to tell of."""
 
     def sinks(self) -> list[str]:
@@ -172,7 +172,7 @@ TEMPLATE = """\
 # [budget]
 # usd = "100.00"                  # the most that everything in this workspace may spend together
 
-# [notify]                        # when a person is needed: a pause, a failure, an approval, doubt, a stuck saga
+# [notify]                        # when a person is needed: a pause, a failure, an approval, a review, doubt
 # command = ["mail", "-s", "Onceward needs you", "you@example.org"]    # or webhook = "https://..."
 
 # [seal]

@@ -183,7 +183,12 @@ def test_bad_input_is_refused_and_nothing_is_written(cli, argv):
     done = cli(*argv)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(cli("status", "--json", check=0).stdout) == {"builds": [], "sagas": [], "sessions": []}
+    assert json.loads(cli("status", "--json", check=0).stdout) == {
+        "builds": [],
+        "changes": [],
+        "sagas": [],
+        "sessions": [],
+    }
 
 
 @pytest.mark.rule("C-8")

@@ -122,6 +122,8 @@ def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
     waiting = changes.counts().get("review_pending", 0)
     said = {"sweep_id": sweep_id, "promoted": len(entries), "waiting": waiting}
     event = tx.append("workspace", "BACKLOG_SWEPT", actor, said)
+    if entries:
+        tx.append("workspace", "REVIEW_WANTED", actor, said)
     add_sweep(tx, sweep_id, actor, tx.now, len(entries), waiting, event.position)
     return {**said, "entries": [entry.entry_id for entry in entries]}
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onceward.engine import explain_children, explain_evidence, explain_governed
+from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
 from onceward.engine.build_reading import build_status, why_paused
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.why import why_it_ran
@@ -289,6 +289,7 @@ def _flows_in(found: Mapping[str, Any], stage: Mapping[str, Any], target: str, w
 KINDS = (
     Kind("build", _find_build, _build),
     *explain_governed.KINDS,
+    *explain_changes.KINDS,
     *explain_children.KINDS,
     *explain_evidence.KINDS,
 )

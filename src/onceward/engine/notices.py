@@ -1,5 +1,5 @@
 """Tells people that they are needed: a build paused or failed, a step waits for approval or is in doubt, a
-saga is stuck.
+saga is stuck, changes wait for review, one failed its verification.
 
 A notice is an event like any other on its way out: it commits with what it tells of, and goes out at least once."""
 
@@ -31,7 +31,9 @@ EVENTS: Final = {
     "failure": ("BUILD_FAILED", "SAGA_SETTLED"),
     "approval": ("APPROVAL_WANTED",),
     "in_doubt": ("STEP_IN_DOUBT",),
-    "stuck": ("SAGA_STUCK",),
+    "stuck": ("SAGA_STUCK", "CUT_STUCK"),
+    "review": ("REVIEW_WANTED",),
+    "escalation": ("ENTRY_ESCALATED",),
 }
 """What a notice can be about, and the events that tell of it."""
 
@@ -40,19 +42,34 @@ def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
     """What happened, in words, with what to type next."""
     facts = parcel.event.facts()
     kind, _, subject = parcel.event.stream.partition(":")
-    with store.read() as rows:
-        name = Runs(rows).get(subject).name if kind == "saga" else Builds(rows).get(subject).name
+    about, name = _about(store, kind, subject)
     text = _text(name, subject, facts["event"], facts["detail"])
     plain = "".join(char if char.isprintable() else " " for char in text)
-    about = {"saga": name, "saga_id": subject} if kind == "saga" else {"plan": name, "build_id": subject}
-    step = facts["detail"].get("step") or facts["detail"].get("why", {}).get("step")
+    why = facts["detail"].get("why")
+    step = facts["detail"].get("step") or (why.get("step") if isinstance(why, Mapping) else None)
     also = {"step": step} if step else {}
     return {"text": plain, "event": facts["event"], **about, **also, "dedupe_key": parcel.dedupe_key.hex()}
 
 
+def _about(store: Store, kind: str, subject: str) -> tuple[dict[str, str], str]:
+    """What a notice is about, and what to call it."""
+    if kind == "entry":
+        return {"entry_id": subject}, f"the change {subject}"
+    if kind == "workspace":
+        return {}, "the backlog of changes"
+    with store.read() as rows:
+        if kind == "saga":
+            name = Runs(rows).get(subject).name
+            return {"saga": name, "saga_id": subject}, name
+        name = Builds(rows).get(subject).name
+        return {"plan": name, "build_id": subject}, name
+
+
 def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str:
     step = detail.get("step", "")
-    why = detail.get("why", {})
+    why = detail.get("why", {}) if isinstance(detail.get("why"), Mapping) else {}
+    if event == "REVIEW_WANTED":
+        return f"{detail.get('waiting')} changes wait for a review. Next: onceward change list --status review_pending"
     what = {
         "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
         "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
@@ -63,6 +80,8 @@ def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str
             f"is stuck at {detail.get('to')}: {why.get('step')} could not be undone"
             f" ({why.get('message') or why.get('last_line') or why.get('reason')})"
         ),
+        "CUT_STUCK": lambda: f"is stuck: {detail.get('why') or 'somebody else changed its files'}",
+        "ENTRY_ESCALATED": lambda: f"failed its verification; {detail.get('escalation')} asks what to do",
     }[event]()
     stop = "" if what.endswith((".", "?", "!")) else "."
     return f"{name} {what}{stop} Next: onceward explain {subject}"

@@ -80,7 +80,7 @@ class RegistryCutter:
                 raise PermitInvalid(
                     "a change of the registry needs a grant for exactly its plan",
                     recovery=[
-                        Recovery("ask for one", "onceward grant draft ENTRY"),
+                        Recovery("ask for one", "onceward grant draft PLAN"),
                         Recovery("name it", "--grant GRANT"),
                     ],
                 )

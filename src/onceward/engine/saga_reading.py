@@ -43,6 +43,9 @@ def standing(run: Run, at_work: bool) -> str:
 def next_of(run: Run, how: str) -> str | None:
     """The command that goes on with a run."""
     verb = {"stuck": "retry", "unfinished": "resume"}.get(how)
+    if verb and not run.file and run.name in rules.CARRIED:
+        # The saga of a change is gone on with by the change.
+        return f"onceward change {rules.CARRIED[run.name]} {rules.given_of(run).get('entry_id')}"
     return f"onceward saga {verb} {run.saga_id}" if verb else None
 
 

@@ -138,6 +138,7 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
     ("changes.mark", "ENTRY_REVISED"): _revised,
     ("changes.sweep", "ENTRY_SWEPT"): lambda claim, payload: True,
     ("changes.sweep", "BACKLOG_SWEPT"): lambda claim, payload: True,
+    ("changes.sweep", "REVIEW_WANTED"): lambda claim, payload: True,
     **{("changes.review", event): _reviewed for event in (*_DECISIONS, "ENTRY_REVIEWED")},
     ("changes.abandon", "ENTRY_ABANDONED"): lambda claim, payload: (
         payload["entry"] == claim.subject and _reason(payload, claim)

@@ -127,6 +127,9 @@ to wait for."""
 APPROVAL_SECONDS: Final = 7 * 86_400
 """How long an approval of a change is good, unless the workspace says otherwise."""
 
+DIFF_BYTES: Final = 512 * 1024
+"""Largest file whose difference is shown line by line: what a person could still read."""
+
 MAX_NAMED_PATHS: Final = 100
 """How many paths a result names; all of them are counted."""
 

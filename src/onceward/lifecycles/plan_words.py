@@ -85,7 +85,7 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
         config=config_of("config", words.get("config", {})),
         target_config=_target_config(words.get("target", {})),
         estimate=_lanes("estimate", words.get("estimate", {})),
-        timeout=_seconds(words.get("timeout", "300s")),
+        timeout=duration_of("timeout", words.get("timeout", "300s")),
         attempts=whole("attempts", words.get("attempts", 3), 1, 100),
         on_crash=on_crash,
         env=_variables("env", words.get("env", ())),
@@ -209,11 +209,12 @@ def _operation(words: Mapping[str, Any]) -> str:
     return str(key_of(said)) if said else ""
 
 
-def _seconds(value: object) -> float:
+def duration_of(field: str, value: object) -> float:
+    """Seconds, from a whole number of them or a time such as 5m."""
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * _UNITS[found[2]] if found else value
     if type(seconds) is not int or not 1 <= seconds <= 30 * 86_400:
-        raise refuse("timeout", f'timeout is a time such as "90s", "5m" or "2h", at most 30 days, not {value!r}')
+        raise refuse(field, f'{field} is a time such as "90s", "5m" or "2h", at most 30 days, not {value!r}')
     return float(seconds)
 
 

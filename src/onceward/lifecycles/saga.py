@@ -163,6 +163,8 @@ UNDO: Final = Shape(
     ),
 )
 """The saga by which a cut that failed its verification is taken back (H-6): nothing of it needs undoing."""
+CARRIED: Final = {CUT.name: "cut", UNDO.name: "verify"}
+"""Sagas that changes are carried out by, and the word that goes on with each."""
 SAGA: Final = machine_of(ASSEMBLY)
 
 

@@ -17,7 +17,7 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 def explain(given: Globals, words: tuple[str, ...]) -> None:
     """Say what something is, why it is in its state, how it got there, what it waits for, who may act, what it cost,
     and the next command: a build, step, saga, grant,
-    registered value, child, session, principal, key, artifact or seal. A STEP alone is one of the
+    registered value, change, child, session, principal, key, artifact or seal. A STEP alone is one of the
     newest build."""
     from onceward.engine.explain import explain as explained
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +13,6 @@ from onceward.edges.cli import render
 from onceward.edges.cli.asking import Asked, ask, pending, tell
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
 from onceward.edges.cli.sagas import json_of
-from onceward.errors import InvalidConfig
-
-_TIME = re.compile(r"(\d{1,6})([smhd]?)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @click.group(cls=Group)
@@ -64,7 +59,9 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
 
     Needs the role `granter`. What is allowed is shown whole.
     """
-    seconds = _seconds(lasts)
+    from onceward.lifecycles.plan_words import duration_of
+
+    seconds = int(duration_of("--for", int(lasts) if lasts.isdecimal() else lasts))
     if what.startswith("grt_"):
         scope, about, grant_id = _drafted(given, what)
     else:
@@ -199,10 +196,3 @@ def _drafted(given: Globals, name: str) -> tuple[dict[str, Any], Any, str]:
     with given.workspace().reading() as store:
         found = grant_named(store, name)
     return found["scope"], found.get("about"), found["grant_id"]
-
-
-def _seconds(text: str) -> int:
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise InvalidConfig(f"{text[:20]!a} is no time; write 90s, 15m, 1h or 7d", context={"field": "--for"})
-    return int(found[1]) * _UNITS[found[2]]

@@ -30,7 +30,10 @@ def machines(given: Globals, name: str | None, mermaid: bool) -> None:
 
     known = {
         m.name: m
-        for m in (build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.COLLECTION, registry.VALUE, change.CHANGE)
+        for m in (
+            *(build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.COLLECTION, registry.VALUE),
+            *(change.CHANGE, change.CHANGE_SET),
+        )
     }
     if name is not None and name not in known:
         raise NotFound(f"there is no lifecycle {name!r}; there are {', '.join(known)}")

@@ -34,6 +34,7 @@ COMMANDS = {
     "saga": ("sagas", "work that must reach several places: done, or stopped and undone"),
     "grant": ("grants", "an authority for exactly one thing, used once"),
     "registry": ("registry", "operations that mean one thing for ever, by version"),
+    "change": ("changes", "what is proposed, as it was approved, once, and checked by somebody else"),
     "logs": ("logs", "print what a step or child said"),
     "output": ("output", "write what a build made into a folder"),
     "why": ("explain", "why a step ran, or did not"),

@@ -10,6 +10,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.build_display import approval
 from onceward.edges.cli.builds import build_table, state_of
+from onceward.edges.cli.change_display import change_table
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.edges.cli.sagas import saga_table, show_saga
@@ -28,13 +29,15 @@ _EACH = 12
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
     """How a build or saga stands with every step, or a session with every child. Without an id, the newest of all."""
     from onceward.engine.build_reading import build_list, build_status
+    from onceward.engine.change_reading import WAITING, change_list
     from onceward.engine.reading import session_list, session_status
     from onceward.engine.saga_reading import saga_list, saga_status
 
     with given.workspace().reading() as store:
         if subject is None:
-            sessions = [s for s in session_list(store) if not s["session_id"].startswith(("bld_", "sga_"))]
+            sessions = [s for s in session_list(store) if not s["session_id"].startswith(("bld_", "sga_", "vfy_"))]
             builds, sagas = build_list(store, 10), saga_list(store, 10)
+            changes = change_list(store, tuple(WAITING), limit=10)
         elif subject.startswith("sga_") and not children:
             saga = saga_status(store, subject)
             render.document(saga) if given.json else show_saga(saga)
@@ -48,15 +51,18 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             render.document(found) if given.json else _session(found)
             return
     if given.json:
-        render.document({"builds": builds, "sagas": sagas, "sessions": sessions})
+        render.document({"builds": builds, "changes": changes, "sagas": sagas, "sessions": sessions})
     else:
-        _newest(builds, sagas, sessions)
+        _newest(builds, sagas, sessions, changes)
 
 
 def _newest(
-    builds: Sequence[dict[str, Any]], sagas: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]
+    builds: Sequence[dict[str, Any]],
+    sagas: Sequence[dict[str, Any]],
+    sessions: Sequence[dict[str, Any]],
+    changes: Sequence[dict[str, Any]],
 ) -> None:
-    if not builds and not sagas and not sessions:
+    if not (builds or sagas or sessions or changes):
         render.say("Nothing yet.  Next: onceward run PLAN, or onceward spawn -- COMMAND")
     if builds:
         build_table(builds)
@@ -65,6 +71,8 @@ def _newest(
     if sessions:
         rows = [(s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"]) for s in sessions]
         render.table(("session", "opened", "children", "open", "failed"), rows)
+    if changes:
+        change_table(changes)
 
 
 def _build(found: dict[str, Any], everything: bool) -> None:

@@ -30,7 +30,7 @@ CREATE TABLE decision_backlog_entry (
   CONSTRAINT decision_backlog_entry_status CHECK (status IN ('marked', 'review_pending', 'reviewed_approved',
     'reviewed_deferred', 'reviewed_rejected', 'cut_applied', 'verified_complete', 'verify_failed_escalated', 'abandoned'))
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX decision_backlog_entry_queue ON decision_backlog_entry (status, created_at);
+CREATE INDEX decision_backlog_entry_queue ON decision_backlog_entry (status, entry_id);
 
 -- A failed entry has one escalation at a time.
 CREATE UNIQUE INDEX decision_backlog_entry_escalates ON decision_backlog_entry (escalates)

@@ -59,9 +59,15 @@ class Changes:
             return (exact or found)[0]
         raise _absent(prefix, many=bool(found))
 
-    def newest(self, limit: int, statuses: Sequence[str] = (), author: str = "") -> list[tuple[Entry, Micros]]:
-        """The newest first, some statuses' or one author's if asked."""
-        where, params = ["1 = 1"], []
+    def newest(
+        self, limit: int, statuses: Sequence[str] = (), author: str = "", before: str = ""
+    ) -> list[tuple[Entry, Micros]]:
+        """The newest first, some statuses' or one author's if asked; those older than one, for the next page."""
+        where: list[str] = ["1 = 1"]
+        params: list[Any] = []
+        if before:
+            where.append("entry_id < ?")
+            params.append(before)
         if statuses:
             where.append(f"status IN ({', '.join('?' * len(statuses))})")
             params += list(statuses)
@@ -70,7 +76,8 @@ class Changes:
             params.append(author)
         found = self._rows.read(
             f"SELECT {_columns(Entry)}, created_at FROM decision_backlog_entry WHERE {' AND '.join(where)}"
-            " ORDER BY created_at DESC, entry_id DESC LIMIT ?",
+            # Ids are sortable by time.
+            " ORDER BY entry_id DESC LIMIT ?",
             (*params, limit),
         )
         return [(Entry(*row[:-1]), row[-1]) for row in found]
@@ -78,7 +85,7 @@ class Changes:
     def promotable(self, limit: int) -> list[Entry]:
         """What a sweep brings up, the oldest first."""
         where = "status IN ('marked', 'reviewed_deferred')"
-        return self._all(Entry, where, (), f"created_at, entry_id LIMIT {int(limit)}")
+        return self._all(Entry, where, (), f"entry_id LIMIT {int(limit)}")
 
     def counts(self) -> dict[str, int]:
         """How many entries are in each status."""

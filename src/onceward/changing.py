@@ -1,0 +1,222 @@
+"""Changes from the command line and from Python: proposed, cut and verified in the foreground."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from onceward.engine import git, proposals
+from onceward.engine.change_reading import change_status, result_of
+from onceward.engine.cutting import cut as cut_entry
+from onceward.engine.cutting import own_place, tree_of
+from onceward.engine.diffs import FileDiff, diffs_of
+from onceward.engine.kernel import Kernel
+from onceward.engine.proposals import Proposal, Wish
+from onceward.engine.saga_reading import saga_status
+from onceward.engine.saga_run import Told
+from onceward.engine.trees import scan
+from onceward.engine.verifying import verify as verify_entry
+from onceward.errors import CODES, GuardFailed, InvalidConfig, Recovery
+from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.changes import ChangeSet
+from onceward.lifecycles.manifest import TREE, Manifest, manifest_of
+from onceward.running import heard
+from onceward.saga_running import in_file, to_apply
+from onceward.store.tables.changes import Changes
+from onceward.store.tables.sagas import Runs
+from onceward.wiring import Workspace
+
+T = TypeVar("T")
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody has to propose: exactly one of these, and where it is to go."""
+
+    base: Path = Path()
+    """The tree that is to change."""
+    tree: Path | None = None
+    patch: bytes | None = None
+    build: str | None = None
+    stages: Sequence[str] = ()
+    plan: Path | None = None
+    """A plan for the registry."""
+    cutter: str = ""
+    target: str = ""
+    """Of a place of the user's own."""
+    delete: Sequence[str] = ()
+    check: Sequence[str] = ()
+    links: bool = False
+
+
+def propose(workspace: Workspace, source: Source) -> Proposal:
+    """The manifest of what somebody proposes, with its contents; nothing is written."""
+    check = tuple(source.check)
+    if source.plan is not None:
+        return proposals.for_registry(in_file(source.plan, to_apply, workspace).plan, check)
+    if source.cutter:
+        place, _ = own_place(workspace.cutters, source.cutter, source.target, workspace.folder.parent)
+        made: dict[str, bytes | None] = dict.fromkeys(source.delete)
+        if source.tree is not None:
+            made |= {path: (source.tree / path).read_bytes() for path in scan(source.tree, workspace.policy.ignore)}
+        return proposals.for_place(place, source.cutter, source.target, check, made)
+    root = source.base.absolute().resolve()
+    wish = Wish(root, _target(workspace, root), check, workspace.policy, source.links)
+    if source.tree is not None:
+        _require_apart(root, source.tree.absolute().resolve())
+        return proposals.from_folder(wish, source.tree.absolute().resolve())
+    if source.patch is not None:
+        return proposals.from_patch(wish, source.patch)
+    if source.build is not None:
+        with workspace.artifacts() as artifacts:
+            found = proposals.from_build(wish, artifacts, source.build, source.stages)
+            # Its contents are read while the store is open.
+            return _at_hand(found)
+    return proposals.from_contents(wish, dict.fromkeys(source.delete))
+
+
+def _at_hand(proposal: Proposal) -> Proposal:
+    held = {digest: b"".join(pieces()) for digest, pieces in proposal.contents.items()}
+    return Proposal(proposal.manifest, {digest: proposals.given(data) for digest, data in held.items()})
+
+
+def _target(workspace: Workspace, root: Path) -> str:
+    """A tree as seen from the workspace's own folder, so that the record need not hold a place of this machine."""
+    home = workspace.folder.parent.resolve()
+    if root.is_relative_to(workspace.folder.resolve()):
+        raise InvalidConfig(f"{root} is the workspace's own", context={"field": "--base"})
+    return root.relative_to(home).as_posix() if root.is_relative_to(home) else str(root)
+
+
+def _require_apart(base: Path, tree: Path) -> None:
+    if tree == base or tree.is_relative_to(base) or base.is_relative_to(tree):
+        raise InvalidConfig(
+            f"{tree} and {base} lie in each other; a proposal is a folder of its own",
+            context={"field": "--tree"},
+            recovery=[Recovery("keep what is proposed elsewhere, or mark a patch")],
+        )
+
+
+def shown(proposal: Proposal) -> list[FileDiff]:
+    """What a proposal would do, before anything of it is kept anywhere."""
+    return diffs_of(Brought(proposal), proposal.manifest)
+
+
+class Brought:
+    """The contents of a proposal, to be read as artifacts are."""
+
+    def __init__(self, proposal: Proposal) -> None:
+        self._contents = proposal.contents
+
+    def read(self, digest: str) -> Any:
+        return iter(self._contents[digest]())
+
+
+def bring(workspace: Workspace, proposal: Proposal) -> str:
+    """Put a proposal where the kernel can adopt it; answers its digest."""
+    with workspace.artifacts() as artifacts:
+        return proposal.bring(artifacts)
+
+
+def key_of(author: str, proposal: Proposal, depends_on: Sequence[str]) -> str:
+    """The same proposal by the same person is the same entry, unless they say otherwise."""
+    said = {"author": author, "depends_on": sorted(depends_on), "manifest": proposal.manifest.content_hash()}
+    return sha256_hex(canonical(said))
+
+
+def cut(
+    workspace: Workspace, name: str, *, grant: str | None = None, told: Told = lambda said: None, commit: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Carry an approved change out; answers how it stands, and the signal's exit status."""
+
+    def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
+        if commit:
+            _require_commit(kernel, name)
+        done = cut_entry(kernel, name, grant, told, stop)
+        if done.status == "undone":
+            raise _taken_back(kernel, done)
+        return _with_commit(workspace, kernel, done.entry_id, commit and done.status == "applied")
+
+    return _foreground(workspace, work)
+
+
+def verify(
+    workspace: Workspace, name: str, *, again: bool = False, timeout: float | None = None, commit: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Look at what was cut; answers how it stands, and the signal's exit status."""
+
+    def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
+        if commit:
+            _require_commit(kernel, name)
+        done = verify_entry(kernel, name, again=again, timeout=timeout, stop=stop)
+        said = _with_commit(workspace, kernel, done.entry.entry_id, commit and bool(done.result.passed))
+        also = {"result": result_of(done.result), "fresh": done.fresh, "escalation": done.escalation}
+        also |= {"undo": None if done.undo is None else done.undo.status}
+        return {**said, **{key: value for key, value in also.items() if value is not None}}
+
+    return _foreground(workspace, work)
+
+
+def _foreground(workspace: Workspace, work: Callable[[Kernel, threading.Event], T]) -> tuple[T, int]:
+    stop = threading.Event()
+    with heard(stop, True, threading.Event()) as signals:
+        kernel = workspace.kernel()
+        try:
+            return work(kernel, stop), signals.exit_status
+        finally:
+            kernel.close()
+
+
+def _taken_back(kernel: Kernel, change_set: ChangeSet) -> GuardFailed:
+    """Why a cut stopped and was undone, by its code."""
+    with kernel.store.read() as rows:
+        run = Runs(rows).of_root(change_set.change_set_id)
+    why: Mapping[str, Any] = {} if run is None else saga_status(kernel.store, run.saga_id).get("why", {})
+    code = str(why.get("error", ""))
+    said = f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}"
+    show = Recovery("see how it went", f"onceward explain {run.saga_id}") if run is not None else None
+    return GuardFailed(
+        code if code in CODES else "EXECUTION_FAILED", said, change_set.entry_id, [show] if show is not None else []
+    )
+
+
+def _manifest(kernel: Kernel, name: str) -> Manifest:
+    with kernel.store.read() as rows:
+        found = Changes(rows)
+        return manifest_of(found.envelope(found.named(name).entry_id).body)
+
+
+def _require_commit(kernel: Kernel, name: str) -> None:
+    manifest = _manifest(kernel, name)
+    if manifest.cutter != TREE:
+        raise InvalidConfig("--git-commit is for changes of a file tree", context={"field": "--git-commit"})
+    git.require_repository(tree_of(kernel.home, manifest))
+
+
+def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool) -> dict[str, Any]:
+    """How an entry stands, and the commit of what it changed where one was asked for."""
+    said = change_status(kernel.store, entry_id, workspace.policy)
+    if commit:
+        said["commit"] = _commit(kernel, said)
+    return said
+
+
+def _commit(kernel: Kernel, said: Mapping[str, Any]) -> str:
+    applied = next(one for one in reversed(said["change_sets"]) if (one["kind"], one["status"]) == ("cut", "applied"))
+    deciding = next(one for one in said["decisions"] if one["decision_id"] == applied["decision_id"])
+    trailers = {
+        "Onceward-Entry": said["entry_id"],
+        "Onceward-Manifest": said["manifest"],
+        "Onceward-Review": f"{deciding['decision_id']} by {deciding['reviewer']}",
+        "Onceward-Change-Set": applied["change_set_id"],
+    }
+    for signed in said["signatures"]:
+        if applied["change_set_id"] == signed.get("change_set_id") or signed["role"] == "verifier":
+            who = f"{signed['principal']}, key {signed['fingerprint'][:16]}, {signed['signature_id']}"
+            trailers[f"Onceward-{signed['role'].title()}"] = who
+    root = tree_of(kernel.home, _manifest(kernel, said["entry_id"]))
+    title = (said["reason"].splitlines() or [""])[0][:72] or f"Change {said['entry_id']}"
+    return git.commit(root, [unit["path"] for unit in said["units"]], title, trailers, "Onceward-Change-Set")

@@ -1,0 +1,50 @@
+"""Differences on a terminal: which files, and every line that goes or comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from onceward.edges.cli import render
+from onceward.engine.diffs import FileDiff, Line
+
+_SIGNS = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "renamed": (">", "cyan")}
+
+
+def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
+    """All files of a change; without their lines if only the files are wanted."""
+    for diff in diffs:
+        if not stat:
+            _lines(diff)
+    for diff in diffs:
+        sign, colour = _SIGNS.get(diff.what, ("m", "magenta"))
+        counts = f"  {click.style(f'+{diff.added}', fg='green')} {click.style(f'-{diff.removed}', fg='red')}"
+        click.echo(f"{click.style(sign, fg=colour)} {_name(diff)}{counts if diff.added or diff.removed else ''}")
+    added, removed = sum(diff.added for diff in diffs), sum(diff.removed for diff in diffs)
+    click.echo(f"{render.counted(len(diffs), 'file')}, {added:,} lines more, {removed:,} less")
+
+
+def _name(diff: FileDiff) -> str:
+    old = f"{diff.old_path} -> " if diff.old_path else ""
+    modes = f" ({diff.before_mode or 'none'} -> {diff.after_mode or 'none'})" if diff.what == "mode" else ""
+    made = f" ({diff.after_mode})" if diff.what == "added" and diff.after_mode not in (None, "644") else ""
+    return render.plain(f"{old}{diff.path}{modes}{made}{f' ({diff.note})' if diff.note else ''}")
+
+
+def _lines(diff: FileDiff) -> None:
+    if not diff.lines:
+        return
+    click.secho(f"--- {render.plain(diff.path) if diff.before else '/dev/null'}", bold=True)
+    click.secho(f"+++ {render.plain(diff.path) if diff.after else '/dev/null'}", bold=True)
+    for line in diff.lines:
+        click.echo(_line(line))
+
+
+def _line(line: Line) -> str:
+    if line.sign == "@":
+        return click.style("...", dim=True)
+    text, _, note = line.text.partition("\n")
+    shown = f"{line.sign}{''.join(char if char == chr(9) else render.plain(char) for char in text)}"
+    colour = {"+": "green", "-": "red"}.get(line.sign)
+    return click.style(shown, fg=colour) + (click.style(f"\n{note}", dim=True) if note else "")

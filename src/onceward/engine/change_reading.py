@@ -1,0 +1,146 @@
+"""How changes stand, for whoever looks: from the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.changes import approvals_of
+from onceward.engine.diffs import FileDiff, diffs_of
+from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
+from onceward.kernel.sources import iso
+from onceward.lifecycles.change import PathRule, Policy
+from onceward.lifecycles.manifest import Manifest, manifest_of
+from onceward.store.store import Store
+from onceward.store.tables.changes import Changes
+
+WAITING = {
+    "marked": "a sweep",
+    "review_pending": "a reviewer",
+    "reviewed_deferred": "a sweep",
+    "reviewed_approved": "an executor",
+    "cut_applied": "a verifier",
+}
+"""Whom an entry waits for."""
+
+
+def change_list(
+    store: Store, statuses: Sequence[str] = (), author: str = "", limit: int = 50, before: str = ""
+) -> list[dict[str, Any]]:
+    """The newest entries and how they stand; `before` an entry, for the next page."""
+    with store.read() as rows:
+        return [
+            {
+                **{"entry_id": entry.entry_id, "status": entry.status, "author": entry.author, "cutter": entry.cutter},
+                **{"target": entry.target, "reason": entry.reason, "created_at": iso(at)},
+                **({"escalates": entry.escalates} if entry.escalates else {}),
+            }
+            for entry, at in Changes(rows).newest(limit, statuses, author, before)
+        ]
+
+
+def change_counts(store: Store) -> dict[str, int]:
+    with store.read() as rows:
+        return Changes(rows).counts()
+
+
+def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
+    """An entry: what it proposes, what was said of it, what was done, what was found, and what to do next."""
+    with store.read() as rows:
+        found = Changes(rows)
+        entry = found.named(name)
+        envelope = found.envelope(entry.entry_id)
+        sets = found.change_sets(entry.entry_id)
+        manifest = manifest_of(envelope.body)
+        approvals = approvals_of(rows, entry, policy)
+        results = [result for one in sets for result in found.results(one.change_set_id)]
+        lacks = approvals.lack() if entry.status in ("review_pending", "reviewed_approved") else ""
+        said = {
+            **{"entry_id": entry.entry_id, "status": entry.status, "author": entry.author, "reason": entry.reason},
+            **{"cutter": entry.cutter, "target": entry.target, "manifest": envelope.content_hash},
+            **{"revision": envelope.revision, "revised_by": envelope.author, "key": entry.idempotency_key},
+            "check": list(manifest.check) or None,
+            "units": [_unit(unit) for unit in msgspec.to_builtins(manifest.unit)],
+            "escalates": entry.escalates,
+            "escalations": [one.entry_id for one in found.escalations(entry.entry_id)] or None,
+            "depends_on": [_short(one) for one in found.depends_on(entry.entry_id)] or None,
+            "decisions": [decision_of(one) for one in found.decisions(entry.entry_id)] or None,
+            "lacks": lacks or None,
+            "needs": [f"{rule.glob}: {_rule(rule)}" for rule in policy.rules(manifest.paths())],
+            "change_sets": [_set(one) for one in sets] or None,
+            "results": [result_of(one) for one in results] or None,
+            "signatures": [msgspec.to_builtins(one) for one in found.signatures(entry.entry_id)] or None,
+            "waits_for": WAITING.get(entry.status),
+            "next": next_of(entry, sets),
+        }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def decision_of(decision: Decision) -> dict[str, Any]:
+    said = {**msgspec.to_builtins(decision), "decided_at": iso(decision.decided_at)}
+    return {key: value for key, value in said.items() if value is not None and key not in ("entry_id", "entry_version")}
+
+
+def _rule(rule: PathRule) -> str:
+    people = "1 approval" if rule.approvals == 1 else f"{rule.approvals} approvals"
+    return f"{people}, one by somebody with the role {rule.role}" if rule.role else people
+
+
+def _short(entry: Entry) -> dict[str, str]:
+    return {"entry_id": entry.entry_id, "status": entry.status}
+
+
+def _unit(unit: Mapping[str, Any]) -> dict[str, Any]:
+    modes = {name: f"{unit[name]:o}" for name in ("before_mode", "after_mode") if unit.get(name) is not None}
+    return {**unit, **modes}
+
+
+def _set(one: ChangeSet) -> dict[str, Any]:
+    said = msgspec.to_builtins(one)
+    return {key: value for key, value in said.items() if value is not None and key not in ("entry_id", "version")}
+
+
+def result_of(result: VerifyResult) -> dict[str, Any]:
+    """A result with its findings as data."""
+    said = {**msgspec.to_builtins(result), "passed": bool(result.passed), "verified_at": iso(result.verified_at)}
+    said["detail"] = msgspec.json.decode(result.detail)
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def next_of(entry: Entry, sets: Sequence[ChangeSet]) -> str | None:
+    """What a person would type next."""
+    stuck = [one for one in sets if one.status in ("open", "stuck")]
+    if entry.status == "verify_failed_escalated":
+        return f"onceward change verify {entry.entry_id}" if stuck else None
+    return {
+        "marked": "onceward change sweep",
+        "reviewed_deferred": "onceward change sweep",
+        "review_pending": f"onceward change review {entry.entry_id}",
+        "reviewed_approved": f"onceward change cut {entry.entry_id}",
+        "cut_applied": f"onceward change verify {entry.entry_id}",
+    }.get(entry.status)
+
+
+def change_history(store: Store, name: str) -> list[dict[str, Any]]:
+    """Every arrow of an entry's life."""
+    with store.read() as rows:
+        found = Changes(rows)
+        history = found.history(found.named(name).entry_id)
+    return [
+        {key: value for key, value in {**msgspec.to_builtins(row), "at": iso(row.at)}.items() if value is not None}
+        | {"detail": msgspec.json.decode(row.detail)}
+        for row in history
+    ]
+
+
+def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> tuple[str, str, list[FileDiff]]:
+    """What an entry would do, file by file; with its id and the digest that an approval is for."""
+    with artifacts.store.read() as rows:
+        found = Changes(rows)
+        entry = found.named(name)
+        envelope = found.envelope(entry.entry_id)
+    manifest: Manifest = manifest_of(envelope.body)
+    return entry.entry_id, envelope.content_hash, diffs_of(artifacts, manifest, paths)
