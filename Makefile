@@ -78,10 +78,11 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/children.py
 	@$(BIN)/python benchmarks/builds.py
 	@$(BIN)/python benchmarks/evidence.py
+	@$(BIN)/python benchmarks/changes.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
-	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 \
+	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 \
 	  $(BIN)/python -m pytest -q tests/crashes tests/engine/test_children.py -n $(N)
 
 tamper: $(VENV)/dev.stamp ## the long tamper campaign: every byte of a scene and of its bundle, on both stores

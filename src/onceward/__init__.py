@@ -12,6 +12,7 @@ if sys.platform == "win32":
 from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, OncewardError, RateLimit
 
 if TYPE_CHECKING:
+    from onceward.engine.cutters import Place
     from onceward.engine.task import Task
     from onceward.plan import BuildStopped, Plan, Result
     from onceward.saga import Saga, SagaStopped
@@ -24,6 +25,7 @@ __all__ = [
     "NeedMoreContext",
     "NetworkError",
     "OncewardError",
+    "Place",
     "Plan",
     "RateLimit",
     "Result",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "Place": "onceward.engine.cutters",
     "Plan": "onceward.plan",
     "Result": "onceward.plan",
     "BuildStopped": "onceward.plan",

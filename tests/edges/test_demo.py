@@ -100,3 +100,13 @@ def test_the_agents_end_as_told():
     assert "agent: no budget left, stopping" in done.stdout
     assert "terminated_on_restart" in done.stdout
     assert "chains whole, states agree" in done.stdout
+
+
+@pytest.mark.rule("H-2", "H-5", "H-6")
+def test_an_agent_edits_a_repository_and_its_first_try_is_taken_back():
+    demo = EXAMPLES / "repository" / "demo.py"
+    done = subprocess.run([sys.executable, demo], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "its check failed: AssertionError: twenty percent off" in done.stdout
+    assert done.stdout.count("is taken back") == 1 and done.stdout.count("it is verified_complete") == 1
+    assert done.stdout.count("sound: ") == 2

@@ -141,6 +141,15 @@ def test_the_guide_to_grants_and_the_registry_can_be_typed_in(tmp_path):
     assert "exit 1" in done.stdout and "exit 2" in done.stdout and "sound: " in done.stdout
 
 
+@pytest.mark.rule("H-2", "H-4", "H-5", "H-6")
+def test_the_guide_to_changes_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "let-an-agent-edit-your-repository")
+    assert "G-VERIFY-SOD: " in done.stderr and re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["2", "1"]
+    assert "it is verified_complete" in done.stdout and "1 extra (backdoor.py)" in done.stdout
+    assert "what it had changed is taken back" in done.stdout and done.stdout.count("sound: ") == 2
+    assert (tmp_path / "repo/prices.py").read_text().endswith("// 100\n")
+
+
 def guide(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     """Everything that a guide says to type, in one shell."""
     done = shell("\n".join(blocks(ROOT / "docs" / "guides" / f"{name}.md", "sh")), folder)

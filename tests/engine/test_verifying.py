@@ -6,14 +6,17 @@ import json
 
 import pytest
 
-from backlog import write
+from backlog import Backlog, write
 from helpers import count
 from onceward.engine import verifying
+from onceward.engine.change_reading import change_status
+from onceward.engine.explain import explain
 from onceward.engine.trees import scan
 from onceward.errors import GuardFailed, OncewardError, PermissionDenied
 from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.change import CHANGE
 from onceward.store.tables.changes import Changes
+from onceward.wiring import Workspace
 
 GOOD = {
     **{"decision_backlog_entry": 1, "decision_backlog_history": 7, "decision_backlog_dependency": 0},
@@ -320,3 +323,59 @@ def test_history_and_signatures_alone_tell_every_status(backlog):
                 if role:
                     assert signed[row.signature_ref] == role
         assert verify_rows(rows).faults == []
+
+
+@pytest.mark.rule("E-5")
+def test_every_status_is_explained_with_who_may_act_and_what_to_type(backlog):
+    entry = backlog.mark(reason="prices are wrong")
+
+    def told(*expected):
+        with backlog.workspace.reading() as store:
+            found = explain(store, [entry])
+            shown = change_status(store, entry, backlog.kernel.policy)
+        said = " ".join([*found.what, *found.why, *found.waits_for, *found.who, *found.next])
+        assert found.state == shown["status"] and all(word in said for word in expected), (expected, said)
+
+    told("prices are wrong", "nobody has brought it up", "ann (operator)", "onceward change sweep")
+    backlog.sweep()
+    told("it is up for review", "rob (reviewer)", f"onceward change review {entry}")
+    backlog.review(entry, "defer", reason="later")
+    told("rob said defer: later", "onceward change sweep")
+    backlog.sweep()
+    backlog.review(entry, "approve")
+    told("rob said approve", "max (executor)", f"onceward change cut {entry}")
+    backlog.cut(entry)
+    told("nobody else has checked", "vic (verifier)", f"onceward change verify {entry}")
+    another(backlog.tree)
+    escalation = backlog.verify(entry).escalation
+    told("vic found it otherwise: 1 extra", f"onceward change show {escalation}")
+
+
+@pytest.mark.rule("H-5")
+def test_what_a_change_does_not_touch_is_not_read(backlog):
+    """A file of a terabyte: whoever read it would be at it for hours."""
+    entry = backlog.approved({"a.txt": "new\n"})
+    with (backlog.tree / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    assert backlog.cut(entry).status == "applied" and backlog.verify(entry).result.passed
+
+
+def test_people_are_told_that_changes_wait_and_that_one_failed(store_url, tmp_path):
+    log = tmp_path / "log"
+    command = ["sh", "-c", f'echo "$ONCEWARD_NOTICE" >> {log}']
+    (tmp_path / "onceward.toml").write_text(f"[notify]\ncommand = {json.dumps(command)}\n")
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url, principal="tester")
+    workspace.create()
+    backlog = Backlog(workspace)
+    write(backlog.tree, {"a.txt": "one\n"})
+    try:
+        entry = cut(backlog, {"a.txt": "two\n"})
+        backlog.become("tester")
+        backlog.sweep()
+        another(backlog.tree)
+        done = backlog.verify(entry)
+    finally:
+        backlog.kernel.close()
+    said = log.read_text()
+    assert said.count("1 change(s) wait for a review. Next: onceward change list --status review_pending") == 1
+    assert f"the change {entry} failed its verification; {done.escalation} asks what to do" in said

@@ -27,11 +27,16 @@ def commit(tree: Path, paths: Sequence[str], title: str, trailers: Mapping[str, 
     if known:
         return known
     files = ("--pathspec-from-file=-", "--pathspec-file-nul")
-    # Only what is there, or was known to git, can be named.
     tracked = set(_git(tree, "ls-files", "-z", "--", *_some(paths)).split("\0"))
     there = [path for path in paths if path in tracked or os.path.lexists(tree / path)]
-    named = "".join(f"{path}\0" for path in there)
-    _git(tree, "add", "--all", "--force", *files, said=named)
+    _git(tree, "add", "--all", "--force", *files, said=_listed(there))
+    # What came and went without ever being committed is nothing to commit.
+    known = _git(tree, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
+    since = known or _git(tree, "hash-object", "-t", "tree", "/dev/null").strip()
+    changed = set(_git(tree, "diff", "--cached", "--name-only", "-z", "--relative", since).split("\0"))
+    named = _listed([path for path in paths if path in changed])
+    if not named:
+        return known
     said = title + "\n\n" + "".join(f"{name}: {value}\n" for name, value in trailers.items())
     message = _git(tree, "rev-parse", "--git-path", "ONCEWARD_MSG").strip()
     place = (tree / message).resolve()
@@ -41,6 +46,10 @@ def commit(tree: Path, paths: Sequence[str], title: str, trailers: Mapping[str, 
     finally:
         place.unlink(missing_ok=True)
     return _git(tree, "rev-parse", "HEAD").strip()
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return "".join(f"{path}\0" for path in paths)
 
 
 def _some(paths: Sequence[str]) -> Sequence[str]:

@@ -69,7 +69,9 @@ def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str
     step = detail.get("step", "")
     why = detail.get("why", {}) if isinstance(detail.get("why"), Mapping) else {}
     if event == "REVIEW_WANTED":
-        return f"{detail.get('waiting')} changes wait for a review. Next: onceward change list --status review_pending"
+        return (
+            f"{detail.get('waiting')} change(s) wait for a review. Next: onceward change list --status review_pending"
+        )
     what = {
         "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
         "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",

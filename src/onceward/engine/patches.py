@@ -15,6 +15,7 @@ _HUNK: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
 _QUOTED: Final = re.compile(rb'\\([abfnrtv"\\]|[0-7]{3})')
 _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\", b"r": b"\r"}
 _NOWHERE: Final = b"/dev/null"
+_NEVER: Final = (b"1970-01-01 ", b"1969-12-31 ")
 _SAME: Final = b"\\ No newline at end of file"
 
 
@@ -113,9 +114,9 @@ class _Reader:
             if self._peek(0).startswith((b"GIT binary patch", b"Binary files ")):
                 raise self._odd("binary changes are not taken from a patch; mark them from a folder")
         if self._peek(0).startswith(b"--- "):
-            old, new = self._path_after(b"--- "), self._path_after(b"+++ ")
+            (old, unborn), (new, dead) = self._path_after(b"--- "), self._path_after(b"+++ ")
             file.old, file.new = (file.old or old, file.new or new) if git else _plain(old, new)
-            made, gone = made or old is None, gone or new is None
+            made, gone = made or unborn or old is None, gone or dead or new is None
             file.hunks = list(self._hunks())
         file.old, file.new = None if made else file.old, None if gone else file.new
         if file.old is None and file.new is None:
@@ -145,13 +146,15 @@ class _Reader:
                 raise self._odd("a hunk has other lines than it says")
             yield hunk
 
-    def _path_after(self, word: bytes) -> str | None:
+    def _path_after(self, word: bytes) -> tuple[str | None, bool]:
+        """The path that a line names, and whether there is nothing there."""
         line = self._line()
         if not line.startswith(word):
             raise self._odd(f"{word.decode()}is missing here")
         self._at += 1
-        text = line[len(word) :].partition(b"\t")[0]
-        return None if text == _NOWHERE else _path(text, 1)
+        text, _, when = line[len(word) :].partition(b"\t")
+        # `diff -N` names a file that is not there by the beginning of time.
+        return (None if text == _NOWHERE else _path(text, 1)), when.startswith(_NEVER)
 
     def _line(self) -> bytes:
         return self._lines[self._at].rstrip(b"\r\n")

@@ -22,7 +22,7 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
         counts = f"  {click.style(f'+{diff.added}', fg='green')} {click.style(f'-{diff.removed}', fg='red')}"
         click.echo(f"{click.style(sign, fg=colour)} {_name(diff)}{counts if diff.added or diff.removed else ''}")
     added, removed = sum(diff.added for diff in diffs), sum(diff.removed for diff in diffs)
-    click.echo(f"{render.counted(len(diffs), 'file')}, {added:,} lines more, {removed:,} less")
+    click.echo(f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} more, {removed:,} less")
 
 
 def _name(diff: FileDiff) -> str:

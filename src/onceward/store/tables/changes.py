@@ -52,7 +52,9 @@ class Changes:
         return found[0] if found else None
 
     def named(self, prefix: str) -> Entry:
-        """The one entry that an id, or its beginning, means."""
+        """The one entry that an id, or its beginning, means; `latest` is the newest."""
+        if prefix == "latest" and (newest := self.newest(1)):
+            return newest[0][0]
         found = self._all(Entry, "entry_id >= ? AND entry_id < ?", (prefix, prefix + "\U0010ffff"), "entry_id LIMIT 2")
         exact = [entry for entry in found if entry.entry_id == prefix]
         if prefix and len(exact or found) == 1:
