@@ -91,6 +91,9 @@ def happen(workspace, folder):
     _fill_registry(workspace)
     ids |= _run_sagas(workspace)
     ids |= _change(workspace)
+    for number in range(2):
+        made = ask(workspace, "tokens.new", token_hash=f"{number}" * 64, seconds=3600, note=f"number {number}")
+    ask(workspace, "tokens.revoke", token=made["token_id"])
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
         old = workspace.keyring.signer(rows, "tester").key.fingerprint

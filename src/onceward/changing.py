@@ -19,6 +19,7 @@ from onceward.engine.proposals import Proposal, Wish
 from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import Told
 from onceward.engine.trees import scan
+from onceward.engine.verifying import Verified
 from onceward.engine.verifying import verify as verify_entry
 from onceward.errors import CODES, GuardFailed, InvalidConfig, Recovery
 from onceward.kernel.canon import canonical, sha256_hex
@@ -134,11 +135,8 @@ def cut(
 
     def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
         if commit:
-            _require_commit(kernel, name)
-        done = cut_entry(kernel, name, grant, told, stop)
-        if done.status == "undone":
-            raise _taken_back(kernel, done)
-        return _with_commit(workspace, kernel, done.entry_id, commit and done.status == "applied")
+            require_commit(kernel, name)
+        return carried_out(workspace, kernel, cut_entry(kernel, name, grant, told, stop), commit)
 
     return _foreground(workspace, work)
 
@@ -150,14 +148,25 @@ def verify(
 
     def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
         if commit:
-            _require_commit(kernel, name)
-        done = verify_entry(kernel, name, again=again, timeout=timeout, stop=stop)
-        said = _with_commit(workspace, kernel, done.entry.entry_id, commit and bool(done.result.passed))
-        also = {"result": result_of(done.result), "fresh": done.fresh, "escalation": done.escalation}
-        also |= {"undo": None if done.undo is None else done.undo.status}
-        return {**said, **{key: value for key, value in also.items() if value is not None}}
+            require_commit(kernel, name)
+        return checked(workspace, kernel, verify_entry(kernel, name, again=again, timeout=timeout, stop=stop), commit)
 
     return _foreground(workspace, work)
+
+
+def carried_out(workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool) -> dict[str, Any]:
+    """How an entry stands after its cut; one that was taken back says why."""
+    if done.status == "undone":
+        raise _taken_back(kernel, done)
+    return _with_commit(workspace, kernel, done.entry_id, commit and done.status == "applied")
+
+
+def checked(workspace: Workspace, kernel: Kernel, done: Verified, commit: bool) -> dict[str, Any]:
+    """How an entry stands after somebody looked at it."""
+    said = _with_commit(workspace, kernel, done.entry.entry_id, commit and bool(done.result.passed))
+    also = {"result": result_of(done.result), "fresh": done.fresh, "escalation": done.escalation}
+    also |= {"undo": None if done.undo is None else done.undo.status}
+    return {**said, **{key: value for key, value in also.items() if value is not None}}
 
 
 def _foreground(workspace: Workspace, work: Callable[[Kernel, threading.Event], T]) -> tuple[T, int]:
@@ -189,7 +198,7 @@ def _manifest(kernel: Kernel, name: str) -> Manifest:
         return manifest_of(found.envelope(found.named(name).entry_id).body)
 
 
-def _require_commit(kernel: Kernel, name: str) -> None:
+def require_commit(kernel: Kernel, name: str) -> None:
     manifest = _manifest(kernel, name)
     if manifest.cutter != TREE:
         raise InvalidConfig("--git-commit is for changes of a file tree", context={"field": "--git-commit"})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from onceward.engine import builds
 from onceward.engine.board import At
 from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
-from onceward.engine.build_run import BuildRun
+from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import cap_of, run_build
 from onceward.engine.glance import Begun, begun
@@ -156,15 +156,7 @@ def _run(
     reuse: bool,
     rerun: Sequence[str] = (),
 ) -> _Ran:
-    run = BuildRun(
-        *(kernel, build_id, resolved),
-        jobs=jobs,
-        limits=limits,
-        keep_going=keep_going,
-        reuse=reuse and resolved.plan.reuse,
-        rerun={resolved.steps.named(name) for name in rerun} | resolved.forced(),
-        told=display.told,
-    )
+    run = prepared(kernel, build_id, resolved, jobs, limits, keep_going, reuse, rerun, display.told)
     stop, run.children.hurry = asked
     shown = begun(run, how)
     before, at = _spent(shown), time.monotonic()
@@ -174,6 +166,29 @@ def _run(
     finally:
         display.end()
     return _Ran(run, _spent(shown) - before, int(time.monotonic() - at))
+
+
+def prepared(
+    kernel: Kernel,
+    build_id: str,
+    resolved: Resolved,
+    jobs: int,
+    limits: Mapping[str, int],
+    keep_going: bool,
+    reuse: bool,
+    rerun: Sequence[str] = (),
+    told: Told = lambda said: None,
+) -> BuildRun:
+    """A build that is ACTIVE, ready to be carried to its end."""
+    return BuildRun(
+        *(kernel, build_id, resolved),
+        jobs=jobs,
+        limits=limits,
+        keep_going=keep_going,
+        reuse=reuse and resolved.plan.reuse,
+        rerun={resolved.steps.named(name) for name in rerun} | resolved.forced(),
+        told=told,
+    )
 
 
 class _Ran(NamedTuple):

@@ -96,6 +96,13 @@ def resume(
 def carry_out(workspace: Workspace, saga: Shipped, grant: str, begun: Begun, told: Told) -> Outcome:
     """A plan for the registry under a grant: the same plan under the same grant is the same run. One that ended before
     it used the grant is past; the grant is still good for another."""
+    grant, root = root_for(workspace, saga, grant)
+    given = saga.given()
+    return run(workspace, saga, root=root, given=given, grant=grant, begun=begun, told=told, leaving=True)
+
+
+def root_for(workspace: Workspace, saga: Shipped, grant: str) -> tuple[str, str]:
+    """The whole id of a grant, and the root of the run of a plan under it: the one that used it, or the next."""
     grant = workspace.grant(grant)
     with workspace.reading() as store, store.read() as rows:
         used = Grants(rows).named(grant).consumed_by_root or ""
@@ -105,8 +112,7 @@ def carry_out(workspace: Workspace, saga: Shipped, grant: str, begun: Begun, tol
         while not used and (known := Runs(rows).of_root(root)) is not None and known.over:
             attempt += 1
             root = f"{saga.root(grant)}#{attempt}"
-    given = saga.given()
-    return run(workspace, saga, root=root, given=given, grant=grant, begun=begun, told=told, leaving=True)
+    return grant, root
 
 
 def _carry(

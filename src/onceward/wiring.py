@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from onceward import settings as settings_module
 from onceward.databases import postgres
+from onceward.engine.answers import Engine
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import Asker
-from onceward.engine.kernel import Engine, Kernel
+from onceward.engine.kernel import Kernel
 from onceward.engine.keyring import Keyring
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
@@ -281,7 +282,11 @@ class Workspace:
         try:
             return self.kernel()
         except LockConflict:
-            return Asker(self.store(), self.kernel, self.keyring)
+            return self.asker()
+
+    def asker(self) -> Asker:
+        """A line to the kernel that lives."""
+        return Asker(self.store(), self.kernel, self.keyring)
 
     def sinks(self, store: Store) -> list[Sink]:
         if not self.settings.sink:

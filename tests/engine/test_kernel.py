@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers import count, create, orphan_lock
+from onceward.engine.answers import Pending
 from onceward.engine.asker import Asker
-from onceward.engine.kernel import Kernel, Pending
+from onceward.engine.kernel import Kernel
 from onceward.engine.reading import principal_list
 from onceward.errors import InvalidConfig, LockConflict, LockLost, PermissionDenied, RequestConflict, StoredError
 from onceward.kernel import faults
@@ -246,7 +247,7 @@ def test_an_answer_found_before_asking_says_that_it_is_a_replay(workspace, kerne
 def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kernel, monkeypatch):
     from onceward.engine import verbs
 
-    def bug(tx, actor, payload):
+    def bug(tx, actor):
         raise ZeroDivisionError("s3cret")
 
     monkeypatch.setattr(verbs, "VERBS", verbs.VERBS)

@@ -58,6 +58,7 @@ DROPPED = {
     "keys": {"key"},
     "signatures": {"signature"},
     "seals": {"seal"},
+    "tokens": {"token"},
 }
 NOT_EVIDENCE = {
     "workspace": "one row, never deleted: its id is in every signature",
@@ -250,6 +251,14 @@ RUN_CHANGED = {
     "stuck": ("NULL", "stuck IS NOT NULL"),
     "settled": ("0", "settled = 1"),
 }
+TOKEN_CHANGED = {
+    "principal": ("'bob'", "1 = 1"),
+    "token_hash": ("'ab' || token_hash", "1 = 1"),
+    "note": ("'x'", "1 = 1"),
+    "expires_at": ("expires_at + 1", "1 = 1"),
+    "revoked_seq": ("NULL", "revoked_seq IS NOT NULL"),
+    "made_seq": ("made_seq + 1", "1 = 1"),
+}
 NEWEST = "SELECT max(sha256) FROM artifacts"
 CHANGED = [
     ("builds", "state", "'SUCCESS'", "state <> 'SUCCESS'", ("state",)),
@@ -292,8 +301,8 @@ CHANGED = [
     ("verify_result", "prior_verify_result_id", "'vrf_x'", "prior_verify_result_id IS NOT NULL", ("backlog",)),
     ("dot_pair_signature", "principal", "'eva'", "1 = 1", ("signature",)),
     ("dot_pair_signature", "tool_revision", "'ab'", "1 = 1", ("signature",)),
-    ("dot_pair_signature", "fingerprint", "(SELECT min(fingerprint) FROM keys)", "1 = 1", ("signature", "duty")),
-    ("dot_pair_signature", "statement_hash", "(SELECT min(statement_hash) FROM signatures)", "1 = 1", ("signature",)),
+    ("dot_pair_signature", "fingerprint", "'ab' || fingerprint", "1 = 1", ("signature", "duty")),
+    ("dot_pair_signature", "statement_hash", "'ab' || statement_hash", "1 = 1", ("signature",)),
     ("decision_backlog_entry", "author", "'bob'", "author <> 'bob'", ("state",)),
     ("decision_backlog_entry", "target", "'other'", "1 = 1", ("state",)),
     ("decision_backlog_history", "actor", "'eve'", "1 = 1", ("backlog",)),
@@ -340,6 +349,7 @@ CHANGED = [
     ("keys", "added_seq", "added_seq + 1", "1 = 1", ("key",)),
     ("keys", "revoked_seq", "NULL", "revoked_seq IS NOT NULL", ("key",)),
     ("signatures", "seq", "seq + 1000", "1 = 1", ("signature",)),
+    *(("tokens", column, *how, ("token",)) for column, how in TOKEN_CHANGED.items()),
     ("events", "seq", "seq + 1000", "1 = 1", ("gap", "chain")),
     ("events", "at", "at + 1", "1 = 1", ("chain",)),
     ("events", "position", "position + 1000", "1 = 1", ("gap",)),

@@ -33,7 +33,7 @@ def named(rows: Reads, request: Request) -> Request:
         payload["subject"] = _subject(rows, payload["subject"])
     elif request.verb.startswith("grants.") and isinstance(payload.get("grant"), str):
         payload["grant"] = Grants(rows).named(payload["grant"]).grant_id
-    elif request.verb == "sagas.abandon" and isinstance(payload.get("saga"), str):
+    elif request.verb in ("sagas.abandon", "sagas.resume") and isinstance(payload.get("saga"), str):
         payload["saga"] = Runs(rows).named(payload["saga"]).saga_id
     elif request.verb.startswith("changes."):
         for field in ("entry", "revises"):

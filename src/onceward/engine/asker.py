@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from onceward.engine import acts, tenure
-from onceward.engine.kernel import Kernel, Pending, told, verb_named
+from onceward.engine.answers import Pending, role_of, told
+from onceward.engine.kernel import Kernel
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.principals import authorize
 from onceward.errors import LockConflict
@@ -27,7 +28,7 @@ class Asker:
     def ask(self, request: Request, wait: float) -> Answer | Pending:
         request.check()
         with self.store.read() as rows:
-            authorize(rows, request.principal, verb_named(request.verb).role)
+            authorize(rows, request.principal, role_of(request.verb))
             request = acts.named(rows, request)
             found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:

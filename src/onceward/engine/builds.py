@@ -36,12 +36,20 @@ class Offer(msgspec.Struct, frozen=True):
     """What somebody brings to a resume."""
 
     token: str = ""
+    proof: str = ""
+    """What shows that somebody has the token, where the token itself must not travel."""
     limits: Mapping[str, int] = {}
     fork: bool = False
     rerun: Sequence[str] = ()
     """Steps in doubt that are to run again."""
     accept: Mapping[str, Path] = {}
     """Steps in doubt that are done: what they made is in these files."""
+
+    @property
+    def shown(self) -> str:
+        """The hash of the token that is shown; empty if none is."""
+        proof = permits.proof_of(self.token) if self.token else self.proof
+        return permits.hash_of_proof(proof) if proof else ""
 
 
 def require_no_doubt(store: Store, name: str) -> None:
@@ -66,12 +74,18 @@ def _require_no_doubt(rows: Reads, name: str) -> None:
 
 
 def begin(
-    kernel: Kernel, resolved: Resolved, plan_file: str, jobs: int, limits: Mapping[str, int], reuse: bool = True
+    kernel: Kernel,
+    resolved: Resolved,
+    plan_file: str,
+    jobs: int,
+    limits: Mapping[str, int],
+    reuse: bool = True,
+    build_id: str = "",
 ) -> str:
     """Store a new build, open its session and start it; answers its id."""
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
-    build_id = kernel.store.sources.new_id("bld")
+    build_id = build_id or kernel.store.sources.new_id("bld")
 
     def work(tx: Transaction) -> None:
         require_operations(tx, resolved, kernel.registered)
@@ -267,8 +281,8 @@ def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
     """The last check of a resume, and the only one that uses something up (B-10)."""
     if build.state != "BUDGET_PAUSE":
         return
-    permit = find_confirmation(tx, permits.hash_of(offer.token)) if offer.token else None
-    why = permits.objection(permit, build.build_id, build.version, tx.now) if offer.token else "is missing"
+    permit = find_confirmation(tx, offer.shown) if offer.shown else None
+    why = permits.objection(permit, build.build_id, build.version, tx.now) if offer.shown else "is missing"
     if why or permit is None:
         raise InvalidResumeState(
             f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",

@@ -79,6 +79,15 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None}
 
 
+def change_verdict(store: Store, name: str, policy: Policy) -> dict[str, Any]:
+    """An entry that was verified, with its newest result in the middle."""
+    said = change_status(store, name, policy)
+    undone = [one["status"] for one in said.get("change_sets", ()) if one["kind"] == "undo"]
+    said |= {"undo": undone[-1]} if undone else {}
+    said |= {"escalation": said["escalations"][-1]} if "escalations" in said else {}
+    return {**said, "result": said["results"][-1], "fresh": True}
+
+
 def decision_of(decision: Decision) -> dict[str, Any]:
     said = {**msgspec.to_builtins(decision), "decided_at": iso(decision.decided_at)}
     return {key: value for key, value in said.items() if value is not None and key not in ("entry_id", "entry_version")}

@@ -85,12 +85,12 @@ class Children:
         self.timed = lane is not None and lane.limit is not None
         """Whether the session's time is limited."""
 
-    def spawn(self, works: Sequence[Work]) -> list[str]:
-        """Queue children; answers their ids. They run as slots become free. Where the workspace wants it, each names an
-        operation of the registry."""
+    def spawn(self, works: Sequence[Work], ids: Sequence[str] = ()) -> list[str]:
+        """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
+        free. Where the workspace wants it, each names an operation of the registry."""
         if self.closed:
             raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
-        orders = [self.order(work) for work in works]
+        orders = [self.order(work, child_id) for work, child_id in zip(works, ids or [""] * len(works), strict=True)]
         named = [operations.Named("the command", work.operation, work.effect) for work in works]
 
         def queue(tx: Transaction) -> None:

@@ -147,23 +147,31 @@ def cut(
     stop: threading.Event | None = None,
 ) -> ChangeSet:
     """Carry an approved change out, once; called again it finishes, or answers what is there."""
-    kernel.require("executor")
-    require_signer(kernel)
-    with kernel.store.read() as rows:
-        entry_id = Changes(rows).named(name).entry_id
+    entry_id = require_cuttable(kernel, name, grant)
     with kernel.alone(entry_id):
         with kernel.store.read() as rows:
             known, manifest = Changes(rows).live_set(entry_id), _manifest(rows, entry_id)
-            if known is None:
-                _require_cuttable(rows, Changes(rows).get(entry_id), kernel, rows.now())
         if known is None:
-            # What has drifted is refused before anything is written.
-            cutter_for(kernel, manifest, "", grant).check()
             known = kernel.store.write(lambda tx: _open(tx, kernel, entry_id))
         if known.status == "applied":
             return known
         saga = Cutting(cutter_for(kernel, manifest, known.change_set_id, grant), known, manifest)
         return carry(kernel, saga, known, known.change_set_id, told, stop)
+
+
+def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
+    """The entry that a name means, if it may be cut now, or is being cut; what stands against it is told before
+    anything is written."""
+    kernel.require("executor")
+    require_signer(kernel)
+    with kernel.store.read() as rows:
+        entry_id = Changes(rows).named(name).entry_id
+        known, manifest = Changes(rows).live_set(entry_id), _manifest(rows, entry_id)
+        if known is None:
+            _require_cuttable(rows, Changes(rows).get(entry_id), kernel, rows.now())
+    if known is None:
+        cutter_for(kernel, manifest, "", grant).check()
+    return entry_id
 
 
 def _manifest(rows: Reads, entry_id: str) -> Manifest:

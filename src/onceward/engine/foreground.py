@@ -22,7 +22,9 @@ Told = Callable[[str, Ended], None]
 
 @contextmanager
 def serving(kernel: Kernel, stop: threading.Event, on_stop: Callable[[], None]) -> Iterator[None]:
-    """While work goes on, the kernel answers what others ask; `on_stop` is called once somebody asks to stop."""
+    """While work goes on, the kernel answers what others ask; `on_stop` is called once somebody asks to stop. One that
+    is served already is left to it."""
+    answered = kernel.served
     done = threading.Event()
     failure: list[OncewardError] = []
 
@@ -37,7 +39,8 @@ def serving(kernel: Kernel, stop: threading.Event, on_stop: Callable[[], None]) 
         stop.wait()
         on_stop()
 
-    threads = [threading.Thread(target=serve, name="serve"), threading.Thread(target=heed_stop, name="stop")]
+    threads = [threading.Thread(target=heed_stop, name="stop")]
+    threads += [] if answered else [threading.Thread(target=serve, name="serve")]
     for thread in threads:
         thread.start()
     try:

@@ -2,66 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
 
-import msgspec
-
-from onceward.engine import acts, seals, tenure
+from onceward.engine import seals, tenure
+from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.outbox import Delivery, deliver
-from onceward.engine.principals import add_key, authorize, refuse_admin, welcome
+from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.sinks import Notice, Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
-from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
-    ExecutionFailed,
     InvalidConfig,
     LockConflict,
     LockLost,
     OncewardError,
-    StoredError,
 )
 from onceward.evidence.seal import read_receipt
-from onceward.kernel.canon import bounded
 from onceward.kernel.limits import ARTIFACT_BYTES, LEAVING_SECONDS, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.lifecycles.change import Policy
 from onceward.locks import TargetLock
-from onceward.store.store import Store, answer_once
+from onceward.store.store import Store
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
 from onceward.store.tables.children import note_recovery
-from onceward.store.tables.keys import keys_of
 from onceward.store.tables.principals import Principals
-from onceward.store.tables.requests import Ledger, Requests, answer_request
 from onceward.store.transaction import Transaction
-
-_TAKE = 64
-
-
-class Pending(msgspec.Struct, frozen=True):
-    """A request that was filed and not answered in time; asking again with its id returns the answer."""
-
-    request_id: str
-
-
-class Engine(Protocol):
-    """What a command talks to: the kernel itself, or a line to the one that lives."""
-
-    def ask(self, request: Request, wait: float) -> Answer | Pending: ...
-
-    def close(self) -> None: ...
 
 
 class Kernel:
@@ -110,6 +87,9 @@ class Kernel:
         self.work = folder / "work"
         """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
+        self.answers = Answers(self)
+        self.served = False
+        """Whether somebody answers for it already: works beside it need not."""
         try:
             actor, first = self._sign_in()
             self.recovered = recover(store, actor, self.processes.here, (self.artifacts, self.spool))
@@ -187,37 +167,29 @@ class Kernel:
             limits=limits,
             registered=self.registered,
         )
+        # What has ended is let go of; what cannot be ended is remembered to the end.
+        self._sessions[:] = [other for other in self._sessions if not other.closed or other.stuck]
         self._sessions.append(children)
         return children
 
     def ask(self, request: Request, wait: float = 0) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
-        request.check()
-        with self.store.read() as rows:
-            try:
-                request = acts.named(rows, request)
-            except OncewardError:
-                # Whoever may not ask is not told what there is.
-                authorize(rows, request.principal, verb_named(request.verb).role)
-                raise
-        if self.signer is not None and request.principal == self.principal and request.signature is None:
-            if self.signer.fresh:
-                self.require(verb_named(request.verb).role)
-            with self.store.read() as rows:
-                request = acts.sign(rows, self.signer, request)
-        answer = told(self.store.answer(request, self._run(request)))
+        answer = self.answers.ask(request)
         self._heed()
         return answer
 
     def carry_out(self) -> int:
         """Answer what other processes asked, in the order they asked; answers how many."""
-        with self.store.read() as rows:
-            waiting = Requests(rows).open(_TAKE)
-        for ledger in waiting:
-            self._answer(ledger)
-        if waiting:
+        answered = self.answers.carry_out()
+        if answered:
             self._heed()
-        return len(waiting)
+        return answered
+
+    def acting(self, principal: str, signer: Signer | None) -> Kernel:
+        """The same kernel, with its work done in somebody else's name, and signed with their key."""
+        other = copy.copy(self)
+        other.principal, other.signer = principal, signer
+        return other
 
     def _heed(self) -> None:
         """What was asked may concern children that run."""
@@ -252,12 +224,14 @@ class Kernel:
         ]
         for thread in delivering:
             thread.start()
+        self.served = True
         try:
             while not stop.is_set() and not self.lost.is_set():
                 self._heartbeat.progress += 1
                 if not self.carry_out():
                     stop.wait(REQUEST_POLL_SECONDS)
         finally:
+            self.served = False
             stop.set()
             self._hurry_notices()
             for thread in delivering:
@@ -307,55 +281,6 @@ class Kernel:
         self._why_lost = why
         self.lost.set()
 
-    def _answer(self, ledger: Ledger) -> None:
-        request = Request(ledger.verb, ledger.request_id, None, ledger.principal)
-        try:
-            request = ledger.request
-            run = self._run(request, filed=True)
-            self.store.write(lambda tx: answer_once(tx, request, run))
-        except OncewardError as error:
-            if error.retryable or error.code == "LOCK_LOST":
-                raise
-            self._refuse(request, error)
-        except Exception as bug:
-            self._refuse(request, ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"))
-
-    def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
-        """What a request does inside its transaction: role and signature are checked there. What lies outside is
-        looked at before; not for those who may not ask, nor where the answer is there."""
-        verb, principal = verb_named(request.verb), request.principal
-        if verb.outside:
-            with self.store.read() as rows:
-                known = Requests(rows).find(request)
-                if known is not None and known.answered_at is not None:
-                    return lambda tx, resource_id: None
-                authorize(rows, principal, verb.role)
-                acts.authenticate(rows, request)
-        act = verb.ready(self, request.payload)
-
-        def run(tx: Transaction, resource_id: str) -> Any:
-            authorize(tx, principal, verb.role)
-            if request.verb == "keys.add" and not keys_of(tx, principal):
-                # There is no key yet that could vouch for the first; it vouches for itself. Not for an admin's, though:
-                # whoever may only file requests must not become one.
-                if filed:
-                    refuse_admin(tx, principal)
-                return {"ok": act(tx, principal)}
-            envelope = acts.authenticate(tx, request)
-            with acts.acting(tx, envelope, request.verb, principal, request.request_id):
-                return {"ok": act(tx, principal)}
-
-        return run
-
-    def _refuse(self, request: Request, error: OncewardError) -> None:
-        """A refusal is an answer; one too long to store is cut, for no request may block those behind it."""
-        refusal = {"error": error.document()}
-        try:
-            bounded(refusal, "the refusal")
-        except InvalidConfig:
-            refusal["error"] |= {"message": error.message[:1000], "context": {}}
-        self.store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
-
     def _deliver_until(self, stop: threading.Event, sinks: Sequence[Sink], tidying: bool) -> None:
         tidied = time.monotonic()
         while not stop.wait(REQUEST_POLL_SECONDS):
@@ -381,15 +306,3 @@ def _quietly(act: Callable[..., object]) -> Callable[..., None]:
             act(*arguments)
 
     return quiet
-
-
-def verb_named(name: str) -> Verb:
-    if name not in VERBS:
-        raise InvalidConfig(f"there is no verb {name!r}", context={"field": "verb"})
-    return VERBS[name]
-
-
-def told(answer: Answer) -> Answer:
-    if "error" in answer.value:
-        raise StoredError(answer.value["error"])
-    return Answer(answer.value["ok"], answer.replayed)

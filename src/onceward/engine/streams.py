@@ -36,6 +36,8 @@ class Streams:
     def __init__(self, folder: Path, store: Store, actor: str) -> None:
         self.folder, self.store, self.actor = folder, store, actor
         self._done: int | None = None
+        self._looked = False
+        """Whether this process has looked at every file once."""
         self._known: dict[str, tuple[int, int]] = {}
         """Size and last seq of the files that this process has looked at or written."""
 
@@ -70,6 +72,9 @@ class Streams:
     def look_over(self) -> int:
         """Before work begins: unless the folder is as the last kernel left it, compare every stream's file with its
         rows and catch up; answers how many lines were missing."""
+        if self._looked:
+            return 0
+        self._looked = True
         as_left = self._as_left()
         # From here on a kernel is at work, and may die: what it has written then stands without a seal.
         with suppress(OSError):

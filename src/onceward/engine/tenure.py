@@ -103,6 +103,15 @@ def vacant(store: Store) -> bool:
         return held is None or not held.held or not standing(rows, held, rows.now()).stands
 
 
+def serving(store: Store) -> str:
+    """Where the kernel that lives takes work from others; empty if none does."""
+    with store.read() as rows:
+        held, shown = lock_row(rows), last_beat(rows)
+        if held is None or not held.held or shown is None or shown.fence != held.fence or not shown.serves:
+            return ""
+        return shown.serves if standing(rows, held, rows.now()).stands else ""
+
+
 def standing(
     rows: Reads,
     held: LockRow,

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.engine import build_verbs as builds
 from onceward.engine import change_verbs as changes
-from onceward.engine import child_dispatch, grants, principals, seals
+from onceward.engine import child_dispatch, grants, principals, seals, tokens
 from onceward.engine import saga_verbs as sagas
 from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.canon import digest
@@ -224,6 +224,25 @@ def _abandon_saga(tx: Transaction, actor: str, payload: Any) -> Any:
     return sagas.abandon(tx, actor, asked.saga, digest({"actor": actor, "abandon": asked.saga}))
 
 
+class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token_hash: str
+    seconds: int
+    note: str = ""
+
+
+def _new_token(tx: Transaction, actor: str, payload: Any) -> Any:
+    asked = _convert(payload, NewToken)
+    return tokens.make(tx, actor, asked.token_hash, asked.seconds, asked.note[:MAX_NOTE_CHARS])
+
+
+class RevokeToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: str
+
+
+def _revoke_token(tx: Transaction, actor: str, payload: Any) -> Any:
+    return tokens.revoke(tx, actor, _convert(payload, RevokeToken).token)
+
+
 def _granted(grant: Grant) -> Any:
     return {"grant_id": grant.grant_id, "status": grant.status, "scope": grant.scope.digest()}
 
@@ -245,6 +264,8 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "grants.revoke": _revoke_grant,
     "grants.expire": _expire_grants,
     "sagas.abandon": _abandon_saga,
+    "tokens.new": _new_token,
+    "tokens.revoke": _revoke_token,
 }
 _READY: dict[str, tuple[Callable[[Kernel, Any], Callable[[Transaction, str], Any]], type]] = {
     "changes.mark": (changes.mark, changes.Mark),

@@ -93,6 +93,7 @@ def verify(
     again: bool = False,
     timeout: float | None = None,
     stop: threading.Event | None = None,
+    result_id: str = "",
 ) -> Verified:
     """Look at what an entry's cut really left. Asked again it answers the same, unless it is to look again: then one
     more result follows the last."""
@@ -105,8 +106,9 @@ def verify(
             found = Changes(rows)
             entry, change_set = found.get(entry_id), found.live_set(entry_id)
             results = found.results(change_set.change_set_id) if change_set is not None else []
-        if change_set is not None and results and not again:
-            return _answer(kernel, entry_id, results[-1], fresh=False)
+        asked = [one for one in results if one.verify_result_id == result_id]
+        if change_set is not None and results and (asked or not again):
+            return _answer(kernel, entry_id, (asked or results)[-1], fresh=False)
         with kernel.store.read() as rows:
             _require_verifiable(rows, kernel, entry, change_set)
             manifest = manifest_of(Changes(rows).envelope(entry_id).body)
@@ -116,7 +118,7 @@ def verify(
             seen.check = _run_check(kernel, entry, change_set, manifest, timeout, stop or threading.Event())
             # What is signed is what is there when all is said, whatever the check did.
             seen.different = look(kernel, change_set, manifest).different
-        result = kernel.store.write(lambda tx: _record(tx, kernel, entry_id, manifest, seen))
+        result = kernel.store.write(lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id))
         return _answer(kernel, entry_id, result, fresh=True)
 
 
@@ -218,7 +220,20 @@ def _said(how: Ended) -> dict[str, Any]:
     return {"reason": how.reason, **{name: how.detail[name] for name in names if how.detail.get(name) is not None}}
 
 
-def _record(tx: Transaction, kernel: Kernel, entry_id: str, manifest: Manifest, seen: Seen) -> VerifyResult:
+def require_verifiable(kernel: Kernel, entry_id: str) -> None:
+    """What stands against verifying an entry, told before anything is looked at."""
+    kernel.require("verifier")
+    require_signer(kernel)
+    with kernel.store.read() as rows:
+        found = Changes(rows)
+        change_set = found.live_set(entry_id)
+        if change_set is None or not found.results(change_set.change_set_id):
+            _require_verifiable(rows, kernel, found.get(entry_id), change_set)
+
+
+def _record(
+    tx: Transaction, kernel: Kernel, entry_id: str, manifest: Manifest, seen: Seen, result_id: str
+) -> VerifyResult:
     """What was found, and all that follows from it: one transaction."""
     found, actor = Changes(tx), kernel.principal
     entry, change_set = found.get(entry_id), found.live_set(entry_id)
@@ -226,7 +241,7 @@ def _record(tx: Transaction, kernel: Kernel, entry_id: str, manifest: Manifest, 
     assert change_set is not None
     prior = found.results(change_set.change_set_id)
     result = VerifyResult(
-        verify_result_id=tx.sources.new_id("vrf"),
+        verify_result_id=result_id or tx.sources.new_id("vrf"),
         change_set_id=change_set.change_set_id,
         prior_verify_result_id=prior[-1].verify_result_id if prior else None,
         passed=int(seen.passed),

@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.kernel.grants import Scope
 from onceward.kernel.limits import MAX_NOTE_CHARS
+from onceward.lifecycles.duties import WORKS
 
 NEEDED: Final = frozenset(
     {
@@ -23,7 +24,7 @@ NEEDED: Final = frozenset(
             "BUILD_ABANDONED",
         ),
         *("ENTRY_MARKED", "ENTRY_REVISED", "ENTRY_SWEPT", "ENTRY_APPROVED", "ENTRY_DEFERRED", "ENTRY_REJECTED"),
-        *("ENTRY_REVIEWED", "ENTRY_ABANDONED", "BACKLOG_SWEPT"),
+        *("ENTRY_REVIEWED", "ENTRY_ABANDONED", "BACKLOG_SWEPT", "WORK_TAKEN", "TOKEN_MADE", "TOKEN_REVOKED"),
     }
 )
 """Events that somebody asked for; from the workspace's first key on, with a signature."""
@@ -42,6 +43,9 @@ ONCE: Final = frozenset(
         "changes.mark",
         "changes.review",
         "changes.abandon",
+        "tokens.new",
+        "tokens.revoke",
+        *WORKS,
     }
 )
 """Acts that one event is the whole of."""
@@ -143,6 +147,9 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
     ("changes.abandon", "ENTRY_ABANDONED"): lambda claim, payload: (
         payload["entry"] == claim.subject and _reason(payload, claim)
     ),
+    **{(verb, "WORK_TAKEN"): lambda claim, payload: True for verb in WORKS},
+    ("tokens.new", "TOKEN_MADE"): lambda claim, payload: payload["token_hash"] == claim.detail["token_hash"],
+    ("tokens.revoke", "TOKEN_REVOKED"): lambda claim, payload: payload["token"] == claim.detail["token_id"],
     ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
 }
 

@@ -55,6 +55,9 @@ class Detail(msgspec.Struct):
     nonce: str = ""
     scope: str = ""
     manifest: str = ""
+    token_id: str = ""
+    token_hash: str = ""
+    expires_at: int = 0
     why: Any = None
     idempotency_key: str = ""
     depends_on: list[str] | None = None

@@ -34,6 +34,7 @@ RULES: Final[Mapping[str, str]] = {
     "key": "keys are sound, were proven by their owners, belong to one principal each, and are those of the events",
     "signature": "every signature is genuine, by a key in force at its place, over what the records say",
     "duty": "whoever must be somebody else is somebody else, by name and by key",
+    "token": "tokens that people act with are those of the events, bound to whom they say",
     "seal": "the heads that were sealed are still what the streams have at that place",
     "form": "every record can be read as what it should be",
     "bundle": "the file holds exactly what its first page lists",

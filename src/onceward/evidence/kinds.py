@@ -24,6 +24,7 @@ from onceward.kernel.vocabulary import Audit, Collection, Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.tokens import Token
 
 
 class Child(msgspec.Struct, frozen=True):
@@ -219,5 +220,6 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     Key: ("keys", ("fingerprint",)),
     Signature: ("signatures", ("seq",)),
     Seal: ("seals", ("seal_no",)),
+    Token: ("tokens", ("token_id",)),
 }
 """Each kind of record with its table and the key it is ordered by."""

@@ -30,6 +30,7 @@ from onceward.kernel.chain import Event
 from onceward.kernel.merkle import Tree
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.tokens import Token
 
 if TYPE_CHECKING:
     from onceward.evidence.bodies import Body, Detail
@@ -60,6 +61,8 @@ class Authority:
         """What builds had spent when their end was signed, by lane."""
         self._pairs: dict[str, Mapping[str, Any]] = {}
         """What changes say was signed, by the hash of the statement."""
+        self._tokens: dict[str, Token] = {}
+        """Tokens as the events tell of them."""
         self._begun = records.first_key()
         """The place of the first key among all events: nobody could sign before."""
 
@@ -110,6 +113,12 @@ class Authority:
             self._roles.setdefault(detail.principal, set()).difference_update(detail.roles or ())
         elif body.event == "ACT_SIGNED":
             self._act(event.seq, detail, place)
+        elif body.event == "TOKEN_MADE":
+            said = (detail.token_id, detail.principal, detail.token_hash, detail.note)
+            self._tokens[detail.token_id] = Token(*said, event.seq, None, detail.expires_at)
+        elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
+            made = self._tokens[detail.token_id]
+            self._tokens[detail.token_id] = msgspec.structs.replace(made, revoked_seq=event.seq)
 
     def _add(self, seq: int, detail: Detail) -> None:
         if detail.key in self._told:
@@ -240,6 +249,7 @@ class Authority:
         self._check_keys()
         if self._records.whole:
             self._check_seals()
+            self._check_tokens()
             held: dict[str, set[str]] = {}
             for role in self._records.all(Role):
                 held.setdefault(role.name, set()).add(role.role)
@@ -266,6 +276,14 @@ class Authority:
             elif told["log"] != {"root": log.root().hex(), "size": log.size}:
                 self._findings.fault("seal", f"seal {number}", "it does not know the seals before it")
             log.add(bytes.fromhex(hash_))
+
+    def _check_tokens(self) -> None:
+        for row in self._records.all(Token):
+            self._findings.count("tokens")
+            if self._tokens.pop(row.token_id, None) != row:
+                self._findings.fault("token", row.token_id, "it is not what the events say")
+        for token_id in sorted(self._tokens):
+            self._findings.fault("token", token_id, "the events tell of it, and it is not there")
 
     def _check_keys(self) -> None:
         owners: dict[bytes, str] = {}

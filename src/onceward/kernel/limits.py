@@ -117,6 +117,9 @@ WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 
 PERMIT_SECONDS: Final = 3600
 """How long a confirmation token is good: a person who is asked answers within the hour, or asks for a new one."""
+TOKEN_SECONDS: Final = 366 * 86_400
+"""The longest that a bearer token lasts."""
+
 GRANT_SECONDS: Final = 7 * 86_400
 """The longest that a grant lasts."""
 

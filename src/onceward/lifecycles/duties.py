@@ -39,8 +39,27 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "changes.sweep": "operator",
     "changes.review": "reviewer",
     "changes.abandon": "admin",
+    "tokens.new": "",
+    "tokens.revoke": "",
+    "builds.run": "operator",
+    "builds.resume": "operator",
+    "sessions.spawn": "operator",
+    "sagas.run": "operator",
+    "sagas.resume": "operator",
+    "registry.apply": "operator",
+    "registry.rollback": "operator",
+    "changes.cut": "executor",
+    "changes.verify": "verifier",
 }
 """The role that each act needs, or any of several; empty where anybody who is known may."""
+
+WORKS: Final = frozenset(
+    {
+        *("builds.run", "builds.resume", "sessions.spawn", "sagas.run", "sagas.resume"),
+        *("registry.apply", "registry.rollback", "changes.cut", "changes.verify"),
+    }
+)
+"""What takes its time: only a kernel that serves takes it from others (K-13)."""
 
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""

@@ -32,7 +32,16 @@ GRANT = Machine.parse(
 
 def hash_of(secret: str) -> str:
     """What is kept of a secret."""
-    return sha256_hex(secret.encode("utf-8", "surrogatepass"))
+    return hash_of_proof(proof_of(secret))
+
+
+def proof_of(secret: str) -> str:
+    """What shows that somebody has a secret, without being it: what is asked over a line carries no more."""
+    return sha256_hex(b"onceward|" + secret.encode("utf-8", "surrogatepass"))
+
+
+def hash_of_proof(proof: str) -> str:
+    return sha256_hex(proof.encode("utf-8", "surrogatepass"))
 
 
 def mint(permit_id: str, subject: str, bound: int, secret_hash: str, now: Micros) -> Permit:

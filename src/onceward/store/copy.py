@@ -17,6 +17,7 @@ TABLES: Final = (
     ("keys", ("fingerprint",)),
     ("signatures", ("statement_hash",)),
     ("seals", ("seal_no",)),
+    ("tokens", ("token_id",)),
     ("plans", ("plan_hash",)),
     ("builds", ("build_id",)),
     ("checkpoints", ("build_id", "stage", "target")),

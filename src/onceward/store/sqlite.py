@@ -44,6 +44,7 @@ _BY_COLUMNS = {
     "registry_collections.name": "registry_collections_name",
     "registry_values.audit_id": "registry_values_audit",
     "saga_runs.idempotency_root": "saga_runs_root",
+    "tokens.token_hash": "tokens_hash",
     "cut_change_set.entry_id, cut_change_set.decision_id": "cut_change_set_live",
     "cut_change_set.of_change_set": "cut_change_set_undo",
     "decision_backlog_entry.idempotency_key": "decision_backlog_entry_key",

@@ -7,7 +7,8 @@ from typing import Any
 
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
-from onceward.engine.kernel import Engine, Kernel, Pending
+from onceward.engine.answers import Engine, Pending
+from onceward.engine.kernel import Kernel
 from onceward.engine.outbox import Delivery
 from onceward.errors import CommitUnknown
 from onceward.kernel.records import Answer, Request

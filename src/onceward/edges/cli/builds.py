@@ -14,8 +14,9 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay, build_display
+from onceward.edges.cli.following import follow_build, serves
 from onceward.edges.cli.main import Command, Globals, asking_options, build_argument, pass_globals, wait_option
-from onceward.edges.cli.spawn import limits_of
+from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig, Recovery
 
 _EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ACTIVE": 1, "ABANDONED": 1}
@@ -56,6 +57,7 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
     """
     from onceward import running
     from onceward.engine.plan_file import load
+    from onceward.engine.work_orders import RunBuild
     from onceward.lifecycles.choices import Choices, assignments
 
     limits = limits_of(asked["budgets"])
@@ -72,6 +74,18 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
         with suppress(OSError):
             click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
     display = build_display(given.json)
+    if serves(workspace):
+        order = RunBuild(
+            plan=running.place_of(workspace, Path(plan).expanduser().absolute()),
+            only=choices.only,
+            force=choices.force,
+            config=dict(choices.config),
+            jobs=jobs,
+            budget=budget_of(asked["budgets"]),
+            keep_going=keep_going,
+            reuse=not no_reuse,
+        )
+        return _followed(follow_build(given, "builds.run", order, display), display)
     with prints_aside(given.json):
         outcome, signal = running.run(
             *(workspace, resolved, display),
@@ -105,6 +119,8 @@ def resume(
     """
     from onceward import running
     from onceward.engine.builds import Offer
+    from onceward.engine.work_orders import ResumeBuild
+    from onceward.lifecycles.permit import proof_of
 
     offer = Offer(
         token=asked["token"],
@@ -119,6 +135,20 @@ def resume(
     if asked["dry_run"]:
         return _foresee(given, build, file, offer.limits, no_reuse)
     display = build_display(given.json)
+    if serves(workspace):
+        order = ResumeBuild(
+            build=build,
+            proof=proof_of(offer.token) if offer.token else "",
+            fork=offer.fork,
+            rerun=tuple(offer.rerun),
+            accept=_bring(workspace, offer.accept),
+            plan=running.place_of(workspace, file.absolute()) if file is not None else "",
+            jobs=jobs,
+            budget=budget_of(asked["budgets"]),
+            keep_going=keep_going,
+            reuse=not no_reuse,
+        )
+        return _followed(follow_build(given, "builds.resume", order, display), display)
     with prints_aside(given.json):
         outcome, signal = running.resume(
             *(workspace, build, display, offer),
@@ -168,6 +198,22 @@ def _the_one(workspace: Any) -> str:
 def prints_aside(as_json: bool) -> Any:
     """What Python steps print must not stand between our lines of JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def _followed(outcome: dict[str, Any] | int, display: BuildDisplay) -> int:
+    return outcome if isinstance(outcome, int) else _leave(display, outcome, 0)
+
+
+def _bring(workspace: Any, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Files put where the server finds them."""
+    from onceward.engine.work_orders import Kept
+    from onceward.kernel.canon import sha256_hex
+
+    contents = {step: (path.name, path.read_bytes()) for step, path in files.items()}
+    if contents:
+        with workspace.artifacts() as artifacts:
+            artifacts.offer({sha256_hex(data): [data] for _, data in contents.values()})
+    return {step: Kept(name, sha256_hex(data)) for step, (name, data) in contents.items()}
 
 
 def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:

@@ -14,6 +14,7 @@ from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending, tell
 from onceward.edges.cli.change_display import change_table
 from onceward.edges.cli.diffs import show_diffs
+from onceward.edges.cli.following import follow, serves
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
 from onceward.errors import InvalidConfig, Recovery
 
@@ -341,9 +342,17 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     """Carry ENTRY out exactly as it was approved, once. After a crash, the same command finishes it, or undoes it."""
     from onceward import changing
     from onceward.edges.cli.change_display import CutDisplay
+    from onceward.engine.change_reading import change_status
+    from onceward.engine.work_orders import CutChange
 
-    display = CutDisplay(given.json)
-    found, signal = changing.cut(given.workspace(), entry, grant=grant, told=display.told, commit=git_commit)
+    display, workspace = CutDisplay(given.json), given.workspace()
+    if serves(workspace):
+        order = CutChange(entry=entry, grant=grant, commit=git_commit)
+        return follow(
+            *(given, "changes.cut", order),
+            lambda store, subject: display.end(change_status(store, subject["entry_id"], workspace.policy), 0),
+        )
+    found, signal = changing.cut(workspace, entry, grant=grant, told=display.told, commit=git_commit)
     return display.end(found, signal)
 
 
@@ -361,12 +370,23 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
     """
     from onceward import changing
     from onceward.edges.cli.change_display import verified
+    from onceward.engine.change_reading import change_verdict
+    from onceward.engine.work_orders import VerifyChange
     from onceward.lifecycles.plan_words import duration_of
 
     seconds = (
         duration_of("--timeout", int(timeout) if timeout.isdecimal() else timeout) if timeout is not None else None
     )
-    found, signal = changing.verify(given.workspace(), entry, again=again, timeout=seconds, commit=git_commit)
+    workspace = given.workspace()
+    if serves(workspace):
+        order = VerifyChange(entry=entry, again=again, timeout=seconds, commit=git_commit)
+        return follow(
+            *(given, "changes.verify", order),
+            lambda store, subject: verified(
+                change_verdict(store, subject["entry_id"], workspace.policy), given.json, _status
+            ),
+        )
+    found, signal = changing.verify(workspace, entry, again=again, timeout=seconds, commit=git_commit)
     return signal or verified(found, given.json, _status)
 
 

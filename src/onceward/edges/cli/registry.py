@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from onceward.edges.cli import render
+from onceward.edges.cli.following import follow, serves
 from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
 from onceward.edges.cli.sagas import SagaDisplay
 from onceward.errors import PermitInvalid, Recovery
@@ -73,11 +74,12 @@ def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
         return _foresee(given, file, grant)
     workspace = given.workspace()
     assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
-    return _carry_out(given, assembly, file, grant)
+    return _carry_out(given, assembly, file, grant, "apply")
 
 
-def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None) -> int:
+def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb: str) -> int:
     from onceward import saga_running
+    from onceward.engine.work_orders import ApplyPlan
 
     workspace = given.workspace()
     if grant is None:
@@ -90,6 +92,9 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None) -> in
             ],
         )
     display = SagaDisplay(given.json)
+    if serves(workspace):
+        order = ApplyPlan(plan=msgspec.to_builtins(shipped.plan), grant=grant)
+        return follow(given, f"registry.{verb}", order, display.followed)
     outcome, signal = saga_running.carry_out(workspace, shipped, grant, display.begun, display.told)
     return display.end(outcome, signal)
 
@@ -180,4 +185,4 @@ def run_(given: Globals, file: str, grant: str | None) -> int:
 
     workspace = given.workspace()
     shipped = saga_running.in_file(file_argument(file), saga_running.to_roll_back, workspace)
-    return _carry_out(given, shipped, file, grant)
+    return _carry_out(given, shipped, file, grant, "rollback")

@@ -15,8 +15,9 @@ from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.builds import prints_aside
 from onceward.edges.cli.display import explain, shown
+from onceward.edges.cli.following import follow, serves
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
-from onceward.edges.cli.spawn import limits_of
+from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig
 
 EXITS = {"done": 0, "stopped": 1, "given up": 1, "stuck": 3, "unfinished": 1, "running": 1}
@@ -53,8 +54,9 @@ def run(
     The same ROOT is the same run: what is done is not done again. Exits 0 when it is DONE, 1 when it stopped and was
     undone, 3 when it is stuck.
     """
-    from onceward import saga_running
+    from onceward import running, saga_running
     from onceward.engine.plan_file import saga_in
+    from onceward.engine.work_orders import RunSaga
 
     limits, value = limits_of(budgets), json_of(given_)
     if root == "":
@@ -63,6 +65,10 @@ def run(
     found = saga_in(file_argument(file))
     workspace.ensure()
     display = SagaDisplay(given.json)
+    if serves(workspace):
+        place = running.place_of(workspace, file_argument(file).absolute())
+        order = RunSaga(file=place, input=value, root=root or "", grant=grant, budget=budget_of(budgets))
+        return follow(given, "sagas.run", order, display.followed)
     with prints_aside(given.json):
         outcome, signal = saga_running.run(
             *(workspace, found),
@@ -79,12 +85,16 @@ def run(
 
 def _go_on(given: Globals, name: str, file: str | None, budgets: tuple[str, ...], retry: bool) -> int:
     from onceward import saga_running
+    from onceward.engine.work_orders import ResumeSaga
 
-    display = SagaDisplay(given.json)
+    display, workspace = SagaDisplay(given.json), given.workspace()
     limits = limits_of(budgets)
+    if serves(workspace) and file is None:
+        order = ResumeSaga(saga=name, retry=retry, budget=budget_of(budgets))
+        return follow(given, "sagas.resume", order, display.followed)
     with prints_aside(given.json):
         outcome, signal = saga_running.resume(
-            *(given.workspace(), name),
+            *(workspace, name),
             file=Path(file).expanduser() if file else None,
             retry=retry,
             limits=limits,
@@ -246,6 +256,12 @@ class SagaDisplay:
             if outcome["standing"] != "done":
                 self._say(f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}")
         return signal or EXITS[outcome["standing"]]
+
+    def followed(self, store: Any, subject: Mapping[str, Any]) -> int:
+        """A run that a server carried: how it stands."""
+        from onceward.engine.saga_reading import saga_status
+
+        return self.end(saga_status(store, subject["saga_id"]), 0)
 
     def _line(self, value: dict[str, Any]) -> None:
         # Whoever read us may have seen enough; the run goes on.

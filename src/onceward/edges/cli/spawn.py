@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from onceward.edges.cli.display import Display
+from onceward.edges.cli.following import follow_session, serves
 from onceward.edges.cli.main import Command, Globals, Seconds, pass_globals
 from onceward.errors import InvalidConfig
 
@@ -54,8 +54,12 @@ def spawn(
     onceward spawn --budget tokens=200000 --timeout 600 --target repo -- my-agent --task fix
     onceward spawn --jobs 4 --each a.md --each b.md -- ./summarise {}
     """
+    import msgspec
+
     from onceward.engine import foreground
     from onceward.engine.signals import Signals
+    from onceward.engine.spawning import commands_of
+    from onceward.engine.work_orders import Spawn
 
     limits = limits_of(asked["budgets"])
     values = _values(asked["each"])
@@ -66,8 +70,18 @@ def spawn(
         raise InvalidConfig(f"{session[:60]!a} is not a session's id", context={"field": "--session"})
     if not new:
         session = workspace.session(session)
-    shown = Display(given.json, session, len(values))
-    works = _works(values, argv, asked, shown)
+    order = Spawn(
+        argv=argv,
+        session=session,
+        budget=budget_of(asked["budgets"]),
+        jobs=jobs,
+        each=tuple(values),
+        **{name: asked[name] for name in ("target", "timeout", "attempts", "env", "secrets", "operation", "effect")},
+    )
+    shown = Display(given.json, session, len(values) or 1)
+    works = [msgspec.structs.replace(work, on_output=shown.output) for work in commands_of(order, Path.cwd())]
+    if serves(workspace):
+        return follow_session(given, order, shown)
     stop = threading.Event()
     with Signals(stop, leaving=True) as signals:
         kernel = workspace.kernel()
@@ -86,67 +100,28 @@ def _status(ends: Iterable[Any]) -> int:
     return 4 if held else int(bool(failed))
 
 
-def _works(values: Sequence[str | None], argv: Sequence[str], asked: dict[str, Any], shown: Display) -> list[Any]:
-    from onceward.engine.redaction import check_secret
-    from onceward.engine.work import Command as CommandWork
-    from onceward.kernel.vocabulary import key_of
-    from onceward.locks.claims import check_target
-
-    target = asked["target"]
-    if asked["each"] and not any("{}" in word for word in argv):
-        raise InvalidConfig("--each puts its values in for {}, and the command has none", context={"field": "--each"})
-    for name in (*asked["env"], *asked["secrets"]):
-        if name not in os.environ:
-            raise InvalidConfig(f"{name[:60]!a} is not set, so it cannot be passed on", context={"field": "--env"})
-    for name in asked["secrets"]:
-        check_secret(name, os.environ[name])
-    if target is not None and len(values) > 1 and "{}" not in target:
-        raise InvalidConfig("one target cannot be held by several; put {} into its name", context={"field": "--target"})
-    operation = str(key_of(asked["operation"])) if asked["operation"] else ""
-    works = []
-    for value in values:
-        named = None if target is None else check_target(_filled(target, value))
-        works.append(
-            CommandWork(
-                argv=[_filled(word, value) for word in argv],
-                cwd=Path.cwd(),
-                target=named,
-                timeout=asked["timeout"],
-                attempts=asked["attempts"],
-                env=(*_USUAL, *asked["env"]),
-                secrets=asked["secrets"],
-                on_output=shown.output,
-                operation=operation,
-                effect=asked["effect"],
-            )
-        )
-    return works
-
-
-# What a command started by hand expects to find; nothing secret is among them by habit.
-_USUAL = ("HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "NO_COLOR", "XDG_CONFIG_HOME", "VIRTUAL_ENV")
-
-
-def _filled(word: str, value: str | None) -> str:
-    return word if value is None else word.replace("{}", value)
-
-
-def _values(each: Sequence[str]) -> list[str | None]:
-    found: list[str | None] = []
+def _values(each: Sequence[str]) -> list[str]:
+    found: list[str] = []
     if "-" in each and sys.stdin is None:
         raise InvalidConfig("--each - reads standard input, and that is closed", context={"field": "--each"})
     for value in each:
         found += filter(None, sys.stdin.read().splitlines()) if value == "-" else [value]
     if each and not found:
         raise InvalidConfig("--each - found no lines on standard input", context={"field": "--each"})
-    return found or [None]
+    return found
 
 
 def limits_of(budgets: Sequence[str]) -> dict[str, int]:
     """`LANE=N` words as limits."""
     from onceward.lifecycles.budget import amounts
 
-    said = {}
+    said = budget_of(budgets)
+    return amounts(said) if said else {}
+
+
+def budget_of(budgets: Sequence[str]) -> dict[str, str]:
+    """`LANE=N` words, as they were said."""
+    said: dict[str, str] = {}
     for text in budgets:
         lane, equals, amount = text.partition("=")
         if not equals:
@@ -154,4 +129,4 @@ def limits_of(budgets: Sequence[str]) -> dict[str, int]:
         if lane in said:
             raise InvalidConfig(f"--budget names {lane[:40]} twice", context={"field": "--budget"})
         said[lane] = amount
-    return amounts(said) if said else {}
+    return said

@@ -17,11 +17,15 @@ class Builds:
     def __init__(self, rows: Reads) -> None:
         self._rows = rows
 
-    def get(self, build_id: str) -> Build:
+    def find(self, build_id: str) -> Build | None:
         found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE build_id = ?", (build_id,))
-        if not found:
+        return Build(*found[0]) if found else None
+
+    def get(self, build_id: str) -> Build:
+        found = self.find(build_id)
+        if found is None:
             raise NotFound(f"there is no build {build_id}", context={"build_id": build_id})
-        return Build(*found[0])
+        return found
 
     def in_state(self, state: str) -> list[Build]:
         found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,))

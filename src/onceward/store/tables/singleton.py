@@ -91,7 +91,12 @@ def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
 
 def show_place(tx: Writes, machine_id: str, root_id: str) -> None:
     """Where the kernel that just took the lock stands."""
-    tx.write("UPDATE kernel_beat SET machine_id = ?, root_id = ? WHERE one = 1", (machine_id, root_id))
+    tx.write("UPDATE kernel_beat SET machine_id = ?, root_id = ?, serves = '' WHERE one = 1", (machine_id, root_id))
+
+
+def show_serving(tx: Writes, url: str) -> None:
+    """Where the kernel takes work from others."""
+    tx.write("UPDATE kernel_beat SET serves = ? WHERE one = 1", (url,))
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -103,10 +108,12 @@ class Beat(msgspec.Struct, frozen=True):
     progress: int
     machine_id: str
     root_id: str
+    serves: str = ""
 
 
 def last_beat(rows: Reads) -> Beat | None:
-    found = rows.read("SELECT fence, boot_id, steady, progress, machine_id, root_id FROM kernel_beat WHERE one = 1")
+    columns = ", ".join(Beat.__struct_fields__)
+    found = rows.read(f"SELECT {columns} FROM kernel_beat WHERE one = 1")
     return Beat(*found[0]) if found else None
 
 

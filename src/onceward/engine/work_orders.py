@@ -1,0 +1,123 @@
+"""What may be asked of a kernel that serves: each kind of work, as it is signed and filed (K-13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from onceward.errors import InvalidConfig
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Work that somebody wants done."""
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that was brought: its name, and the digest of what is in it."""
+
+    name: str
+    sha256: str
+
+
+class RunBuild(Order, frozen=True):
+    plan: str
+    """The plan's file, as seen from the workspace's own folder."""
+    only: tuple[str, ...] = ()
+    force: bool = False
+    config: dict[str, Any] = {}
+    jobs: int | None = None
+    budget: dict[str, Any] = {}
+    keep_going: bool = False
+    reuse: bool = True
+
+
+class ResumeBuild(Order, frozen=True):
+    build: str
+    proof: str = ""
+    """Shows that whoever asks has the confirmation token, without being it."""
+    fork: bool = False
+    rerun: tuple[str, ...] = ()
+    accept: dict[str, Kept] = {}
+    plan: str = ""
+    jobs: int | None = None
+    budget: dict[str, Any] = {}
+    keep_going: bool = False
+    reuse: bool = True
+
+
+class Spawn(Order, frozen=True):
+    argv: tuple[str, ...]
+    session: str = ""
+    """Go on in this session, or open one of this id; a new one of its own where it is empty."""
+    folder: str = ""
+    """Where to run, as seen from the workspace's own folder."""
+    jobs: int | None = None
+    budget: dict[str, Any] = {}
+    target: str | None = None
+    timeout: float | None = None
+    attempts: int = 1
+    env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    operation: str = ""
+    effect: str = ""
+    each: tuple[str, ...] = ()
+
+
+class RunSaga(Order, frozen=True):
+    file: str
+    input: Any = None
+    root: str = ""
+    grant: str | None = None
+    budget: dict[str, Any] = {}
+
+
+class ResumeSaga(Order, frozen=True):
+    saga: str
+    retry: bool = False
+    budget: dict[str, Any] = {}
+
+
+class ApplyPlan(Order, frozen=True):
+    plan: dict[str, Any]
+    grant: str
+
+
+class CutChange(Order, frozen=True):
+    entry: str
+    grant: str | None = None
+    commit: bool = False
+
+
+class VerifyChange(Order, frozen=True):
+    entry: str
+    again: bool = False
+    timeout: float | None = None
+    commit: bool = False
+
+
+ORDERS: Final[Mapping[str, type[Order]]] = {
+    "builds.run": RunBuild,
+    "builds.resume": ResumeBuild,
+    "sessions.spawn": Spawn,
+    "sagas.run": RunSaga,
+    "sagas.resume": ResumeSaga,
+    "registry.apply": ApplyPlan,
+    "registry.rollback": ApplyPlan,
+    "changes.cut": CutChange,
+    "changes.verify": VerifyChange,
+}
+
+
+def order_of(verb: str, payload: Any) -> Order:
+    """What is asked, in its one form."""
+    try:
+        return msgspec.convert(payload, ORDERS[verb])
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"the request's payload does not fit: {error}", context={"field": "payload"}) from None
+
+
+def payload_of(order: Order) -> dict[str, Any]:
+    said: dict[str, Any] = msgspec.to_builtins(order)
+    return said

@@ -1,0 +1,331 @@
+"""Work taken from others and done beside everything else, by a kernel that serves; in the name of who asked (K-13)."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from onceward import changing, running, saga_running
+from onceward.engine import builds, foreground
+from onceward.engine.assembly import shipped
+from onceward.engine.build_run import BuildRun
+from onceward.engine.builds import Offer
+from onceward.engine.cutting import cut, require_cuttable
+from onceward.engine.kernel import Kernel
+from onceward.engine.plan_file import load, saga_in
+from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_run import SagaRun
+from onceward.engine.sagas import Saga
+from onceward.engine.spawning import commands_of
+from onceward.engine.verifying import require_verifiable, verify
+from onceward.engine.work_orders import (
+    ApplyPlan,
+    CutChange,
+    Order,
+    ResumeBuild,
+    ResumeSaga,
+    RunBuild,
+    RunSaga,
+    Spawn,
+    VerifyChange,
+    order_of,
+)
+from onceward.errors import ExecutionFailed, InvalidConfig, LockLost, OncewardError, PermissionDenied
+from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
+from onceward.kernel.records import Request
+from onceward.kernel.sagas import Lease, Run
+from onceward.lifecycles.budget import amounts
+from onceward.lifecycles.choices import Choices
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.changes import Changes
+from onceward.store.tables.children import Sessions, Tokens
+from onceward.store.tables.sagas import Runs
+from onceward.wiring import Workspace
+
+Subject = dict[str, Any]
+Do = Callable[[threading.Event], Any]
+
+
+class Hosted:
+    """Takes work, begins it at once, and carries it out on a thread of its own."""
+
+    def __init__(self, workspace: Workspace, kernel: Kernel) -> None:
+        self.workspace, self.kernel = workspace, kernel
+        self._mutex = threading.Lock()
+        self._works: dict[str, tuple[threading.Thread, threading.Event]] = {}
+        self.runs: dict[str, BuildRun] = {}
+        """Builds that run here, to be looked at."""
+        self._stopping = False
+
+    def take(self, request: Request, resource_id: str) -> Subject:
+        """Begin what is asked; answers what it is called. Asked again with the same id, it is the same."""
+        order = order_of(request.verb, request.payload)
+        kernel = self._acting(request)
+        began: Mapping[type[Order], Callable[..., tuple[Subject, Do | None]]] = {
+            RunBuild: self._run_build,
+            ResumeBuild: self._resume_build,
+            Spawn: self._spawn,
+            RunSaga: self._run_saga,
+            ResumeSaga: self._resume_saga,
+            ApplyPlan: self._apply,
+            CutChange: self._cut,
+            VerifyChange: self._verify,
+        }
+        subject, do = began[type(order)](kernel, order, resource_id.partition("_")[2], request.verb)
+        if do is not None:
+            self._start(request, subject, do)
+        return subject
+
+    def _acting(self, request: Request) -> Kernel:
+        """The kernel in the name of who asked. What is signed at the end is signed by them, if their key is here."""
+        kernel = self.kernel
+        try:
+            with kernel.store.read() as rows:
+                signer = self.workspace.keyring.signer(rows, request.principal)
+        except PermissionDenied:
+            if request.verb.startswith("changes."):
+                raise
+            signer = kernel.signer  # type: ignore[assignment]
+        return kernel.acting(request.principal, signer)
+
+    def _start(self, request: Request, subject: Subject, do: Do) -> None:
+        stop = threading.Event()
+        key = f"{request.verb} {request.request_id}"
+        thread = threading.Thread(target=self._carry, args=(request, subject, do, stop, key), name=f"work {key}")
+        with self._mutex:
+            if self._stopping:
+                raise LockLost("the server is stopping; ask again when it is back")
+            self._works[key] = (thread, stop)
+        thread.start()
+
+    def _carry(self, request: Request, subject: Subject, do: Do, stop: threading.Event, key: str) -> None:
+        said: dict[str, Any] = {"verb": request.verb, "request_id": request.request_id, **subject, "outcome": "done"}
+        try:
+            do(stop)
+        except OncewardError as error:
+            said |= {"outcome": "failed", "error": {"code": error.code, "message": error.message[:1000]}}
+        except Exception as bug:
+            said |= {"outcome": "failed", "error": {"code": "EXECUTION_FAILED", "message": type(bug).__name__}}
+        finally:
+            with self._mutex:
+                self._works.pop(key, None)
+        with suppress(OncewardError):
+            # One that can write no more has an heir, who finds what was left.
+            self.kernel.store.write(lambda tx: tx.append("workspace", "WORK_ENDED", self.kernel.principal, said))
+
+    def stop(self) -> None:
+        """Ask everything to end, and wait until it has."""
+        with self._mutex:
+            self._stopping = True
+            works = list(self._works.values())
+        for _, stop in works:
+            stop.set()
+        for thread, _ in works:
+            thread.join()
+
+    def at_work(self) -> int:
+        with self._mutex:
+            return len(self._works)
+
+    # Builds.
+
+    def _run_build(self, kernel: Kernel, order: RunBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        build_id = f"bld_{ident}"
+        with kernel.store.read() as rows:
+            known = Builds(rows).find(build_id)
+        if known is not None:
+            # It was begun, and whoever was to answer died.
+            offer = ResumeBuild(build=build_id, jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse)
+            return (
+                self._resume_build(kernel, offer, ident, verb)
+                if known.state == "CRASHED"
+                else ({"build_id": build_id}, None)
+            )
+        choices = Choices(order.only, order.force, order.config)
+        resolved = self._loaded(lambda: load(self._inside(order.plan), choices))
+        running.require_environment(resolved)
+        jobs = order.jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
+        limits = {**resolved.plan.limits, **_limits(order.budget)}
+        reuse = order.reuse and resolved.plan.reuse
+        place = running.place_of(self.workspace, resolved.plan.file)
+        builds.begin(kernel, resolved, place, jobs, limits, reuse, build_id)
+        run = running.prepared(kernel, build_id, resolved, jobs, limits, order.keep_going, reuse)
+        return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
+
+    def _resume_build(self, kernel: Kernel, order: ResumeBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        with kernel.store.read() as rows:
+            build = Builds(rows).named(order.build)
+        file = self._inside(order.plan) if order.plan else None
+        resolved = self._loaded(lambda: running.load_for(self.workspace, build, plan_file=file))
+        running.require_environment(resolved)
+        jobs = order.jobs or foreground.cap_of(kernel, build.build_id)
+        offer = Offer(
+            proof=order.proof,
+            limits=_limits(order.budget),
+            fork=order.fork,
+            rerun=order.rerun,
+            accept={step: self._brought(kernel, ident, kept.name, kept.sha256) for step, kept in order.accept.items()},
+        )
+        place = running.place_of(self.workspace, resolved.plan.file)
+        build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
+        reuse = order.reuse and bool(build.reuse)
+        run = running.prepared(
+            *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse), rerun=offer.rerun
+        )
+        return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
+
+    def _build(self, kernel: Kernel, run: BuildRun, stop: threading.Event) -> None:
+        self.runs[run.build_id] = run
+        try:
+            foreground.run_build(kernel, run, stop)
+        finally:
+            self.runs.pop(run.build_id, None)
+            run.children.close()
+
+    def _brought(self, kernel: Kernel, ident: str, name: str, sha256: str) -> Path:
+        """A file that somebody brought, under its own name."""
+        if "/" in name or name in ("", ".", ".."):
+            raise InvalidConfig(f"{name[:60]!a} is no file's name", context={"field": "accept"})
+        place = kernel.work / f"accept-{ident}" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        blob = kernel.artifacts.adopt(sha256)
+        place.write_bytes(blob.data if blob.data is not None else kernel.artifacts.path_of(sha256).read_bytes())
+        return place
+
+    # Commands.
+
+    def _spawn(self, kernel: Kernel, order: Spawn, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        session = order.session or f"ses_{ident}"
+        works = commands_of(order, self._inside(order.folder or "."))
+        ids = [f"chd_{_next(ident, number)}" for number in range(len(works))]
+        said = {"session_id": session, "children": ids}
+        with kernel.store.read() as rows:
+            known = Sessions(rows).find(session) is not None and any(
+                token.child_id == ids[0] for token in Tokens(rows).of_session(session)
+            )
+        if known:
+            return said, None
+        children = kernel.open_session(session, order.jobs or foreground.cap_of(kernel, session), _limits(order.budget))
+        try:
+            children.spawn(works, ids)
+        except BaseException:
+            children.close()
+            raise
+
+        def run(stop: threading.Event) -> None:
+            try:
+                with foreground.serving(kernel, stop, children.stop):
+                    for child_id in ids:
+                        children.wait(child_id)
+            finally:
+                children.close()
+
+        return said, run
+
+    # Sagas and the registry.
+
+    def _run_saga(self, kernel: Kernel, order: RunSaga, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        saga = self._loaded(lambda: saga_in(self._inside(order.file)))
+        place = running.place_of(self.workspace, saga.file)
+        wanted = Wanted(
+            *(saga, order.root or f"root_{ident}", order.input, kernel.principal, kernel.environment),
+            self.workspace.grant(order.grant) if order.grant else None,
+        )
+        run, lease = begin(kernel, wanted, place, _limits(order.budget))
+        return self._saga(kernel, saga, run, lease)
+
+    def _resume_saga(self, kernel: Kernel, order: ResumeSaga, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        with kernel.store.read() as rows:
+            known = Runs(rows).named(order.saga)
+        saga = shipped(known) or self._loaded(lambda: saga_running.saga_of(self.workspace, known, None))
+        run, lease = take_up(
+            *(kernel, saga, known.saga_id, kernel.environment, _limits(order.budget)), retry=order.retry
+        )
+        return self._saga(kernel, saga, run, lease)
+
+    def _apply(self, kernel: Kernel, order: ApplyPlan, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        make = saga_running.to_apply if verb == "registry.apply" else saga_running.to_roll_back
+        saga = make(self.workspace, order.plan)
+        grant, root = saga_running.root_for(self.workspace, saga, order.grant)
+        wanted = Wanted(saga, root, saga.given(), kernel.principal, kernel.environment, grant)
+        run, lease = begin(kernel, wanted)
+        return self._saga(kernel, saga, run, lease)
+
+    def _saga(self, kernel: Kernel, saga: Saga, run: Run, lease: Lease | None) -> tuple[Subject, Do | None]:
+        said = {"saga_id": run.saga_id, "root": run.idempotency_root}
+        if run.over or run.stuck is not None:
+            return said, None
+        carrying = SagaRun(kernel, saga, run.saga_id, lease, lambda told: None)
+        return said, lambda stop: foreground.run_saga(kernel, carrying, stop)
+
+    # Changes.
+
+    def _cut(self, kernel: Kernel, order: CutChange, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        entry_id = require_cuttable(kernel, order.entry, order.grant)
+        if order.commit:
+            changing.require_commit(kernel, entry_id)
+
+        def work(stop: threading.Event) -> None:
+            changing.carried_out(self.workspace, kernel, cut(kernel, entry_id, order.grant, stop=stop), order.commit)
+
+        return {"entry_id": entry_id}, work
+
+    def _verify(self, kernel: Kernel, order: VerifyChange, ident: str, verb: str) -> tuple[Subject, Do | None]:
+        with kernel.store.read() as rows:
+            entry_id = Changes(rows).named(order.entry).entry_id
+        require_verifiable(kernel, entry_id)
+        result_id = f"vrf_{ident}"
+
+        def work(stop: threading.Event) -> None:
+            done = verify(kernel, entry_id, again=order.again, timeout=order.timeout, stop=stop, result_id=result_id)
+            changing.checked(self.workspace, kernel, done, order.commit)
+
+        return {"entry_id": entry_id}, work
+
+    def _inside(self, name: str) -> Path:
+        """A file of the workspace's own folder: what comes over a line names no other."""
+        home = self.workspace.folder.parent.resolve()
+        place = (home / name).resolve()
+        if not place.is_relative_to(home) or place.is_relative_to(self.workspace.folder.resolve()):
+            raise InvalidConfig(
+                f"{name[:100]!a} is not in the workspace's folder", context={"field": "file", "file": name[:200]}
+            )
+        return place
+
+    def _loaded(self, load_: Callable[[], Any]) -> Any:
+        """Read somebody's code as it is now: what was imported before from the same folder is forgotten, so that what
+        runs is what is in its files."""
+        home = str(self.workspace.folder.parent.resolve())
+        with _loading:
+            for name, module in list(sys.modules.items()):
+                if str(getattr(module, "__file__", None) or "").startswith(f"{home}/") and "site-packages" not in str(
+                    getattr(module, "__file__", "")
+                ):
+                    del sys.modules[name]
+            importlib.invalidate_caches()
+            linecache.checkcache()
+            try:
+                return load_()
+            except OncewardError:
+                raise
+            except Exception as error:
+                raise ExecutionFailed(f"it cannot be read: {type(error).__name__}: {error}") from None
+
+
+_loading = threading.Lock()
+
+
+def _next(ident: str, number: int) -> str:
+    """The id that many after another: the same for the same request, for ever."""
+    return str(uuid.UUID(int=uuid.UUID(ident).int + number))
+
+
+def _limits(budget: Mapping[str, Any]) -> dict[str, int]:
+    return amounts(dict(budget)) if budget else {}
