@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound, count
-from onceward.engine import acts
-from onceward.engine.asker import _first_key
+from onceward.engine.asker import sign_for
 from onceward.engine.cutting import cut
 from onceward.engine.proposals import Wish, from_folder
 from onceward.engine.verifying import verify
@@ -66,14 +65,11 @@ class Backlog:
     def ask(self, who, verb, request_id=None, **payload):
         """Something that somebody signs and asks of the kernel."""
         kernel = self.kernel
-        with kernel.store.read() as rows:
-            request = acts.named(rows, Request(verb, request_id or uuid.uuid4().hex, payload, who))
-            signer = self.workspace.keyring.signer(rows, who)
-        if signer.fresh:
-            kernel.ask(_first_key(signer))
-        with kernel.store.read() as rows:
-            request = acts.sign(rows, signer, request)
-        return kernel.ask(request).value
+        request = Request(verb, request_id or uuid.uuid4().hex, payload, who)
+        first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        if first is not None:
+            kernel.ask(first)
+        return kernel.ask(signed).value
 
     def become(self, who):
         """Let somebody else hold the workspace."""

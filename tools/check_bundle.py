@@ -117,7 +117,8 @@ def chains(lines):
 
 
 def verified(rows):
-    """Of a change: the manifest is what its hash says, and who signed the last arrow that somebody signs."""
+    """Of a change: the manifest is what its hash says, its history hangs together; who cut or verified it, if that was
+    the last that happened."""
     for manifest in rows["manifests.ndjson"]:
         require(
             sha(manifest["body"].encode()) == manifest["content_hash"], "what was proposed is not what its hash says"
@@ -129,8 +130,8 @@ def verified(rows):
     require(
         not arrows or states[-1][1] == rows["entries.ndjson"][0]["status"], "its status is not where its history ends"
     )
-    signed = [row["signature_ref"] for row in arrows if "signature_ref" in row]
-    return {pairs[signed[-1]]["fingerprint"]} if signed else set()
+    last = arrows[-1].get("signature_ref") if arrows else None
+    return {pairs[last]["fingerprint"]} if last else set()
 
 
 def main(path, trusted):
@@ -176,7 +177,10 @@ def main(path, trusted):
             require(events[own[0], head["seq"]]["hash"] == head["hash"], "its end is not the one that was signed")
         signers.add(key["fingerprint"])
     if change:
-        ends = verified(rows)
+        last = [event for (stream, _), event in sorted(events.items()) if (stream, event["source"]) == own][-1]
+        asked = {sha(base64.b64decode(r["envelope"]["payload"])): r["envelope"] for r in rows["signatures.ndjson"]}
+        acted = asked.get(last["context"].get("signed", ""))
+        ends = verified(rows) | ({acted["signatures"][0]["keyid"]} if acted else set())
     if "seal.json" in files:
         seal = json.loads(files["seal.json"])
         said, _, key = statement(seal["envelope"], keys)

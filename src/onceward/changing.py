@@ -12,7 +12,7 @@ import msgspec
 from onceward.engine import git, proposals
 from onceward.engine.change_reading import change_status, result_of
 from onceward.engine.cutting import cut as cut_entry
-from onceward.engine.cutting import own_place, tree_of
+from onceward.engine.cutting import manifest_for, own_place, tree_of
 from onceward.engine.diffs import FileDiff, diffs_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.proposals import Proposal, Wish
@@ -208,7 +208,7 @@ def require_commit(kernel: Kernel, name: str) -> None:
 def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool) -> dict[str, Any]:
     """How an entry stands, and the commit of what it changed where one was asked for."""
     said = change_status(kernel.store, entry_id, workspace.policy)
-    if commit:
+    if commit and said["status"] in ("cut_applied", "verified_complete"):
         said["commit"] = _commit(kernel, said)
     return said
 
@@ -226,6 +226,8 @@ def _commit(kernel: Kernel, said: Mapping[str, Any]) -> str:
         if applied["change_set_id"] == signed.get("change_set_id") or signed["role"] == "verifier":
             who = f"{signed['principal']}, key {signed['fingerprint'][:16]}, {signed['signature_id']}"
             trailers[f"Onceward-{signed['role'].title()}"] = who
-    root = tree_of(kernel.home, _manifest(kernel, said["entry_id"]))
+    with kernel.store.read() as rows:
+        manifest = manifest_for(rows, Changes(rows).set_named(applied["change_set_id"]))
     title = (said["reason"].splitlines() or [""])[0][:72] or f"Change {said['entry_id']}"
-    return git.commit(root, [unit["path"] for unit in said["units"]], title, trailers, "Onceward-Change-Set")
+    root = tree_of(kernel.home, manifest)
+    return git.commit(root, manifest.unit, title, trailers, "Onceward-Change-Set")

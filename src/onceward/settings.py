@@ -107,7 +107,7 @@ class PathSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What changes to some paths need beside."""
 
     glob: str
-    """Which paths: `*` stands for anything, also across folders."""
+    """Which paths, however deep they lie: `*` stands for anything, also across folders."""
     approvals: int = 1
     """How many different people must approve."""
     role: str = ""
@@ -134,6 +134,8 @@ class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long an approval is good."""
     drift: Literal["files", "tree"] = "files"
     """What must still be as it was when a change was marked: the `files` that it touches, or the whole `tree`."""
+    sweep_seconds: int = 300
+    """How often `serve` brings up what was marked or deferred; 0 for never."""
     ignore: tuple[str, ...] = IGNORED_NAMES
     """Names of files and folders that are no part of a tree; `*` stands for anything."""
     path: tuple[PathSettings, ...] = ()

@@ -244,6 +244,7 @@ def test_another_proposal_needs_another_approval(backlog):
     assert backlog.review(entry, "approve")["status"] == "reviewed_approved"
     with pytest.raises(IllegalTransition, match="cannot be changed now"):
         backlog.ask("ann", "changes.mark", **{**revise, "manifest": backlog.propose({"a.txt": "4"}).content_hash()})
+    (backlog.home / "other").mkdir()
     elsewhere = msgspec.structs.replace(second, target="other")
     backlog.kernel.artifacts.offer({elsewhere.content_hash(): [elsewhere.text().encode()]})
     waiting = backlog.mark({"b.txt": "2"})

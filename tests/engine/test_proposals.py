@@ -120,13 +120,53 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
         (b"diff --git a/x b/x\nnew file mode 120000\n", InvalidConfig, "not mode 120000"),
         (b"--- a/\xff\n+++ b/\xff\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "no text"),
         (2 * b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "twice"),
+        (b"--- a/m\n+++ b/m\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n", BaseDrift, "at line 1"),
+        (b"--- a/m\n+++ b/m\n@@ -100,0 +101 @@\n+new\n", BaseDrift, "at line 100"),
+        (b"--- a/m\n+++ b/m\n@@ -1,1 +1,2 @@\n a\n+x\n+lost\n-b\n", InvalidConfig, "other lines than it says"),
+        (
+            b"diff --git a/a.txt b/m\nsimilarity index 100%\nrename from a.txt\nrename to m\n",
+            BaseDrift,
+            "there already",
+        ),
+        (b"diff --git a/a.txt b/a.txt\n--- a/m\n+++ b/m\n@@ -1 +1 @@\n-a\n+x\n", InvalidConfig, "both a.txt and m"),
+        (b'--- /dev/null\n+++ "b/\\777"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "cannot be read"),
+        (b'--- /dev/null\n+++ "b/q\\a.txt"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "no path inside"),
     ],
     ids=lambda value: repr(value)[:60],
 )
 def test_a_patch_that_does_not_fit_is_refused(tmp_path, patch, error, why):
-    tree = write(tmp_path / "repo", {"a.txt": "1\n"})
+    tree = write(tmp_path / "repo", {"a.txt": "1\n", "m": "a\nb\nd\n"})
     with pytest.raises(error, match=why):
         from_patch(wish(tree), patch)
+
+
+@pytest.mark.rule("H-2")
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        (
+            b"diff --git c/n i/n\nnew file mode 100644\nindex 0..1\n--- /dev/null\n+++ i/n\n@@ -0,0 +1 @@\n+x\n",
+            {"n": "x\n"},
+        ),
+        (b"diff --git n n\nnew file mode 100644\n--- /dev/null\n+++ n\n@@ -0,0 +1 @@\n+x\n", {"n": "x\n"}),
+        (b'diff --git "a/\\303\\251" "b/\\303\\251"\nnew file mode 100644\nindex 0..e69de29\n', {"é": ""}),
+        (
+            b"diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n"
+            b"diff --git a/a.txt b/z\nsimilarity index 100%\ncopy from a.txt\ncopy to z\n",
+            {"a.txt": "2\n", "z": "1\n"},
+        ),
+        (b"diff --git a/a.txt b/m\nrename from a.txt\nrename to z\n", {"a.txt": None, "z": "1\n"}),
+        (b"--- /dev/null\n+++ b/src/x\n@@ -0,0 +1 @@\n+x\n-- \n2.39.5\n", {"src/x": "x\n"}),
+        (
+            b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+one\n--- a/m\n+++ b/m\n@@ -2 +2 @@\n-b\n+c\n",
+            {"a.txt": "one\n", "m": "a\nc\nd\n"},
+        ),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_whatever_git_can_be_told_to_write_is_taken(tmp_path, patch, expected):
+    tree = write(tmp_path / "repo", {"a.txt": "1\n", "m": "a\nb\nd\n"})
+    assert made(from_patch(wish(tree), patch)) == expected
 
 
 def test_patches_at_random_do_what_git_does(tmp_path):

@@ -105,7 +105,7 @@ class Answers:
         verb, principal = verb_named(request.verb), request.principal
         if verb.outside and self._answered(request):
             return lambda tx, resource_id: None
-        act = verb.ready(self._kernel, request.payload)
+        act = verb.ready(self._kernel, request.payload, principal)
 
         def run(tx: Transaction, resource_id: str) -> Any:
             authorize(tx, principal, verb.role)

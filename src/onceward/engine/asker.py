@@ -33,11 +33,10 @@ class Asker:
             found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
                 return told(Answer(found.value(), replayed=True))
-            signer = self._keyring.signer(rows, request.principal)
-            request = acts.sign(rows, signer, request)
-        if signer.fresh:
+        first, request = sign_for(self.store, self._keyring, request)
+        if first is not None:
             # The first thing a principal does makes its key known; requests are carried out in order.
-            self.store.file(_first_key(signer))
+            self.store.file(first)
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:
@@ -67,5 +66,14 @@ class Asker:
         self.store.close()
 
 
-def _first_key(signer: Signer) -> Request:
+def sign_for(store: Store, keyring: Keyring, request: Request) -> tuple[Request | None, Request]:
+    """A request as its principal signs it with the key that is here; before it, what makes a new key known."""
+    with store.read() as rows:
+        request = acts.named(rows, request)
+        signer = keyring.signer(rows, request.principal)
+        signed = acts.sign(rows, signer, request)
+    return (first_key(signer) if signer.fresh else None), signed
+
+
+def first_key(signer: Signer) -> Request:
     return Request("keys.add", signer.key.fingerprint, {"key": signer.offer()}, signer.principal)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from onceward.engine import acts
 from onceward.engine.keyring import Signer
+from onceward.errors import PermissionDenied
 from onceward.evidence.cuts import said_of_pair
 from onceward.evidence.signing import BUILD, CHANGE, SAGA, statement
 from onceward.kernel.chain import Event
@@ -16,6 +17,7 @@ from onceward.kernel.records import Move
 from onceward.kernel.sagas import Run
 from onceward.store.tables.budgets import lanes_of
 from onceward.store.tables.events import head_of
+from onceward.store.tables.keys import find_key
 from onceward.store.transaction import Transaction
 
 
@@ -62,6 +64,10 @@ def _vouch(
     acts.note(tx, envelope, said, signer.principal)
 
 
+ROLES: Final = {"change.cut": "executor", "change.verify": "verifier", "change.undo": "verifier"}
+"""Who may sign what of a change."""
+
+
 class Pair(msgspec.Struct, frozen=True):
     """One half of the pair that signs a change: that it was carried out, or taken back; or what was found there."""
 
@@ -75,8 +81,14 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def pair(tx: Transaction, told: Pair, tool: str, signer: Signer | None) -> PairSignature:
-    """Somebody's word on a change: over the whole act, so that it fits no other (X54)."""
+    """Somebody's word on a change: over the whole act, so that it fits no other (X54); with a key that is in force."""
     assert signer is not None
+    key = find_key(tx, signer.key.fingerprint)
+    if key is None or key.revoked_seq is not None:
+        raise PermissionDenied(
+            f"the key {signer.key.fingerprint[:16]} of {signer.principal} is not in force any more",
+            context={"principal": signer.principal},
+        )
     stream = f"entry:{told.entry.entry_id}"
     seq, hash_ = head_of(tx, stream)
     nonce = tx.sources.secret()[:32]

@@ -10,6 +10,7 @@ import msgspec
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.changes import approvals_of
 from onceward.engine.diffs import FileDiff, diffs_of
+from onceward.errors import NotFound
 from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
 from onceward.kernel.sources import iso
 from onceward.lifecycles.change import PathRule, Policy
@@ -69,7 +70,7 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
             "depends_on": [_short(one) for one in found.depends_on(entry.entry_id)] or None,
             "decisions": [decision_of(one) for one in found.decisions(entry.entry_id)] or None,
             "lacks": lacks or None,
-            "needs": [f"{rule.glob}: {_rule(rule)}" for rule in policy.rules(manifest.paths())],
+            "needs": [f"{rule.glob}: {_rule(rule)}" for rule in policy.rules(manifest.places())],
             "change_sets": [_set(one) for one in sets] or None,
             "results": [result_of(one) for one in results] or None,
             "signatures": [msgspec.to_builtins(one) for one in found.signatures(entry.entry_id)] or None,
@@ -145,11 +146,33 @@ def change_history(store: Store, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> tuple[str, str, list[FileDiff]]:
+def change_hash(store: Store, name: str) -> tuple[str, str]:
+    """An entry's whole id, and the digest of what it proposes now."""
+    with store.read() as rows:
+        found = Changes(rows)
+        entry = found.named(name)
+        return entry.entry_id, found.envelope(entry.entry_id).content_hash
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """What an entry would do: all that an approval is for."""
+
+    entry_id: str
+    manifest: str
+    target: str
+    check: Sequence[str]
+    files: list[FileDiff]
+
+
+def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> Proposed:
     """What an entry would do, file by file; with its id and the digest that an approval is for."""
     with artifacts.store.read() as rows:
         found = Changes(rows)
         entry = found.named(name)
         envelope = found.envelope(entry.entry_id)
     manifest: Manifest = manifest_of(envelope.body)
-    return entry.entry_id, envelope.content_hash, diffs_of(artifacts, manifest, paths)
+    odd = [path for path in paths if path not in manifest.paths()]
+    if odd:
+        raise NotFound(f"the change has nothing to do with {odd[0][:80]}", context={"path": odd[0][:200]})
+    files = diffs_of(artifacts, manifest, paths)
+    return Proposed(entry.entry_id, envelope.content_hash, manifest.target, manifest.check, files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,9 +14,9 @@ from onceward.engine import changes
 from onceward.engine.changes import Proposed
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import parse
-from onceward.kernel.changes import LINK
+from onceward.kernel.changes import LINK, ChangeSet
 from onceward.kernel.limits import MAX_NOTE_CHARS
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, check_link, checked, manifest_of
+from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, check_link, checked, is_machinery, manifest_of
 from onceward.lifecycles.registry import plan_of
 from onceward.store.tables.changes import Changes
 from onceward.store.transaction import Transaction
@@ -36,7 +37,7 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The entry in whose place it is proposed."""
 
 
-def mark(kernel: Kernel, asked: Mark) -> Run:
+def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
     what = _proposed(kernel, asked.manifest)
     reason = asked.reason[:MAX_NOTE_CHARS]
 
@@ -74,11 +75,27 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
         plan = plan_of(parse(_bytes(kernel, unit.after))) if unit is not None and unit.after else None
         if plan is None or unit is None or (plan.ref, plan.collection) != (unit.path, manifest.target):
             raise InvalidConfig("a change of the registry is one plan, under its own name", context={"field": "unit"})
-    elif manifest.cutter not in (TREE, *kernel.cutters):
+    elif manifest.cutter == TREE:
+        _require_tree(kernel, manifest.target)
+    elif manifest.cutter not in kernel.cutters:
         raise InvalidConfig(f"there is no cutter {manifest.cutter[:60]!a} here", context={"field": "cutter"})
     for unit in manifest.unit:
         if unit.after_mode == LINK and unit.after is not None:
             check_link(unit.path, os.fsdecode(_bytes(kernel, unit.after)))
+
+
+def _require_tree(kernel: Kernel, target: str) -> None:
+    """A tree by its one name: as seen from the workspace's folder if it lies there, with no link on the way, and not
+    the workspace itself."""
+    home, real = kernel.home.resolve(), (kernel.home / target).resolve()
+    inside = real.is_relative_to(home)
+    parts = real.relative_to(home).parts if inside else real.parts
+    if real.is_relative_to(kernel.folder.resolve()) or any(is_machinery(part) for part in parts):
+        raise InvalidConfig(f"{target[:80]} is nothing that is changed", context={"field": "target"})
+    if real != (home / target if not target.startswith("/") else Path(target)) or (target.startswith("/") and inside):
+        raise InvalidConfig(f"{target[:80]} is not the tree's own name", context={"field": "target", "tree": str(real)})
+    if not real.is_dir():
+        raise InvalidConfig(f"{target[:80]} is no folder", context={"field": "target"})
 
 
 def _bytes(kernel: Kernel, digest: str) -> bytes:
@@ -94,8 +111,10 @@ class Review(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-def review(kernel: Kernel, asked: Review) -> Run:
+def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     if asked.decision == "defer":
+        with kernel.store.read() as rows:
+            changes.require_reviewable(rows, principal, asked.entry, asked.decision, asked.digest, kernel.policy)
         _close_cut(kernel, asked.entry)
     said = (asked.entry, asked.decision, asked.digest, asked.reason[:MAX_NOTE_CHARS], kernel.policy)
     return lambda tx, actor: changes.review(tx, actor, *said)
@@ -106,25 +125,34 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
-def abandon(kernel: Kernel, asked: Abandon) -> Run:
+def abandon(kernel: Kernel, asked: Abandon, principal: str) -> Run:
     if asked.reason.strip():
-        _close_cut(kernel, asked.entry)
+        closed = _close_cut(kernel, asked.entry)
+        if closed is not None and closed.status == "stuck":
+            # Whoever gives a change up takes it as it is.
+            give_up(kernel, closed)
     return lambda tx, actor: changes.abandon(tx, actor, asked.entry, asked.reason[:MAX_NOTE_CHARS])
 
 
-def _close_cut(kernel: Kernel, entry_id: str) -> None:
+def _close_cut(kernel: Kernel, entry_id: str) -> ChangeSet | None:
     """A cut whose kernel died half-way is first finished or undone (H-5)."""
     from onceward.engine.cutting import close
 
     with kernel.store.read() as rows:
         open_ = Changes(rows).live_set(entry_id)
-    if open_ is not None and open_.status != "applied":
-        close(kernel, open_)
+    return close(kernel, open_) if open_ is not None and open_.status != "applied" else None
+
+
+def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
+    """A cut that cannot be undone is taken as it is."""
+    from onceward.engine.cutting import give_up as given_up
+
+    given_up(kernel, change_set)
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-def sweep(kernel: Kernel, asked: Sweep) -> Run:
+def sweep(kernel: Kernel, asked: Sweep, principal: str) -> Run:
     return changes.sweep

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onceward.engine.artifacts import Artifacts, Blob
-from onceward.errors import IllegalTransition, InvalidConfig, PermissionDenied, PermitInvalid, Recovery, RequestConflict
+from onceward.errors import (
+    IllegalTransition,
+    InvalidConfig,
+    LockConflict,
+    PermissionDenied,
+    PermitInvalid,
+    Recovery,
+    RequestConflict,
+)
 from onceward.kernel.canon import canonical
 from onceward.kernel.changes import Decision, Entry, Envelope, History
 from onceward.kernel.machine import NEW
@@ -14,8 +22,9 @@ from onceward.kernel.records import Move, check_name
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.change import Approvals, Policy
 from onceward.lifecycles.manifest import Manifest, manifest_of
-from onceward.store.port import Reads
+from onceward.store.port import Reads, moment_of
 from onceward.store.tables.changes import Changes, add_dependency, add_row, add_sweep, add_units
+from onceward.store.tables.keys import find_key, find_signature
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
 
@@ -128,13 +137,13 @@ def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
     return {**said, "entries": [entry.entry_id for entry in entries]}
 
 
-def review(
-    tx: Transaction, reviewer: str, entry_id: str, decision: str, content_hash: str, reason: str, policy: Policy
-) -> dict[str, Any]:
-    """A person's word on exactly these bytes (H-4)."""
+def require_reviewable(
+    rows: Reads, reviewer: str, entry_id: str, decision: str, content_hash: str, policy: Policy
+) -> tuple[Entry, bool]:
+    """The entry, if somebody may say this of exactly these bytes now; and whether they had a hand in them."""
     if decision not in rules.WORDS:
         raise InvalidConfig("a review is approve, defer or reject", context={"field": "decision"})
-    changes = Changes(tx)
+    changes = Changes(rows)
     entry, envelope = changes.get(entry_id), changes.envelope(entry_id)
     if envelope.content_hash != content_hash:
         raise PermitInvalid(
@@ -142,7 +151,7 @@ def review(
             context={"entry_id": entry_id, "manifest": envelope.content_hash},
             recovery=[Recovery("look at it again", f"onceward change show {entry_id}")],
         )
-    own = reviewer in (entry.author, envelope.author)
+    own = reviewer in authors_of(changes, entry)
     if own and decision == "approve" and not policy.authors_may_review:
         raise PermissionDenied(
             f"{reviewer} proposed it, and authors do not approve their own changes here",
@@ -151,12 +160,9 @@ def review(
                 Recovery("have somebody else review it, or, working alone, set authors_may_review under [changes]")
             ],
         )
-    said_before = approvals_of(tx, entry, policy)
-    mine = [d for d in said_before.decisions if d.reviewer == reviewer and d.content_hash == content_hash]
-    if mine and mine[-1].decision == decision and _stands(entry, decision):
-        return _said(entry, mine[-1], said_before.lack() if decision == "approve" else "")
     arrow = f"reviewed_{rules.WORDS[decision]}"
-    if not (entry.status == "reviewed_approved" == arrow or rules.CHANGE.allows(entry.status, arrow)):
+    said = _said_so(rows, entry, reviewer, decision, content_hash, policy)
+    if not (said or entry.status == "reviewed_approved" == arrow or rules.CHANGE.allows(entry.status, arrow)):
         raise IllegalTransition(
             f"the entry is {entry.status}; it cannot be {rules.WORDS[decision]} now",
             context={"entry_id": entry_id, "state": entry.status},
@@ -164,19 +170,32 @@ def review(
             if entry.status in ("marked", "reviewed_deferred")
             else [],
         )
+    return entry, own
+
+
+def review(
+    tx: Transaction, reviewer: str, entry_id: str, decision: str, content_hash: str, reason: str, policy: Policy
+) -> dict[str, Any]:
+    """A person's word on exactly these bytes (H-4)."""
+    entry, own = require_reviewable(tx, reviewer, entry_id, decision, content_hash, policy)
+    known = _said_so(tx, entry, reviewer, decision, content_hash, policy)
+    if known is not None:
+        return _said(entry, known, approvals_of(tx, entry, policy).lack() if decision == "approve" else "")
+    if decision == "defer":
+        require_no_cut(tx, entry_id)
     made = Decision(
         *(tx.sources.new_id("dec"), entry_id, content_hash, reviewer, decision, reason, tx.statement(), tx.now),
         entry.version,
     )
     add_row(tx, made)
-    lacks = approvals_of(tx, entry, policy).lack() if decision == "approve" else ""
-    said: dict[str, Any] = {
-        "decision_id": made.decision_id,
-        "manifest": content_hash,
-        **({"why": reason} if reason else {}),
-    }
-    if own and decision == "approve":
-        said |= {"own": True}
+    approvals = approvals_of(tx, entry, policy)
+    lacks = approvals.lack() if decision == "approve" else ""
+    said: dict[str, Any] = {"decision_id": made.decision_id, "manifest": content_hash}
+    said |= {"why": reason} if reason else {}
+    said |= {"own": True} if own and decision == "approve" else {}
+    if decision == "approve":
+        # What was asked for, at the time: a rule that is changed later says nothing of what was decided before.
+        said["needs"] = [[rule.glob, rule.approvals, rule.role] for rule in policy.rules(approvals.places)]
     if lacks or (decision == "approve" and entry.status == "reviewed_approved"):
         tx.append(f"entry:{entry_id}", "ENTRY_REVIEWED", reviewer, {**said, "decision": decision, "lacks": lacks})
     else:
@@ -184,14 +203,61 @@ def review(
     return _said(entry, made, lacks)
 
 
-def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
+def authors_of(changes: Changes, entry: Entry) -> set[str]:
+    """Everybody who had a hand in what an entry ever proposed."""
+    return {entry.author, *(one.author for one in changes.envelopes(entry.entry_id))}
+
+
+def require_no_cut(rows: Reads, entry_id: str) -> None:
+    """LOCK_CONFLICT while a cut is under way, or stuck: what it has begun is finished or undone first."""
+    live = Changes(rows).live_set(entry_id)
+    if live is not None and live.status in ("open", "stuck"):
+        raise LockConflict(
+            f"a cut of {entry_id} is {'stuck' if live.status == 'stuck' else 'under way'}; it must be over first",
+            context={"entry_id": entry_id, "change_set_id": live.change_set_id},
+            recovery=[Recovery("go on with it", f"onceward change cut {entry_id}")],
+        )
+
+
+def _said_so(
+    rows: Reads, entry: Entry, reviewer: str, decision: str, content_hash: str, policy: Policy
+) -> Decision | None:
+    """What somebody said already, if it is the same, still stands and is not too old."""
+    mine = [one for one in _since(rows, entry) if one.reviewer == reviewer and one.content_hash == content_hash]
+    if not mine or mine[-1].decision != decision or not _stands(entry, decision):
+        return None
+    fresh = mine[-1].decided_at + policy.approval_seconds * 1_000_000 > moment_of(rows)
+    return mine[-1] if fresh or entry.status not in ("review_pending", "reviewed_approved") else None
+
+
+def _since(rows: Reads, entry: Entry) -> list[Decision]:
     """What was said of an entry since it last came up: what was said before that is past."""
     changes = Changes(rows)
-    envelope = changes.envelope(entry.entry_id)
     since = max((row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"), default=0)
+    return changes.decisions(entry.entry_id, since=since)
+
+
+def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
+    """What was said of an entry since it last came up, by people whose word counts now: reviewers still, with the key
+    they signed with still in force, and no authors where those may not."""
+    changes = Changes(rows)
+    envelope = changes.envelope(entry.entry_id)
     roles = {one.name: one.roles for one in Principals(rows).all()}
-    paths = manifest_of(envelope.body).paths()
-    return Approvals(changes.decisions(entry.entry_id, since=since), envelope.content_hash, paths, policy, roles)
+    authors = set() if policy.authors_may_review else authors_of(changes, entry)
+    counting = [
+        one
+        for one in _since(rows, entry)
+        if not roles.get(one.reviewer, frozenset()).isdisjoint(("reviewer", "admin"))
+        and one.reviewer not in authors
+        and _in_force(rows, one)
+    ]
+    return Approvals(counting, envelope.content_hash, manifest_of(envelope.body).places(), policy, roles)
+
+
+def _in_force(rows: Reads, decision: Decision) -> bool:
+    signed = find_signature(rows, decision.statement_hash or "")
+    key = find_key(rows, signed.fingerprint) if signed is not None else None
+    return key is not None and key.revoked_seq is None
 
 
 def _stands(entry: Entry, decision: str) -> bool:
@@ -210,5 +276,6 @@ def abandon(tx: Transaction, actor: str, entry_id: str, why: str) -> dict[str, A
     if not why.strip():
         raise InvalidConfig("whoever gives a change up says why", context={"field": "reason"})
     if entry.status != "abandoned":
+        require_no_cut(tx, entry_id)
         entry = step(tx, [rules.abandon(entry, actor, why)])
     return {"entry_id": entry_id, "status": entry.status}

@@ -5,22 +5,47 @@ A cutter's parts can each be done again: what is in its place already stays as i
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from onceward.engine.artifacts import Artifacts, Blob, sync_all
-from onceward.engine.trees import ODD, File, Tree, after, before, digest_of, listing, scan
+from onceward.engine.trees import Tree, after, before, digest_of, folders_of, listing, scan
 from onceward.errors import BaseDrift, InvalidConfig
 from onceward.kernel import faults
-from onceward.kernel.canon import sha256_hex
+from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.changes import LINK, Unit
 from onceward.lifecycles.change import Policy
 from onceward.lifecycles.manifest import Manifest
 
-Kept = dict[str, Blob]
-"""What will be replaced, by path."""
+
+class Listing(msgspec.Struct, frozen=True):
+    """What a place was like before a change: everything there by path, what did not count, and the folders on the way
+    of the change with their modes."""
+
+    paths: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    folders: dict[str, int] = {}
+
+    def data(self) -> bytes:
+        """As it is kept: one text about it, then the paths in the system's own bytes; a NUL ends each."""
+        head = canonical({"folders": dict(self.folders), "ignore": list(self.ignore)})
+        return b"".join(part + b"\0" for part in (head, *(os.fsencode(path) for path in sorted(self.paths))))
+
+
+def listing_in(data: bytes) -> Listing:
+    head, *paths = data.split(b"\0")[:-1]
+    said = msgspec.json.decode(head)
+    return Listing([os.fsdecode(path) for path in paths], said["ignore"], said["folders"])
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What will be replaced, by path, made durable; and what the place was like."""
+
+    prior: dict[str, Blob]
+    listing: Listing
 
 
 class Place(Protocol):
@@ -46,13 +71,11 @@ class Cutter(Protocol):
     module: str
     """The file of the code that acts: its digest is the revision of the tool."""
 
-    def check(self, going_on: bool = False) -> None:
-        """BASE_DRIFT unless everything is what the change was made on; or, when going on, what it is to become."""
+    def check(self) -> None:
+        """BASE_DRIFT unless everything is what the change was made on."""
         ...
 
-    def keep(self) -> tuple[Kept, Sequence[str]]:
-        """The bytes that will be replaced, made durable first; and everything that is there, by path."""
-        ...
+    def keep(self) -> Kept: ...
 
     def stage(self) -> None: ...
 
@@ -66,60 +89,75 @@ class Cutter(Protocol):
 
 
 class TreeCutter:
-    """A change of a file tree."""
+    """A change of a file tree. `kept` answers what the tree was like before it, once that is known."""
 
     module = __file__
 
     def __init__(
-        self, root: Path, artifacts: Artifacts, manifest: Manifest, change_set_id: str, policy: Policy | None = None
+        self,
+        root: Path,
+        artifacts: Artifacts,
+        manifest: Manifest,
+        change_set_id: str,
+        policy: Policy | None = None,
+        kept: Callable[[], Listing] = Listing,
     ) -> None:
         self._root, self._artifacts, self._units = root, artifacts, manifest.unit
-        self._base, self._policy = manifest.base, policy or Policy()
+        self._base, self._policy, self._kept = manifest.base, policy or Policy(), kept
+        self._gone = {unit.path for unit in manifest.unit if unit.after is None}
         self._staging = f".onceward-{change_set_id}"
 
-    def check(self, going_on: bool = False) -> None:
+    def check(self) -> None:
         with Tree(self._root) as tree:
-            drifted = [u.path for u in self._units if not self._fits(tree, u, going_on)]
+            drifted = [unit.path for unit in self._units if not self._fits(tree, unit)]
             if drifted:
                 raise _drifted(drifted)
-        # What our own bytes have begun to change cannot be held against the whole any more.
-        if self._base and not going_on and digest_of(scan(self._root, self._policy.ignore, True)) != self._base:
+        if self._base and digest_of(scan(self._root, self._policy.ignore, True)) != self._base:
             raise BaseDrift("the tree is not what the change was made on: something else in it has changed")
 
-    def _fits(self, tree: Tree, unit: Unit, going_on: bool) -> bool:
-        found = _found(tree, unit)
+    def _fits(self, tree: Tree, unit: Unit) -> bool:
         if unit.after is not None:
             # What is in the way must be what the change takes away: files in a folder that becomes a file, and the
             # other way round.
-            gone = {u.path for u in self._units if u.after is None}
-            folder, above = tree.folder(unit.path), tree.file_above(unit.path)
-            if folder is not None and not all(f"{unit.path}/{path}" in gone for path in listing(folder)):
+            above = tree.file_above(unit.path)
+            if tree.is_folder(unit.path) and not all(
+                f"{unit.path}/{path}" in self._gone for path in listing(self._root / unit.path)
+            ):
                 return False
-            if above and above not in gone:
+            if above and above not in self._gone:
                 return False
-        return found == before(unit) or (going_on and found == after(unit))
+        return tree.look(unit.path) == before(unit)
 
-    def keep(self) -> tuple[Kept, Sequence[str]]:
-        kept: Kept = {}
+    def keep(self) -> Kept:
+        prior: dict[str, Blob] = {}
         with Tree(self._root) as tree:
             for unit in self._units:
                 if unit.before is not None and tree.look(unit.path) == before(unit):
-                    kept[unit.path] = self._kept(unit)
-        return kept, listing(self._root, self._policy.ignore)
+                    prior[unit.path] = self._prior(unit)
+            ways = {way for unit in self._units for way in (*folders_of(unit.path), unit.path)}
+            folders = {way: tree.mode_of(way) for way in sorted(ways) if tree.is_folder(way)}
+        ignore = self._policy.ignore
+        return Kept(prior, Listing(listing(self._root, ignore), ignore, folders))
 
-    def _kept(self, unit: Unit) -> Blob:
+    def _prior(self, unit: Unit) -> Blob:
         place = self._root / unit.path
         if unit.before_mode == LINK:
-            return self._artifacts.keep(os.fsencode(os.readlink(place)))  # noqa: PTH115
-        return self._artifacts.keep_file(place)
+            blob = self._artifacts.keep(os.fsencode(os.readlink(place)))  # noqa: PTH115
+        else:
+            blob = self._artifacts.keep_file(place)
+        if blob.sha256 != unit.before:
+            raise _drifted([unit.path])
+        return blob
 
     def stage(self) -> None:
         """The new bytes beside the tree's own files, verified as they are written."""
-        shutil.rmtree(self._root / self._staging, ignore_errors=True)
-        (self._root / self._staging).mkdir(mode=0o700)
-        for number, unit in enumerate(self._units):
-            if unit.after is not None:
-                self._write(unit.after, unit.after_mode or 0, str(number))
+        with Tree(self._root, {self._staging: 0o700}) as tree:
+            tree.make(self._staging)
+            tree.empty(self._staging)
+            for number, unit in enumerate(self._units):
+                if unit.after is not None:
+                    pieces = self._artifacts.read(unit.after)
+                    tree.write(f"{self._staging}/{number}", pieces, unit.after_mode or 0)
         sync_all(self._root)
         faults.point("cut.staged")
 
@@ -127,7 +165,7 @@ class TreeCutter:
         """What goes goes first: its folders may be in the way of what comes."""
         with Tree(self._root) as tree:
             for number, unit in self._ordered(lambda unit: unit.after is not None):
-                found = _found(tree, unit)
+                found = tree.look(unit.path)
                 if found == after(unit):
                     continue
                 if found != before(unit):
@@ -145,50 +183,51 @@ class TreeCutter:
         return sorted(enumerate(self._units), key=lambda one: (comes(one[1]), one[0]))
 
     def restore(self) -> list[str]:
+        """What came goes first, then the folders that were there come back, then the files."""
+        folders = self._kept().folders
         foreign: list[str] = []
-        with Tree(self._root) as tree:
-            for _, unit in self._ordered(lambda unit: unit.before is not None):
-                found = _found(tree, unit)
-                if found == before(unit):
+        with Tree(self._root, {**folders, self._staging: 0o700}) as tree:
+            came = [unit for unit in self._units if unit.before is None]
+            for unit in came:
+                self._one(tree, unit, foreign, lambda tree, unit: tree.remove(unit.path, folders))
+            for folder in sorted(folders):
+                try:
+                    tree.make(folder)
+                except (BaseDrift, OSError):
+                    # Something of somebody else's stands there: the files in it will say so.
                     continue
-                if found != after(unit):
-                    foreign.append(unit.path)
-                elif unit.before is None:
-                    tree.remove(unit.path)
-                else:
-                    self._give_back(tree, unit)
-                faults.point("cut.restored")
+            for unit in self._units:
+                if unit.before is not None:
+                    self._one(tree, unit, foreign, self._give_back)
         sync_all(self._root)
-        return foreign
+        return sorted(foreign)
+
+    def _one(self, tree: Tree, unit: Unit, foreign: list[str], act: Callable[[Tree, Unit], None]) -> None:
+        """Give one file back; whatever stands against it concerns no other."""
+        found = tree.look(unit.path)
+        if found == before(unit):
+            return
+        if found != after(unit):
+            foreign.append(unit.path)
+            return
+        try:
+            act(tree, unit)
+        except (BaseDrift, OSError):
+            foreign.append(unit.path)
+        faults.point("cut.restored")
 
     def _give_back(self, tree: Tree, unit: Unit) -> None:
         assert unit.before is not None
-        (self._root / self._staging).mkdir(mode=0o700, exist_ok=True)
-        (self._root / self._staging / "back").unlink(missing_ok=True)
-        self._write(unit.before, unit.before_mode or 0, "back")
+        tree.make(self._staging)
+        tree.empty(self._staging)
+        tree.write(f"{self._staging}/back", self._artifacts.read(unit.before), unit.before_mode or 0)
         tree.put(f"{self._staging}/back", unit.path)
 
     def clear(self) -> None:
         """Leave nothing of the work beside the tree's own files."""
-        shutil.rmtree(self._root / self._staging, ignore_errors=True)
+        with Tree(self._root) as tree:
+            tree.empty(self._staging, remove=True)
         sync_all(self._root)
-
-    def _write(self, sha256: str, mode: int, name: str) -> None:
-        place = self._root / self._staging / name
-        if mode == LINK:
-            place.symlink_to(os.fsdecode(b"".join(self._artifacts.read(sha256))))
-            return
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:  # noqa: PTH123
-            for piece in self._artifacts.read(sha256):
-                file.write(piece)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-
-
-def _found(tree: Tree, unit: Unit) -> File | None:
-    """What is at the place of a file: a folder is no file."""
-    found = tree.look(unit.path)
-    return None if found == ODD and tree.folder(unit.path) is not None else found
 
 
 class PlaceCutter:
@@ -197,22 +236,18 @@ class PlaceCutter:
     def __init__(self, place: Place, module: str, artifacts: Artifacts, manifest: Manifest) -> None:
         self._place, self.module, self._artifacts, self._units = place, module, artifacts, manifest.unit
 
-    def check(self, going_on: bool = False) -> None:
-        drifted = [
-            unit.path
-            for unit in self._units
-            if (found := self._digest(unit.path)) != unit.before and not (going_on and found == unit.after)
-        ]
+    def check(self) -> None:
+        drifted = [unit.path for unit in self._units if self._digest(unit.path) != unit.before]
         if drifted:
             raise _drifted(drifted)
 
-    def keep(self) -> tuple[Kept, Sequence[str]]:
-        kept: Kept = {}
+    def keep(self) -> Kept:
+        prior: dict[str, Blob] = {}
         for unit in self._units:
             data = self._place.read(unit.path)
             if data is not None and sha256_hex(data) == unit.before:
-                kept[unit.path] = self._artifacts.keep(data)
-        return kept, sorted(self._place.paths())
+                prior[unit.path] = self._artifacts.keep(data)
+        return Kept(prior, Listing(sorted(self._place.paths())))
 
     def stage(self) -> None:
         """All of it is at hand before any of it is put in place."""
@@ -268,16 +303,3 @@ def _drifted(paths: Sequence[str]) -> BaseDrift:
         f"{', '.join(paths[:5])} {'is' if len(paths) == 1 else 'are'} not what the change was made on",
         context={"paths": list(paths[:100])},
     )
-
-
-def pieces(paths: Sequence[str]) -> Iterator[bytes]:
-    """A listing as it is kept: a path a line, in the system's own bytes."""
-    for path in sorted(paths):
-        yield os.fsencode(path) + b"\n"
-
-
-def paths_in(data: bytes) -> list[str]:
-    return [os.fsdecode(line) for line in data.split(b"\n")[:-1]]
-
-
-__all__ = ["Cutter", "File", "Kept", "Place", "PlaceCutter", "TreeCutter", "paths_in", "pieces", "place_of"]

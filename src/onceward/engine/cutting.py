@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine import attest, changes
-from onceward.engine.cutters import Cutter, Place, PlaceCutter, TreeCutter, pieces, place_of
+from onceward.engine import attest, changes, saga_verbs
+from onceward.engine.cutters import Cutter, Listing, Place, PlaceCutter, TreeCutter, listing_in, place_of
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
+from onceward.engine.principals import authorize
 from onceward.engine.registry_cutter import RegistryCutter
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun, Told
@@ -27,9 +28,10 @@ from onceward.kernel.changes import ChangeSet, Entry
 from onceward.kernel.sagas import Run
 from onceward.lifecycles import change as rules
 from onceward.lifecycles import saga as saga_rules
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of
+from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of, overlap
 from onceward.lifecycles.saga import CUT, UNDO, Shape
 from onceward.store.port import Reads
+from onceward.store.tables.artifacts import refs_of
 from onceward.store.tables.changes import Changes, add_row
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
@@ -50,7 +52,8 @@ class Carrying(Saga):
         return self.table
 
     def lease(self, root: str) -> str:
-        return f"change:{self.manifest.cutter}:{self.manifest.target}"
+        """One at a time, whatever the place: trees may lie in each other."""
+        return f"change:{self.manifest.cutter}"
 
     def put(self, name: str, act: Callable[[ActionTask], Any], undo: Any = None, write: Any = None) -> None:
         self._add(name, {}, act, undo, None, None, {"timeout": "1h", "attempts": 1})
@@ -70,7 +73,8 @@ class Carrying(Saga):
         self.cutter.clear()
 
     def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
-        """The executor's word on it; answers the signature's id."""
+        """The word of who carried it out, if they still may; answers the signature's id."""
+        authorize(tx, run.kernel.principal, attest.ROLES[told.act])
         signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.kernel.signer)
         add_row(tx, signed)
         return signed.signature_id
@@ -81,21 +85,22 @@ class Cutting(Carrying):
 
     def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str = "executor") -> None:
         super().__init__(cutter, change_set, manifest, role)
-        self.put("C0_CHECK", lambda task: cutter.check(going_on=True))
+        self.put("C0_CHECK", lambda task: cutter.check())
         self.put("C1_KEEP", self._keep)
         self.put("C2_STAGE", lambda task: cutter.stage(), lambda task: cutter.clear())
         self.put("C3_APPLY", lambda task: cutter.apply(), self.restore)
         self.put("C4_RECORD", self._finish, self._finish, self._record)
 
     def _keep(self, task: ActionTask) -> None:
-        kept, there = self.cutter.keep()
-        artifacts = task.site.kernel.artifacts
-        listing = artifacts.keep(b"".join(pieces(there)))
+        kept, artifacts = self.cutter.keep(), task.site.kernel.artifacts
+        listing = artifacts.keep(kept.listing.data())
 
         def record(tx: Transaction) -> None:
-            for path, blob in kept.items():
+            for path, blob in kept.prior.items():
                 artifacts.record(tx, self.set_id, path, "prior", blob)
             artifacts.record(tx, self.set_id, "listing", "listing", listing)
+            kept_by = task.site.kernel.principal
+            tx.append(f"entry:{self.set_id}", "CUT_KEPT", kept_by, {"listing": listing.sha256})
 
         task.site.write(record)
 
@@ -150,9 +155,11 @@ def cut(
     entry_id = require_cuttable(kernel, name, grant)
     with kernel.alone(entry_id):
         with kernel.store.read() as rows:
-            known, manifest = Changes(rows).live_set(entry_id), _manifest(rows, entry_id)
+            known = Changes(rows).live_set(entry_id)
         if known is None:
             known = kernel.store.write(lambda tx: _open(tx, kernel, entry_id))
+        with kernel.store.read() as rows:
+            manifest = manifest_for(rows, known)
         if known.status == "applied":
             return known
         saga = Cutting(cutter_for(kernel, manifest, known.change_set_id, grant), known, manifest)
@@ -166,12 +173,28 @@ def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
     require_signer(kernel)
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(name).entry_id
-        known, manifest = Changes(rows).live_set(entry_id), _manifest(rows, entry_id)
+        entry, known = Changes(rows).get(entry_id), Changes(rows).live_set(entry_id)
         if known is None:
-            _require_cuttable(rows, Changes(rows).get(entry_id), kernel, rows.now())
+            _require_cuttable(rows, entry, kernel, rows.now())
+        elif known.status == "applied" and entry.status in ("verify_failed_escalated", "abandoned"):
+            why = f"it was cut, and is {entry.status}: it is not cut again"
+            raise GuardFailed("G-CUT-ONCE", why, entry_id, [_show(entry_id)])
+        manifest = _manifest(rows, entry_id)
     if known is None:
         cutter_for(kernel, manifest, "", grant).check()
     return entry_id
+
+
+def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
+    """What a change set carries out: what was approved, whatever was proposed since."""
+    found = Changes(rows)
+    (approved,) = [one for one in found.decisions(change_set.entry_id) if one.decision_id == change_set.decision_id]
+    bodies = [one.body for one in found.envelopes(change_set.entry_id) if one.content_hash == approved.content_hash]
+    return manifest_of(bodies[-1])
+
+
+def _show(entry_id: str) -> Recovery:
+    return Recovery("see how it stands", f"onceward change show {entry_id}")
 
 
 def _manifest(rows: Reads, entry_id: str) -> Manifest:
@@ -183,15 +206,27 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
     found = Changes(rows)
     approvals = changes.approvals_of(rows, entry, kernel.policy)
     waits = [one.entry_id for one in found.depends_on(entry.entry_id) if one.status != "verified_complete"]
-    waits += found.unverified(entry, found.envelope(entry.entry_id).manifest_id)
+    waits += found.unverified(entry, _manifest(rows, entry.entry_id).places())
+    waits += [one for one in unfinished(rows, entry) if one not in waits]
     why = rules.cut_objection(entry, approvals, waits, now)
     decision = approvals.last()
     if why is not None or decision is None:
         assert why is not None and why.code in CODES
-        again = Recovery("have it reviewed again", f"onceward change review {entry.entry_id} --approve")
-        show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
-        raise GuardFailed(why.code, why.why, entry.entry_id, [again if why.code == "APPROVAL_EXPIRED" else show])
+        again = Recovery("have it approved again", f"onceward change review {entry.entry_id} --approve")
+        way = again if why.code == "APPROVAL_EXPIRED" else _show(entry.entry_id)
+        raise GuardFailed(why.code, why.why, entry.entry_id, [way])
     return decision.decision_id
+
+
+def unfinished(rows: Reads, entry: Entry) -> list[str]:
+    """Other entries that are being cut or taken back in trees that have files in common with an entry's own."""
+    return sorted(
+        {
+            other
+            for other, target in Changes(rows).unfinished(entry.cutter)
+            if other != entry.entry_id and overlap(entry.target, target)
+        }
+    )
 
 
 def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
@@ -208,9 +243,10 @@ def open_set(tx: Transaction, entry_id: str, decision_id: str, actor: str, undoe
     """A change set with everything that it is to touch."""
     change_set_id = tx.sources.new_id("cst")
     tx.move(rules.open_set(change_set_id, entry_id, decision_id, actor, undoes))
-    for row in rules.units_of(_manifest(tx, entry_id).unit, change_set_id, undoing=undoes is not None):
+    made = Changes(tx).set_named(change_set_id)
+    for row in rules.units_of(manifest_for(tx, made), change_set_id, undoing=undoes is not None):
         add_row(tx, row)
-    return Changes(tx).set_named(change_set_id)
+    return made
 
 
 def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> ChangeSet:
@@ -223,7 +259,7 @@ def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> Cha
     if change_set.status != "open":
         return change_set
     with kernel.store.read() as rows:
-        manifest = _manifest(rows, change_set.entry_id)
+        manifest = manifest_for(rows, change_set)
     of = change_set.of_change_set or ""
     saga = Undoing(cutter_for(kernel, manifest, of, grant), change_set, manifest)
     # A run that could not restore everything is over; the next one is another.
@@ -258,7 +294,7 @@ def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> Change
     """What became of a change set, by what became of its saga."""
     found = Changes(tx)
     change_set = found.set_named(change_set_id)
-    why = _why(run)
+    why = _why(tx, run)
     if change_set.status in ("open", "stuck") and run.settled and change_set.kind == "cut":
         reason = "given_up" if saga_rules.remaining(run) else "taken_back"
         if reason == "taken_back" and change_set.status == "stuck":
@@ -270,24 +306,29 @@ def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> Change
     return found.set_named(change_set_id)
 
 
-def _why(run: Run) -> dict[str, Any]:
-    said = msgspec.json.decode(run.stuck) if run.stuck else {}
-    return {"saga_id": run.saga_id, "state": run.state, **({"why": said["message"]} if "message" in said else {})}
+def _why(rows: Reads, run: Run) -> dict[str, Any]:
+    """What is to be said of a run that did not come to its end."""
+    errors = [step.error for step in Runs(rows).steps(run.saga_id) if step.error]
+    said = msgspec.json.decode(run.stuck or (errors[-1] if errors else "{}"))
+    return {"saga_id": run.saga_id, "state": run.state, **({"why": said["message"]} if said.get("message") else {})}
 
 
 def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
-    """A cut whose kernel died half-way: undone, or finished where all that is left is to say so (H-5)."""
+    """A cut whose kernel died half-way: undone, or finished where all that is left is to say so, by somebody who may
+    (H-5)."""
     with kernel.alone(change_set.entry_id):
         with kernel.store.read() as rows:
             run = Runs(rows).of_root(change_set.change_set_id)
-            manifest = _manifest(rows, change_set.entry_id)
+            manifest = manifest_for(rows, change_set)
         if run is None:
             moved = rules.move_set(change_set, "undone", "taken_back", kernel.principal, {})
             kernel.store.write(lambda tx: tx.move(moved))
             return change_set
         require_signer(kernel)
         place = saga_rules.shape_of(run).place(run.state)
-        if place is not None and not place.forward:
+        if place is not None and place.forward:
+            kernel.require("executor")
+        elif place is not None:
             said = {"reason": "abandoned", "message": f"{kernel.principal} takes the change back"}
             kernel.store.write(
                 lambda tx: tx.move(saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", kernel.principal, said))
@@ -296,11 +337,27 @@ def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
         return carry(kernel, saga, change_set, change_set.change_set_id)
 
 
+def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
+    """A cut that is stuck is taken as it is: its saga is over, and the set with it."""
+
+    def work(tx: Transaction) -> None:
+        run = Runs(tx).of_root(change_set.change_set_id)
+        if run is not None and not run.over:
+            saga_verbs.abandon(tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}")
+            run = Runs(tx).get(run.saga_id)
+        assert run is not None
+        _closed(tx, kernel.principal, change_set.change_set_id, run)
+
+    kernel.store.write(work)
+
+
 def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None) -> Cutter:
     """What carries a manifest out."""
     if manifest.cutter == TREE:
         root = tree_of(kernel.home, manifest)
-        return TreeCutter(root, kernel.artifacts, manifest, change_set_id, kernel.policy)
+        return TreeCutter(
+            *(root, kernel.artifacts, manifest, change_set_id, kernel.policy), lambda: listing_of(kernel, change_set_id)
+        )
     if manifest.cutter == REGISTRY:
         return RegistryCutter(kernel, manifest, change_set_id, grant)
     place, module = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
@@ -334,7 +391,8 @@ def require_signer(kernel: Kernel) -> None:
         raise PermissionDenied(f"{kernel.principal} has no key here to sign with")
 
 
-def outcome(rows: Reads, change_set: ChangeSet) -> Mapping[str, Any]:
-    """Why a cut was taken back, or is stuck, as its saga says it."""
-    run = Runs(rows).of_root(change_set.change_set_id)
-    return {} if run is None else _why(run)
+def listing_of(kernel: Kernel, change_set_id: str) -> Listing:
+    """What a place was like before a change set; nothing where it did not come so far."""
+    with kernel.store.read() as rows:
+        kept = [ref.sha256 for ref in refs_of(rows, change_set_id) if ref.kind == "listing"]
+    return listing_in(b"".join(kernel.artifacts.read(kept[0]))) if kept else Listing()

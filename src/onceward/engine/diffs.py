@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -13,6 +14,8 @@ from onceward.kernel.limits import DIFF_BYTES
 from onceward.lifecycles.manifest import TREE, Manifest
 
 _CONTEXT: Final = 3
+_WORK: Final = 2_000_000
+"""How many pairs of equal lines are still looked at one by one."""
 
 
 class Contents(Protocol):
@@ -124,7 +127,7 @@ def compared(before: Sequence[str], after: Sequence[str]) -> list[Line]:
     # What `split` leaves behind the last newline is no line; where there is something, the file has no end of line.
     old, new = _ended(before), _ended(after)
     found: list[Line] = []
-    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT):
+    for group in _matched(old, new).get_grouped_opcodes(_CONTEXT):
         if found:
             found.append(Line("@", None, None, ""))
         for tag, i1, i2, j1, j2 in group:
@@ -134,6 +137,14 @@ def compared(before: Sequence[str], after: Sequence[str]) -> list[Line]:
             found += [Line("-", i + 1, None, old[i]) for i in range(i1, i2)]
             found += [Line("+", None, j + 1, new[j]) for j in range(j1, j2)]
     return found
+
+
+def _matched(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[str]:
+    """What two texts have in common. Lines that stand there hundreds of times match anything, which takes for ever to
+    find out: where there are many of them, they are not what is matched by."""
+    counts = Counter(new)
+    work = sum(counts[line] for line in old)
+    return difflib.SequenceMatcher(None, old, new, autojunk=work > _WORK)
 
 
 def _ended(lines: Sequence[str]) -> list[str]:

@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onceward.errors import ExecutionFailed, InvalidConfig
+from onceward.engine.trees import Tree, after
+from onceward.errors import BaseDrift, ExecutionFailed, InvalidConfig
+from onceward.kernel.changes import Unit
 
 _SECONDS = 120
+_OURS = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_SSH_COMMAND")
 
 
 def require_repository(tree: Path) -> None:
@@ -19,13 +22,16 @@ def require_repository(tree: Path) -> None:
         raise InvalidConfig(f"{tree} is no git working tree, so --git-commit has nothing to commit to")
 
 
-def commit(tree: Path, paths: Sequence[str], title: str, trailers: Mapping[str, str], key: str) -> str:
-    """The commit of these paths; the one there is, where `key` names a trailer that it has already."""
+def commit(tree: Path, units: Sequence[Unit], title: str, trailers: Mapping[str, str], key: str) -> str:
+    """The commit of exactly this; the one there is, where `key` names a trailer that it has already. What is not what
+    was approved is not committed, and a commit that became something else is not passed off as it."""
+    paths = [unit.path for unit in units]
     known = _git(
         tree, "log", "-1", "--format=%H", "--fixed-strings", f"--grep={key}: {trailers[key]}", check=False
     ).strip()
     if known:
         return known
+    _require_as_approved(tree, units, "it is not committed")
     files = ("--pathspec-from-file=-", "--pathspec-file-nul")
     tracked = set(_git(tree, "ls-files", "-z", "--", *_some(paths)).split("\0"))
     there = [path for path in paths if path in tracked or os.path.lexists(tree / path)]
@@ -33,7 +39,8 @@ def commit(tree: Path, paths: Sequence[str], title: str, trailers: Mapping[str, 
     # What came and went without ever being committed is nothing to commit.
     known = _git(tree, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
     since = known or _git(tree, "hash-object", "-t", "tree", "/dev/null").strip()
-    changed = set(_git(tree, "diff", "--cached", "--name-only", "-z", "--relative", since).split("\0"))
+    shown = _git(tree, "diff", "--cached", "--name-only", "--no-renames", "-z", "--relative", since)
+    changed = set(shown.split("\0"))
     named = _listed([path for path in paths if path in changed])
     if not named:
         return known
@@ -45,7 +52,19 @@ def commit(tree: Path, paths: Sequence[str], title: str, trailers: Mapping[str, 
         _git(tree, "commit", "--quiet", "--only", "--file", str(place), *files, said=named)
     finally:
         place.unlink(missing_ok=True)
-    return _git(tree, "rev-parse", "HEAD").strip()
+    made = _git(tree, "rev-parse", "HEAD").strip()
+    _require_as_approved(tree, units, f"the commit {made[:12]} was made, and a hook made something else of it")
+    left = set(_git(tree, "diff", "--name-only", "--no-renames", "-z", "--relative", "HEAD").split("\0"))
+    if left & {path for path in paths if path in changed}:
+        raise ExecutionFailed(f"the commit {made[:12]} was made, and does not hold what was approved")
+    return made
+
+
+def _require_as_approved(tree: Path, units: Sequence[Unit], what: str) -> None:
+    with Tree(tree) as found:
+        wrong = [unit.path for unit in units if found.look(unit.path) != after(unit)]
+    if wrong:
+        raise BaseDrift(f"{', '.join(wrong[:5])} is not what was approved: {what}", context={"paths": wrong[:100]})
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -58,16 +77,17 @@ def _some(paths: Sequence[str]) -> Sequence[str]:
 
 
 def _git(tree: Path, *words: str, said: str = "", check: bool = True) -> str:
-    env = {**os.environ, "GIT_LITERAL_PATHSPECS": "1", "GIT_TERMINAL_PROMPT": "0"}
+    # Variables that lead git to another repository or index are somebody else's affair.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _OURS}
+    env = {**kept, "GIT_LITERAL_PATHSPECS": "1", "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
             ["git", *words],
             cwd=tree,
             env=env,
-            input=said,
+            input=os.fsencode(said),
             timeout=_SECONDS,
             capture_output=True,
-            text=True,
             check=False,
         )
     except FileNotFoundError:
@@ -75,6 +95,6 @@ def _git(tree: Path, *words: str, said: str = "", check: bool = True) -> str:
     except subprocess.TimeoutExpired:
         raise ExecutionFailed(f"git {words[0]} took longer than {_SECONDS} s") from None
     if check and done.returncode != 0:
-        why = (done.stderr or done.stdout).strip().splitlines()
+        why = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
         raise ExecutionFailed(f"git {words[0]} failed: {why[-1] if why else f'exit {done.returncode}'}")
-    return done.stdout
+    return os.fsdecode(done.stdout)

@@ -1,10 +1,10 @@
 """Unified diffs, applied exactly: every line where the patch says it is, or not at all. Renames and modes as git writes
-them; nothing is guessed, nothing shifted."""
+them; nothing is guessed, nothing shifted, nothing passed over."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -12,11 +12,13 @@ import msgspec
 from onceward.errors import BaseDrift, InvalidConfig
 
 _HUNK: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
-_QUOTED: Final = re.compile(rb'\\([abfnrtv"\\]|[0-7]{3})')
-_ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\", b"r": b"\r"}
+_QUOTED: Final = re.compile(rb'\\([abfnrtv"\\]|[0-7]{3})|\\')
+_ESCAPES: Final = dict(zip(b'abfnrtv"\\', b'\a\b\f\n\r\t\v"\\', strict=True))
+_STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _NOWHERE: Final = b"/dev/null"
 _NEVER: Final = (b"1970-01-01 ", b"1969-12-31 ")
 _SAME: Final = b"\\ No newline at end of file"
+_HEADERS: Final = (b"index ", b"similarity index ", b"dissimilarity index ")
 
 
 class Hunk(msgspec.Struct):
@@ -44,13 +46,17 @@ class Patched(msgspec.Struct):
         at = 0
         for hunk in self.hunks:
             start = hunk.start - 1 if hunk.old else hunk.start
-            if start < at or lines[start : start + len(hunk.old)] != hunk.old:
+            end = start + len(hunk.old)
+            # Only the last line of a file may be without an end.
+            open_ended = bool(hunk.new) and not hunk.new[-1].endswith(b"\n")
+            fits = at <= start <= len(lines) and lines[start:end] == hunk.old and not (open_ended and end < len(lines))
+            if not fits or (made and not made[-1].endswith(b"\n") and (hunk.new or lines[at:start])):
                 path = self.old or self.new or ""
                 raise BaseDrift(
                     f"{path} is not what the patch was made on, at line {hunk.start}", context={"paths": [path]}
                 )
             made += lines[at:start] + hunk.new
-            at = start + len(hunk.old)
+            at = end
         return b"".join(made + lines[at:])
 
 
@@ -62,8 +68,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 def read_patch(data: bytes) -> list[Patched]:
     """The files that a patch is about, in its order."""
-    reader = _Reader(_lines(data))
-    found = list(reader.files())
+    found = list(_Reader(_lines(data)).files())
     if not found:
         raise InvalidConfig("this is no patch: it has no file with a change", context={"field": "--patch"})
     return found
@@ -78,47 +83,56 @@ class _Reader:
     def files(self) -> Iterator[Patched]:
         while self._at < len(self._lines):
             line = self._line()
-            if line.startswith(b"diff --git ") or (line.startswith(b"--- ") and self._peek(1).startswith(b"+++ ")):
-                yield self._file(git=line.startswith(b"diff --git "))
+            if line.startswith(b"diff --git "):
+                yield self._git()
+            elif line.startswith(b"--- ") and self._peek(1).startswith(b"+++ "):
+                yield self._plain()
             elif _HUNK.fullmatch(line):
                 raise self._odd("a hunk stands here without its file")
             else:
                 self._at += 1
 
-    def _file(self, git: bool) -> Patched:
-        file = Patched(hunks=[])
-        words: dict[bytes, Callable[[bytes], None]] = {
-            b"old mode ": lambda text: setattr(file, "old_mode", _mode(text)),
-            b"new mode ": lambda text: setattr(file, "new_mode", _mode(text)),
-            b"new file mode ": lambda text: setattr(file, "new_mode", _mode(text)),
-            b"deleted file mode ": lambda text: setattr(file, "old_mode", _mode(text)),
-            b"rename from ": lambda text: setattr(file, "old", _path(text, 0)),
-            b"rename to ": lambda text: setattr(file, "new", _path(text, 0)),
-            b"copy from ": lambda text: setattr(file, "old", _path(text, 0)),
-            b"copy to ": lambda text: setattr(file, "new", _path(text, 0)),
-        }
-        made = gone = False
-        if git:
-            file.old = file.new = _named(self._line())
+    def _plain(self) -> Patched:
+        (old, unborn), (new, dead) = self._path_after(b"--- "), self._path_after(b"+++ ")
+        one, other = _one_file(old, new)
+        file = Patched(None if unborn else one, None if dead else other, list(self._hunks()))
+        return self._somewhere(file)
+
+    def _git(self) -> Patched:
+        """A file as git tells of it: its header, modes and renames first."""
+        named, prefixes = _named(self._line())
+        self._at += 1
+        said: dict[bytes, bytes] = {}
+        while self._at < len(self._lines):
+            line = self._line()
+            word = next((word for word in _WORDS if line.startswith(word)), None)
+            if word is None and not line.startswith(_HEADERS):
+                break
+            if word is not None:
+                said[word] = line[len(word) :]
             self._at += 1
-            while self._at < len(self._lines):
-                line = self._line()
-                word = next((word for word in words if line.startswith(word)), None)
-                if word is None and not line.startswith((b"index ", b"similarity index ", b"dissimilarity index ")):
-                    break
-                file.copied = file.copied or word == b"copy from "
-                made, gone = made or word == b"new file mode ", gone or word == b"deleted file mode "
-                if word is not None:
-                    words[word](line[len(word) :])
-                self._at += 1
-            if self._peek(0).startswith((b"GIT binary patch", b"Binary files ")):
-                raise self._odd("binary changes are not taken from a patch; mark them from a folder")
+        if self._peek(0).startswith((b"GIT binary patch", b"Binary files ")):
+            raise self._odd("binary changes are not taken from a patch; mark them from a folder")
+        came, went = (said.get(b"rename " + way) or said.get(b"copy " + way) for way in (b"from ", b"to "))
+        old, new = (named if path is None else _decoded(_unquoted(path)) for path in (came, went))
+        file = Patched(old, new, [], copied=b"copy from " in said)
+        file.new_mode = _mode(said.get(b"new mode ") or said.get(b"new file mode "))
+        file.old_mode = _mode(said.get(b"old mode ") or said.get(b"deleted file mode "))
+        made, gone = b"new file mode " in said, b"deleted file mode " in said
         if self._peek(0).startswith(b"--- "):
-            (old, unborn), (new, dead) = self._path_after(b"--- "), self._path_after(b"+++ ")
-            file.old, file.new = (file.old or old, file.new or new) if git else _plain(old, new)
-            made, gone = made or unborn or old is None, gone or dead or new is None
+            (one, _), (other, _) = self._path_after(b"--- ", prefixes[0]), self._path_after(b"+++ ", prefixes[1])
+            for told, known in ((one, file.old), (other, file.new)):
+                if told is not None and known is not None and told != known:
+                    raise self._odd(f"the patch calls one file both {known} and {told}")
+            file.old, file.new = file.old or one or other, file.new or other or one
+            made, gone = made or one is None, gone or other is None
             file.hunks = list(self._hunks())
+        if file.old is None and file.new is None:
+            raise self._odd("the name of this file cannot be read")
         file.old, file.new = None if made else file.old, None if gone else file.new
+        return self._somewhere(file)
+
+    def _somewhere(self, file: Patched) -> Patched:
         if file.old is None and file.new is None:
             raise self._odd("this file comes from nowhere and goes nowhere")
         return file
@@ -142,19 +156,29 @@ class _Reader:
                 last = sides[line[:1]]
                 for side in last:
                     side.append(line if line == b"\n" else line[1:])
-            if (len(hunk.old), len(hunk.new)) != (before, after):
+            follows = self._peek(0)
+            header = follows.startswith(b"--- ") and self._peek(1).startswith(b"+++ ")
+            signature = follows.rstrip(b"\r\n ") == b"--"
+            if (len(hunk.old), len(hunk.new)) != (before, after) or (
+                follows[:1] in (b"+", b"-", b" ") and not header and not signature
+            ):
                 raise self._odd("a hunk has other lines than it says")
             yield hunk
 
-    def _path_after(self, word: bytes) -> tuple[str | None, bool]:
-        """The path that a line names, and whether there is nothing there."""
+    def _path_after(self, word: bytes, prefix: bytes | None = None) -> tuple[str | None, bool]:
+        """The path that a line names, without a prefix; and whether there is nothing there."""
         line = self._line()
         if not line.startswith(word):
             raise self._odd(f"{word.decode()}is missing here")
         self._at += 1
         text, _, when = line[len(word) :].partition(b"\t")
         # `diff -N` names a file that is not there by the beginning of time.
-        return (None if text == _NOWHERE else _path(text, 1)), when.startswith(_NEVER)
+        never = when.startswith(_NEVER)
+        if text == _NOWHERE:
+            return None, True
+        text = _unquoted(text)
+        known = [b"a/", b"b/"] if prefix is None else [prefix]
+        return _decoded(next((text[len(p) :] for p in known if p and text.startswith(p)), text)), never
 
     def _line(self) -> bytes:
         return self._lines[self._at].rstrip(b"\r\n")
@@ -172,17 +196,34 @@ class _Reader:
         return InvalidConfig(f"line {self._at + 1} of the patch: {why}", context={"line": self._at + 1})
 
 
-def _named(line: bytes) -> str | None:
-    """The path of `diff --git a/x b/x`, where both are the same; renames say theirs again."""
+_WORDS: Final = (
+    *(b"old mode ", b"new mode ", b"new file mode ", b"deleted file mode "),
+    *(b"rename from ", b"rename to ", b"copy from ", b"copy to "),
+)
+
+
+def _named(line: bytes) -> tuple[str | None, tuple[bytes, bytes]]:
+    """The path of `diff --git a/x b/x`, where both are the same, and what stands before it on either side."""
     text = line.removeprefix(b"diff --git ")
-    if text.startswith(b'"'):
-        return None
-    half = len(text) // 2
-    old, new = text[:half], text[half + 1 :]
-    return _path(old, 1) if old[2:] == new[2:] and old[:2] == b"a/" and new[:2] == b"b/" else None
+    quoted = _STRING.match(text)
+    if quoted is not None or text.endswith(b'"'):
+        parts = [_unquoted(b'"' + found + b'"') for found in _STRING.findall(text)]
+        rest = _STRING.sub(b"", text).strip()
+        parts = parts if not rest else ([*parts, rest] if quoted is not None else [rest, *parts])
+        old, new = parts if len(parts) == 2 else (b"", b"")
+    else:
+        half = len(text) // 2
+        old, new = text[:half], text[half + 1 :]
+    if old == new and old:
+        return _decoded(old), (b"", b"")
+    first, _, one = old.partition(b"/")
+    second, _, other = new.partition(b"/")
+    if one and one == other:
+        return _decoded(one), (first + b"/", second + b"/")
+    return None, (b"a/", b"b/")
 
 
-def _plain(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+def _one_file(old: str | None, new: str | None) -> tuple[str | None, str | None]:
     """What `diff -u` names: two folders of one file, or two names for it, of which the newer counts."""
     if old is None or new is None:
         return old, new
@@ -190,18 +231,31 @@ def _plain(old: str | None, new: str | None) -> tuple[str | None, str | None]:
     return (one, other) if one and one == other and old != new else (new, new)
 
 
-def _path(text: bytes, strip: int) -> str:
-    if text.startswith(b'"') and text.endswith(b'"') and len(text) > 1:
-        text = _QUOTED.sub(lambda m: _ESCAPES.get(m[1]) or bytes([int(m[1], 8) if m[1].isdigit() else 63]), text[1:-1])
+def _unquoted(text: bytes) -> bytes:
+    if not (text.startswith(b'"') and text.endswith(b'"') and len(text) > 1):
+        return text
+
+    def meant(found: re.Match[bytes]) -> bytes:
+        escape = found[1] or b""
+        number = int(escape, 8) if escape.isdigit() else _ESCAPES.get(escape[0], 256) if escape else 256
+        if number > 255:
+            raise InvalidConfig(f"a path of the patch cannot be read: {text[:60]!r}", context={"field": "--patch"})
+        return bytes([number])
+
+    return _QUOTED.sub(meant, text[1:-1])
+
+
+def _decoded(path: bytes) -> str:
     try:
-        path = text.decode("utf-8")
+        return path.decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidConfig(f"a path of the patch is no text: {text[:60]!r}", context={"field": "--patch"}) from None
-    return path.split("/", 1)[1] if strip and path.startswith(("a/", "b/")) else path
+        raise InvalidConfig(f"a path of the patch is no text: {path[:60]!r}", context={"field": "--patch"}) from None
 
 
-def _mode(text: bytes) -> int:
+def _mode(text: bytes | None) -> int | None:
     """Git knows files, programs and links; a patch of a link is not taken."""
+    if text is None:
+        return None
     if text not in (b"100644", b"100755"):
         raise InvalidConfig(f"a patch can make files and programs, not mode {text.decode('ascii', 'replace')[:10]}")
     return 0o755 if text == b"100755" else 0o644

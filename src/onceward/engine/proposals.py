@@ -98,9 +98,11 @@ def _patch(tree: Tree, root: Path, file: Patched, made: dict[str, tuple[bytes, i
         if found is None or found in (ODD,) or found.mode == LINK:
             raise BaseDrift(f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]})
         data, mode = (root / file.old).read_bytes(), found.mode
-    elif file.new is not None and tree.look(file.new) is not None:
+    fresh = file.new is not None and file.new != file.old
+    if fresh and file.new is not None and tree.look(file.new) is not None and made.get(file.new, b"") is not None:
         raise BaseDrift(f"{file.new} is there already, and the patch makes it", context={"paths": [file.new]})
-    if {file.old, file.new} & made.keys():
+    touched = {file.new} if file.copied else {file.old, file.new}
+    if any(path in made and not (fresh and path == file.new and made[path] is None) for path in touched if path):
         raise InvalidConfig(f"{file.new or file.old} stands twice in the patch", context={"path": file.new or file.old})
     data = file.applied(data)
     if file.new is None and data:
@@ -168,6 +170,8 @@ def _from_contents(wish: Wish, tree: Tree, made: Mapping[str, tuple[bytes, int] 
     for path, now in sorted(made.items()):
         was = _there(tree, path)
         will = None if now is None else File(sha256_hex(now[0]), now[1])
+        if was is None and will is None:
+            raise InvalidConfig(f"{path} is to go, and is not there", context={"path": path})
         if was == will:
             continue
         units.append(unit_of(path, was, will))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from onceward.engine import grants, registry
 from onceward.engine.assembly import Assembly
-from onceward.engine.cutters import Kept
+from onceward.engine.cutters import Kept, Listing
 from onceward.engine.kernel import Kernel
 from onceward.engine.saga_life import Wanted, begin
 from onceward.engine.saga_run import SagaRun
@@ -29,15 +27,15 @@ class RegistryCutter:
         self._plan = plan_in(kernel, manifest)
         self._root = root_of(change_set_id)
 
-    def check(self, going_on: bool = False) -> None:
+    def check(self) -> None:
         with self._kernel.store.read() as rows:
             against = objections(self._plan, Registry(rows), self._root)
             if against and Runs(rows).of_root(self._root) is None:
                 raise BaseDrift("; ".join(against[:5]), context={"objections": against[:50]})
             self._granted()
 
-    def keep(self) -> tuple[Kept, Sequence[str]]:
-        return {}, ()
+    def keep(self) -> Kept:
+        return Kept({}, Listing())
 
     def stage(self) -> None:
         """The saga of the registry stages by itself."""

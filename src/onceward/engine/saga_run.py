@@ -192,7 +192,7 @@ class SagaRun:
             reason = "check_failed"
             write = self.saga.actions[act.step].write
             if why is None and write is not None:
-                why = _refusal(lambda: write(tx, self), "write")
+                why = _refusal(lambda: tx.attempt(lambda: write(tx, self)), "write")
         if why is not None:
             act.refused = why
             tx.move(rules.stop(run, reason, actor, {**why, "child_id": act.running}))
@@ -201,7 +201,12 @@ class SagaRun:
 
     def _compensated(self, tx: Transaction, run: Run, act: Act, why: Why | None) -> None:
         actor = self.kernel.principal
+        write = self.saga.actions[act.step].write
+        if why is None and write is not None and rules.shape_of(run).stop(run.state).forward:
+            # What finishes forward finishes all of it.
+            why = _refusal(lambda: tx.attempt(lambda: write(tx, self)), "write")
         if why is not None:
+            act.refused = why
             tx.move(rules.stick(run, actor, {"step": act.step, "child_id": act.running, **why}))
             return
         self._end(tx, run, rules.compensated(run, actor, act.said))

@@ -22,6 +22,7 @@ from onceward.store.tables.singleton import (
     lock_row,
     show_beat,
     show_place,
+    show_serving,
     take_lock,
 )
 from onceward.store.transaction import Transaction
@@ -101,6 +102,11 @@ def vacant(store: Store) -> bool:
     with store.read() as rows:
         held = lock_row(rows)
         return held is None or not held.held or not standing(rows, held, rows.now()).stands
+
+
+def show_where(tx: Transaction, url: str) -> None:
+    """Where this kernel takes work from others."""
+    show_serving(tx, url)
 
 
 def serving(store: Store) -> str:

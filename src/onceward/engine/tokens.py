@@ -68,3 +68,10 @@ def token_list(store: Store) -> list[dict[str, Any]]:
         }
         for one in found
     ]
+
+
+def bearer_of(store: Store, secret: str) -> str | None:
+    """Whom a token lets act; None if it is not good."""
+    with store.read() as rows:
+        found = bearer(rows, secret, rows.now())
+    return found.principal if found is not None else None

@@ -6,14 +6,14 @@ import fnmatch
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple
 
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.kernel.canon import canonical, sha256_hex
+from onceward.kernel.canon import sha256_hex
 from onceward.kernel.changes import LINK, Unit
 from onceward.kernel.limits import MAX_OUTPUT_FILES
 from onceward.lifecycles.manifest import check_link, is_machinery
@@ -21,6 +21,8 @@ from onceward.lifecycles.manifest import check_link, is_machinery
 _CHUNK: Final = 1 << 20
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class File(NamedTuple):
@@ -31,19 +33,20 @@ class File(NamedTuple):
 
 
 ODD: Final = File("", 0)
-"""Something that no change can be made on: a folder, a pipe, what cannot be read."""
+"""Something that no change can be made on: a pipe, what cannot be read, what a link stands before."""
 
 
 class Tree:
     """A folder whose files are looked at, put in place and removed by their path in it. Every folder on the way is
     opened by itself and never through a link, so that nobody can lead us out by putting one there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, modes: Mapping[str, int] = _NOTHING) -> None:
+        """`modes` are those of folders that may have to be made again."""
         try:
             self._root = os.open(root, _FOLDER)
         except OSError:
             raise InvalidConfig(f"{root} is no folder", context={"folder": str(root)}) from None
-        self.root = root
+        self.root, self._modes = root, modes
 
     def __enter__(self) -> Tree:
         return self
@@ -52,9 +55,12 @@ class Tree:
         os.close(self._root)
 
     def look(self, path: str) -> File | None:
-        """What is there; None where nothing is."""
-        with self._above(path) as above:
-            return None if above is None else _look(path.rpartition("/")[2], above)
+        """What file is there; None where there is none, a folder being none."""
+        try:
+            with self._above(path) as above:
+                return None if above is None else _look(path.rpartition("/")[2], above)
+        except BaseDrift:
+            return ODD
 
     def put(self, staged: str, path: str) -> None:
         """Move a file that was staged in the tree into its place."""
@@ -69,17 +75,13 @@ class Tree:
             except IsADirectoryError:
                 raise BaseDrift(f"{path} is a folder now, with something in it", context={"paths": [path]}) from None
 
-    def remove(self, path: str) -> None:
-        """Remove a file, and the folders that are empty without it."""
+    def remove(self, path: str, but: Iterable[str] = ()) -> None:
+        """Remove a file, and the folders that are empty without it, but for some."""
         with self._above(path) as above:
             if above is not None:
                 os.unlink(path.rpartition("/")[2], dir_fd=above)
-        self.prune(path)
-
-    def prune(self, path: str) -> None:
-        """Remove the folders above a path that hold nothing any more."""
         folder = path.rpartition("/")[0]
-        while folder:
+        while folder and folder not in but:
             try:
                 with self._above(folder) as above:
                     os.rmdir(folder.rpartition("/")[2], dir_fd=above)
@@ -87,25 +89,61 @@ class Tree:
                 return
             folder = folder.rpartition("/")[0]
 
-    def folder(self, path: str) -> Path | None:
-        """The folder of a path, if that is what it is."""
-        place = self.root / path
-        return place if place.is_dir() and not place.is_symlink() else None
+    def make(self, path: str) -> None:
+        """A folder, with the mode it is known by."""
+        with self._above(f"{path}/.", make=True):
+            pass
+
+    def write(self, path: str, pieces: Iterable[bytes], mode: int) -> None:
+        """A new file, or a new link to where its bytes say."""
+        name = path.rpartition("/")[2]
+        with self._above(path) as above:
+            assert above is not None
+            if mode == LINK:
+                os.symlink(b"".join(pieces), os.fsencode(name), dir_fd=above)
+                return
+            with os.fdopen(os.open(name, _NEW, 0o600, dir_fd=above), "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+
+    def empty(self, folder: str, remove: bool = False) -> None:
+        """Remove every file of a folder, and the folder itself if it is to go; there are no folders in it."""
+        with self._above(f"{folder}/.") as inside:
+            if inside is None:
+                return
+            for name in os.listdir(inside):  # noqa: PTH208
+                os.unlink(name, dir_fd=inside)
+        if remove:
+            os.rmdir(folder, dir_fd=self._root)
+
+    def is_folder(self, path: str) -> bool:
+        try:
+            with self._above(f"{path}/.") as found:
+                return found is not None
+        except BaseDrift:
+            return False
+
+    def mode_of(self, folder: str) -> int:
+        with self._above(f"{folder}/.") as found:
+            assert found is not None
+            return stat.S_IMODE(os.fstat(found).st_mode)
 
     def file_above(self, path: str) -> str:
         """The path of a file where a folder on the way should be; empty if there is none."""
-        parts = path.split("/")
-        ways = ["/".join(parts[:end]) for end in range(1, len(parts))]
-        return next((way for way in ways if (self.root / way).is_file()), "")
+        return next((way for way in folders_of(path) if (self.root / way).is_file()), "")
 
     @contextmanager
     def _above(self, path: str, make: bool = False) -> Iterator[int | None]:
         """The folder that a path lies in, opened; None where there is none, unless it is to be made."""
         at: int | None = os.dup(self._root)
         try:
+            way = ""
             for part in path.split("/")[:-1]:
                 assert at is not None
-                below = _step(part, at, path, make)
+                way = f"{way}/{part}" if way else part
+                below = self._step(part, at, way, make)
                 os.close(at)
                 at = below
                 if at is None:
@@ -115,25 +153,35 @@ class Tree:
             if at is not None:
                 os.close(at)
 
+    def _step(self, part: str, at: int, way: str, make: bool) -> int | None:
+        made = False
+        for _ in range(3):
+            try:
+                found = os.open(part, _FOLDER, dir_fd=at)
+                if made and way in self._modes:
+                    os.fchmod(found, self._modes[way])
+                return found
+            except FileNotFoundError:
+                if not make:
+                    return None
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o777, dir_fd=at)
+                    made = True
+            except OSError as error:
+                kind = os.stat(part, dir_fd=at, follow_symlinks=False).st_mode
+                if stat.S_ISREG(kind) and not make:
+                    return None
+                what = "a link" if stat.S_ISLNK(kind) else "no folder of its own"
+                raise BaseDrift(
+                    f"{way} leads out of the tree: {part} is {what}", context={"paths": [way], "errno": error.errno}
+                ) from None
+        raise BaseDrift(f"{way} cannot be reached: it comes and goes", context={"paths": [way]})
 
-def _step(part: str, at: int, path: str, make: bool) -> int | None:
-    for _ in range(2):
-        try:
-            return os.open(part, _FOLDER, dir_fd=at)
-        except FileNotFoundError:
-            if not make:
-                return None
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o777, dir_fd=at)
-        except OSError as error:
-            found = os.stat(part, dir_fd=at, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and not make:
-                return None
-            what = "a link" if stat.S_ISLNK(found.st_mode) else "no folder of its own"
-            raise BaseDrift(
-                f"{path} would leave the tree: {part} is {what}", context={"paths": [path], "errno": error.errno}
-            ) from None
-    raise BaseDrift(f"{path} cannot be reached: its folder comes and goes", context={"paths": [path]})
+
+def folders_of(path: str) -> list[str]:
+    """The folders that a path lies in, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _look(name: str, above: int) -> File | None:
@@ -141,6 +189,8 @@ def _look(name: str, above: int) -> File | None:
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
             return File(sha256_hex(os.fsencode(os.readlink(name, dir_fd=above))), LINK)
+        if stat.S_ISDIR(found.st_mode):
+            return None
         if not stat.S_ISREG(found.st_mode):
             return ODD
         return _hashed(os.open(name, _FILE, dir_fd=above))
@@ -159,7 +209,7 @@ def _hashed(handle: int) -> File:
         made = hashlib.sha256()
         while piece := file.read(_CHUNK):
             made.update(piece)
-    return File(made.hexdigest(), stat.S_IMODE(mode) & 0o777)
+    return File(made.hexdigest(), stat.S_IMODE(mode))
 
 
 def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[str, File]:
@@ -174,7 +224,7 @@ def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[st
                 )
             seen = tree.look(path)
             if seen is None or seen == ODD:
-                raise InvalidConfig(f"{path} is no file that can be read", context={"path": path})
+                raise InvalidConfig(f"{path!a} is no file that can be read", context={"path": ascii(path)})
             if seen.mode == LINK:
                 check_link(path, str(Path(entry.path).readlink()))
             found[path] = seen
@@ -184,28 +234,38 @@ def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[st
 
 
 def listing(root: Path, ignore: Sequence[str] = ()) -> list[str]:
-    """The path of everything in a tree that is no folder, without a look at its content."""
+    """The path of everything in a tree that is no folder, or cannot be looked into; without a look at its content."""
     return [path for path, _ in _walk(root, "", ignore)]
+
+
+def ignored(path: str, ignore: Sequence[str]) -> bool:
+    """Whether a path is no part of a tree."""
+    return any(is_machinery(part) or any(fnmatch.fnmatchcase(part, n) for n in ignore) for part in path.split("/"))
 
 
 def _walk(folder: Path, above: str, ignore: Sequence[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     for entry in inside:
-        if is_machinery(entry.name) or any(fnmatch.fnmatchcase(entry.name, name) for name in ignore):
+        if ignored(entry.name, ignore):
             continue
-        if entry.is_dir(follow_symlinks=False):
+        if not entry.is_dir(follow_symlinks=False):
+            yield f"{above}{entry.name}", entry
+        elif os.access(entry.path, os.R_OK | os.X_OK, follow_symlinks=False):
             yield from _walk(Path(entry.path), f"{above}{entry.name}/", ignore)
         else:
-            yield f"{above}{entry.name}", entry
+            yield f"{above}{entry.name}/", entry
 
 
-def digest_of(files: dict[str, File]) -> str:
-    """A whole tree in one digest."""
-    return sha256_hex(canonical({path: [file.sha256, file.mode] for path, file in files.items()}))
+def digest_of(files: Mapping[str, File]) -> str:
+    """A whole tree in one digest, whatever its files are called."""
+    made = hashlib.sha256()
+    for path, file in sorted(files.items()):
+        made.update(os.fsencode(path) + f"\0{file.sha256}\0{file.mode:o}\0".encode())
+    return made.hexdigest()
 
 
-def difference(base: dict[str, File], tree: dict[str, File]) -> list[Unit]:
+def difference(base: Mapping[str, File], tree: Mapping[str, File]) -> list[Unit]:
     """What has to become what, for the base to become the tree."""
     return [
         unit_of(path, base.get(path), tree.get(path))

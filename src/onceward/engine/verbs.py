@@ -33,7 +33,7 @@ class Verb(msgspec.Struct, frozen=True):
 
     role: str
     """Empty where anybody who is known may ask."""
-    ready: Callable[[Kernel, Any], Callable[[Transaction, str], Any]]
+    ready: Callable[[Kernel, Any, str], Callable[[Transaction, str], Any]]
     """Looks at what lies outside the store, and answers what is done inside the answer's own transaction."""
     outside: bool = False
     """Whether there is anything outside to look at."""
@@ -267,7 +267,7 @@ _RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
     "tokens.new": _new_token,
     "tokens.revoke": _revoke_token,
 }
-_READY: dict[str, tuple[Callable[[Kernel, Any], Callable[[Transaction, str], Any]], type]] = {
+_READY: dict[str, tuple[Callable[[Kernel, Any, str], Callable[[Transaction, str], Any]], type]] = {
     "changes.mark": (changes.mark, changes.Mark),
     "changes.sweep": (changes.sweep, changes.Sweep),
     "changes.review": (changes.review, changes.Review),
@@ -275,14 +275,17 @@ _READY: dict[str, tuple[Callable[[Kernel, Any], Callable[[Transaction, str], Any
 }
 
 
-def _inside(run: Callable[[Transaction, str, Any], Any]) -> Callable[[Kernel, Any], Callable[[Transaction, str], Any]]:
+Ready = Callable[["Kernel", Any, str], Callable[[Transaction, str], Any]]
+
+
+def _inside(run: Callable[[Transaction, str, Any], Any]) -> Ready:
     """A verb that only the store matters to."""
-    return lambda kernel, payload: lambda tx, actor: run(tx, actor, payload)
+    return lambda kernel, payload, principal: lambda tx, actor: run(tx, actor, payload)
 
 
-def _outside(name: str) -> Callable[[Kernel, Any], Callable[[Transaction, str], Any]]:
+def _outside(name: str) -> Ready:
     ready, kind = _READY[name]
-    return lambda kernel, payload: ready(kernel, _convert(payload, kind))
+    return lambda kernel, payload, principal: ready(kernel, _convert(payload, kind), principal)
 
 
 VERBS: dict[str, Verb] = {

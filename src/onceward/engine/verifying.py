@@ -14,25 +14,37 @@ import msgspec
 from onceward.engine import attest, changes
 from onceward.engine.artifacts import Blob
 from onceward.engine.changes import Proposed
-from onceward.engine.cutters import paths_in
-from onceward.engine.cutting import open_set, own_place, require_signer, tool_revision, tree_of, undo
+from onceward.engine.cutting import (
+    listing_of,
+    manifest_for,
+    open_set,
+    own_place,
+    require_signer,
+    tool_revision,
+    tree_of,
+    undo,
+    unfinished,
+)
 from onceward.engine.foreground import serving
 from onceward.engine.kernel import Kernel
+from onceward.engine.principals import authorize
 from onceward.engine.registry_cutter import plan_in, root_of
-from onceward.engine.trees import Tree, after, listing
+from onceward.engine.trees import File, Tree, ignored, listing
 from onceward.engine.work import Command
-from onceward.errors import GuardFailed, LockConflict, Recovery
+from onceward.errors import GuardFailed, InvalidConfig, LockConflict, Recovery
 from onceward.evidence.cuts import result_digest
 from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import Affected, ChangeSet, Entry, Unit, VerifyResult
+from onceward.kernel.changes import Affected, ChangeSet, Entry, VerifyResult
 from onceward.kernel.limits import MAX_NAMED_PATHS
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.child import Ended
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of
+from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, beneath
 from onceward.store.port import Reads
-from onceward.store.tables.artifacts import find, refs_of
+from onceward.store.tables.artifacts import find
 from onceward.store.tables.changes import Changes, add_row
+from onceward.store.tables.events import events_of
 from onceward.store.tables.registry import Registry
+from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 
@@ -61,9 +73,9 @@ class Seen(msgspec.Struct):
     def why(self) -> str:
         """In a few words, what is wrong."""
         said = [
-            f"{len(getattr(self, n))} {n} ({getattr(self, n)[0]})"
-            for n in ("different", "missing", "extra")
-            if getattr(self, n)
+            f"{len(paths)} {name} ({_shown(paths[0])})"
+            for name in ("different", "missing", "extra")
+            if (paths := getattr(self, name))
         ]
         if self.check is not None and not self.check["passed"]:
             said.append(f"its check failed: {self.check.get('last_line') or self.check['reason']}")
@@ -111,13 +123,16 @@ def verify(
             return _answer(kernel, entry_id, (asked or results)[-1], fresh=False)
         with kernel.store.read() as rows:
             _require_verifiable(rows, kernel, entry, change_set)
-            manifest = manifest_of(Changes(rows).envelope(entry_id).body)
+            assert change_set is not None
+            manifest = manifest_for(rows, change_set)
         assert change_set is not None
         seen = look(kernel, change_set, manifest)
         if manifest.check and seen.passed:
             seen.check = _run_check(kernel, entry, change_set, manifest, timeout, stop or threading.Event())
-            # What is signed is what is there when all is said, whatever the check did.
-            seen.different = look(kernel, change_set, manifest).different
+            # What is signed is what is there when all is said, whatever the check did to it; what it left beside, such
+            # as a cache, is no part of it.
+            last, own = look(kernel, change_set, manifest), set(manifest.paths())
+            seen.different, seen.missing = last.different, [path for path in last.missing if path in own]
         result = kernel.store.write(lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id))
         return _answer(kernel, entry_id, result, fresh=True)
 
@@ -126,53 +141,74 @@ def _require_verifiable(rows: Reads, kernel: Kernel, entry: Entry, change_set: C
     assert kernel.signer is not None
     signature = Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
     key = kernel.signer.key.fingerprint
-    why = rules.verify_objection(entry, signature, kernel.principal, key, tool_revision(__file__))
+    hands = hands_in(rows, change_set) if change_set is not None else set()
+    why = rules.verify_objection(entry, signature, hands, kernel.principal, key, tool_revision(__file__))
     if why is not None:
         other = Recovery("act as somebody else", f"onceward --as NAME change verify {entry.entry_id}")
         show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
         raise GuardFailed(why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show])
+    others = unfinished(rows, entry)
+    if others:
+        raise LockConflict(
+            f"{others[0]} is being cut or taken back in the same place; what is there now says nothing",
+            context={"entry_id": entry.entry_id, "others": others[:10]},
+            recovery=[Recovery("see how it stands", f"onceward change show {others[0]}")],
+        )
+
+
+def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
+    """Everybody who had a hand in carrying a change set out."""
+    run = Runs(rows).of_root(change_set.change_set_id)
+    told = events_of(rows, f"saga:{run.saga_id}") if run is not None else ()
+    return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
 
 
 def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
-    """What is really there, held against what the change set should have left."""
+    """What is really there, held against what the change set, and those after it, should have left."""
     if manifest.cutter == REGISTRY:
         return _look_at_registry(kernel, change_set, manifest)
     with kernel.store.read() as rows:
         found = Changes(rows)
         units, later = found.affected(change_set.change_set_id), found.since(change_set)
-        (kept,) = [ref.sha256 for ref in refs_of(rows, change_set.change_set_id) if ref.kind == "listing"]
-    before = paths_in(b"".join(kernel.artifacts.read(kept)))
-    if manifest.cutter == TREE:
-        root = tree_of(kernel.home, manifest)
-        with Tree(root) as tree:
-            wrong = [(u.path, tree.look(u.path) is None) for u in units if tree.look(u.path) != after(_unit(u))]
-        there = listing(root, kernel.policy.ignore)
-    else:
-        place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
-        digests = {u.path: None if (d := place.read(u.path)) is None else sha256_hex(d) for u in units}
-        wrong = [(u.path, digests[u.path] is None) for u in units if digests[u.path] != u.after]
-        there = sorted(place.paths())
-    expected = _expected(before, [units, *(rows for _, rows in later)])
-    odd = {path for path, _ in wrong}
+    kept = listing_of(kernel, change_set.change_set_id)
+    wanted = {unit.path: _after(unit) for unit in units}
+    expected = set(kept.paths)
+    for row in (*units, *later):
+        path = beneath(manifest.target, row.place)
+        if path is not None:
+            expected = expected - {path} if row.after is None else expected | {path}
+            if path in wanted:
+                wanted[path] = _after(row)
+    present, there = _present(kernel, manifest, list(wanted), kept.ignore)
+    expected = {path for path in expected if path not in wanted and not ignored(path, kept.ignore)}
+    others = {path for path in there if path not in wanted}
+    wrong = [path for path in wanted if present[path] != wanted[path]]
     return Seen(
         len(units),
-        different=sorted(path for path, gone in wrong if not gone),
-        missing=sorted({path for path, gone in wrong if gone} | (expected - set(there) - odd)),
-        extra=sorted(set(there) - expected - odd),
+        different=sorted(path for path in wrong if present[path] is not None),
+        missing=sorted([*(path for path in wrong if present[path] is None), *(expected - others)]),
+        extra=sorted(others - expected),
     )
 
 
-def _unit(row: Affected) -> Unit:
-    return Unit(row.path, row.before, row.after, row.before_mode, row.after_mode)
+def _after(row: Affected) -> File | None:
+    return None if row.after is None else File(row.after, row.after_mode or 0)
 
 
-def _expected(before: Sequence[str], steps: Sequence[Sequence[Affected]]) -> set[str]:
-    """Everything that should be there: what was, and what change sets made of it since."""
-    expected = set(before)
-    for rows in steps:
-        expected -= {row.path for row in rows if row.after is None}
-        expected |= {row.path for row in rows if row.after is not None}
-    return expected
+def _present(
+    kernel: Kernel, manifest: Manifest, paths: Sequence[str], ignore: Sequence[str]
+) -> tuple[dict[str, File | None], list[str]]:
+    """What is at some paths, and what is there at all; a place that is gone has nothing."""
+    if manifest.cutter != TREE:
+        place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
+        data = {path: place.read(path) for path in paths}
+        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, sorted(place.paths())
+    root = tree_of(kernel.home, manifest)
+    try:
+        with Tree(root) as tree:
+            return {path: tree.look(path) for path in paths}, listing(root, ignore)
+    except InvalidConfig:
+        return dict.fromkeys(paths), []
 
 
 def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
@@ -237,6 +273,7 @@ def _record(
     """What was found, and all that follows from it: one transaction."""
     found, actor = Changes(tx), kernel.principal
     entry, change_set = found.get(entry_id), found.live_set(entry_id)
+    authorize(tx, actor, "verifier")
     _require_verifiable(tx, kernel, entry, change_set)
     assert change_set is not None
     prior = found.results(change_set.change_set_id)
@@ -262,7 +299,8 @@ def _record(
         if first:
             taken = open_set(tx, entry_id, change_set.decision_id, actor, change_set.change_set_id)
             said["undo"] = taken.change_set_id
-        said["escalation"] = _escalate(tx, kernel, entry, manifest, seen.why())
+        said |= {"escalation": _escalate(tx, kernel, entry, change_set, manifest, seen.why())}
+        said |= {"manifest": manifest.content_hash()}
     if first:
         start = rules.start_verify(entry, actor, change_set.change_set_id)
         end = rules.end_verify(rules.through(entry, start), actor, seen.passed, said)
@@ -273,22 +311,26 @@ def _record(
     return result
 
 
-def _escalate(tx: Transaction, kernel: Kernel, entry: Entry, manifest: Manifest, why: str) -> str:
+def _escalate(
+    tx: Transaction, kernel: Kernel, entry: Entry, change_set: ChangeSet, manifest: Manifest, why: str
+) -> str:
     """The same proposal once more, for people to look at with what went wrong; one at a time (X62)."""
     found = Changes(tx)
     waiting = [one for one in found.escalations(entry.entry_id) if one.status not in rules.CHANGE.terminal]
     if waiting:
         return waiting[-1].entry_id
+    hash_ = manifest.content_hash()
+    proposer = [one.author for one in found.envelopes(entry.entry_id) if one.content_hash == hash_][-1]
     entry_id = tx.sources.new_id("ent")
     reason = f"{entry.entry_id} failed its verification: {why}"
     move = rules.mark(
         *(entry_id, f"escalation:{entry_id}", manifest, entry.author, reason),
-        escalates=(entry.entry_id, kernel.principal),
+        escalates=(entry.entry_id, kernel.principal, proposer),
     )
     born = changes.step(tx, [move])
     digests = {digest for unit in manifest.unit for digest in (unit.before, unit.after) if digest is not None}
     blobs = {digest: Blob(digest, find(tx, digest)[1]) for digest in digests}
-    changes.propose(tx, born, entry.author, Proposed(manifest, kernel.artifacts, blobs), 1)
+    changes.propose(tx, born, proposer, Proposed(manifest, kernel.artifacts, blobs), 1)
     return entry_id
 
 

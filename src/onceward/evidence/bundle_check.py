@@ -17,7 +17,7 @@ from onceward.evidence.seal import Head, read_receipt, seal_said
 from onceward.evidence.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.evidence.verify import readable, verify
 from onceward.kernel.canon import canonical, parse
-from onceward.kernel.changes import Entry, History, PairSignature
+from onceward.kernel.changes import Entry, PairSignature
 from onceward.kernel.merkle import included
 from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import manifest_line
@@ -95,7 +95,7 @@ def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
     """Who signed the end of the subject's stream: what `verify` found genuine, over the last move that is here."""
     page = reader.page
     if page.kind == "entry":
-        return _signed_change(records)
+        return _signed_change(reader, records)
     stream = f"saga:{page.subject}" if page.kind == "saga" else stream_of(page.kind, page.subject)
     found = set()
     for signature in records.all(Signature):
@@ -108,11 +108,16 @@ def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
     return found
 
 
-def _signed_change(records: BundleRecords) -> set[str]:
-    """Who verified a change, if it came so far; else who decided on it, or cut it, last."""
+def _signed_change(reader: Reader, records: BundleRecords) -> set[str]:
+    """Who signed for the last arrow of a change: by their own act, or as who cut or verified it."""
     pairs = {pair.signature_id: pair.fingerprint for pair in records.all(PairSignature)}
-    signed = [row.signature_ref for row in sorted(records.all(History), key=lambda row: row.seq) if row.signature_ref]
-    return {pairs[signed[-1]]} if signed and signed[-1] in pairs else set()
+    keys = {signature.statement_hash: signature.fingerprint for signature in records.all(Signature)}
+    moves = [
+        event.facts() for event in records.stream(stream_of("entry", reader.page.subject)) if event.source == "change"
+    ]
+    said = moves[-1] if moves else {"detail": {}, "context": {}}
+    found = pairs.get(said["detail"].get("signature_id", "")) or keys.get(said["context"].get("signed", ""))
+    return {found} if found else set()
 
 
 def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:

@@ -39,10 +39,10 @@ class Backlog:
         self._sets = Ahead(records.all(ChangeSet), lambda row: row.change_set_id)
         self._pairs = Pairs(records, findings, expect)
         self._source = ""
-        self._named: set[str] = set()
-        """Entries that a failed verification opened, as it says."""
-        self._claimed: set[str] = set()
-        """Entries that say that one opened them."""
+        self._named: dict[str, tuple[Any, ...]] = {}
+        """Entries that a failed verification opened, as it says: of which entry, proposing what, by whom."""
+        self._claimed: dict[str, tuple[Any, ...]] = {}
+        """Entries that say that one opened them: the same."""
         self._sweeps: dict[str, SweepRow] = {}
         self._forget()
 
@@ -63,7 +63,7 @@ class Backlog:
             self._facts = {name: said.get(name) for name in _GIVEN.get(event.source, ())}
             if event.source == "change":
                 self._facts["reason"] = said.get("why")
-                self._proposed = [(str(said.get("manifest", "")), str(said.get("author", "")))]
+                self._proposed = [(str(said.get("manifest", "")), str(said.get("proposed_by", said.get("author", ""))))]
                 self._needs = said.get("depends_on", [])
         if event.source not in (self._source, "entry") or self._source not in _GIVEN:
             self._findings.fault("history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}")
@@ -78,7 +78,9 @@ class Backlog:
             return
         self._pairs.note(body.event, said, body.context.actor, event.at, stream.state)
         if said.get("escalation"):
-            self._named.add(said["escalation"])
+            proposer = [author for hash_, author in self._proposed if hash_ == said.get("manifest")][-1:]
+            told = (stream.subject, said.get("manifest"), self._facts["author"], *proposer)
+            self._named.setdefault(said["escalation"], told)
         if body.event == "ENTRY_REVISED":
             self._proposed.append((said["manifest"], said["author"]))
         decision = said.get("decision") if body.event == "ENTRY_REVIEWED" else _DECIDED.get(body.event)
@@ -90,7 +92,7 @@ class Backlog:
         told = (manifest, actor, decision, said.get("why", ""), body.context.signed or None, event.at)
         before = sum(arrow[1] is not None for arrow in self._arrows) - (event.source == "change")
         self._decisions[said.get("decision_id", "")] = (*told, before)
-        authors = {self._facts["author"], *(author for hash_, author in self._proposed if hash_ == manifest)}
+        authors = {self._facts["author"], *(author for _, author in self._proposed)}
         if decision == "approve" and actor in authors and not said.get("own"):
             self._findings.fault("duty", f"{event.stream}#{event.seq}", f"{actor} approved what {actor} proposed")
 
@@ -141,7 +143,7 @@ class Backlog:
         for decision_id in sorted(self._decisions):
             self._fault(entry_id, f"the decision {decision_id} is not there")
         if entry.escalates is not None:
-            self._claimed.add(entry_id)
+            self._claimed[entry_id] = (entry.escalates, self._proposed[0][0], entry.author, self._proposed[0][1])
         self._pairs.close(entry_id)
 
     def _check_history(self, entry_id: str) -> None:
@@ -178,8 +180,9 @@ class Backlog:
         self._pairs.finish()
         if not self._records.whole:
             return
-        for entry_id in sorted(self._named ^ self._claimed):
-            self._fault(entry_id, "what failed and what was opened for it do not name each other")
+        for entry_id in sorted(self._named.keys() | self._claimed.keys()):
+            if self._named.get(entry_id) != self._claimed.get(entry_id):
+                self._fault(entry_id, "what failed and what was opened for it do not say the same")
         for sweep in self._records.all(SweepRow):
             if self._sweeps.pop(sweep.sweep_id, None) != sweep:
                 self._fault(sweep.sweep_id, "the sweep is not what its event says")

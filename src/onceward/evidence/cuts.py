@@ -46,21 +46,30 @@ class Pairs:
         self._undone: dict[str, tuple[str, str]] = {}
         """By change set that took one back: who signed that, and how its entry stood. They come before the entries in
         the order of streams."""
+        self._listing = ""
+        """What the change set that is read now says that it kept."""
         self.clear()
 
     def clear(self) -> None:
         self._results: dict[str, tuple[str, bool, int, str]] = {}
         self._signed: dict[str, tuple[str, str, str]] = {}
         """By signature: the act, and what the entry was and became."""
+        self._cut: set[str] = set()
+        """Change sets that the entry's own events say were cut."""
 
     def note_set(self, name: str, subject: str, said: Mapping[str, Any]) -> None:
         """An event of a change set."""
+        if name == "CUT_KEPT":
+            self._listing = said["listing"]
+        elif name == "CUT_OPENED":
+            self._listing = ""
         if name == "CUT_APPLIED" and "signature_id" in said:
             self._undone[subject] = (said["signature_id"], said["entry_state"])
 
     def note(self, name: str, said: Mapping[str, Any], actor: str, at: int, state: str) -> None:
         """An event of an entry."""
         if name == "ENTRY_CUT":
+            self._cut.add(said["change_set_id"])
             self._signed[said["signature_id"]] = ("change.cut", "reviewed_approved", "cut_applied")
         elif name in _ENDS or name == "ENTRY_REVERIFIED":
             passed = _ENDS.get(name, bool(said.get("passed")))
@@ -78,7 +87,7 @@ class Pairs:
             self._fault(change_set.change_set_id, "nobody approved it")
             return
         manifest = manifest_of(bodies[-1])
-        wanted = units_of(manifest.unit, change_set.change_set_id, change_set.kind == "undo")
+        wanted = units_of(manifest, change_set.change_set_id, change_set.kind == "undo")
         if sorted(found, key=lambda row: row.path) != wanted:
             self._fault(change_set.change_set_id, "what it touched is not what was approved")
         if (change_set.kind, change_set.status) == ("cut", "applied"):
@@ -88,7 +97,7 @@ class Pairs:
             kept = (
                 {} if manifest.cutter == REGISTRY else {(u.path, "prior"): u.before for u in manifest.unit if u.before}
             )
-            if {name: refs.get(name) for name in kept} != kept or ("listing", "listing") not in refs:
+            if {name: refs.get(name) for name in kept} != kept or refs.get(("listing", "listing")) != self._listing:
                 self._findings.fault("ref", change_set.change_set_id, "what it replaced is not kept")
 
     def close(self, entry_id: str) -> None:
@@ -98,13 +107,16 @@ class Pairs:
         for taken in sorted(sets.keys() & self._undone.keys()):
             signature_id, state = self._undone.pop(taken)
             self._signed[signature_id] = ("change.undo", state, state)
+        for one in sets.values():
+            if (one.kind, one.status) == ("cut", "applied") and one.change_set_id not in self._cut:
+                self._fault(entry_id, f"{one.change_set_id} was carried out, and the entry does not know of it")
         self._check_results(entry_id, results)
         signatures = list(self._records.of(PairSignature, entry_id=entry_id))
         for row in signatures:
             self._check_signature(row, sets, results)
         for signature_id in sorted(self._signed):
             self._fault(entry_id, f"the signature {signature_id} is not there")
-        self._check_apart(entry_id, signatures, results)
+        self._check_apart(entry_id, signatures, sets, results)
 
     def _check_results(self, entry_id: str, results: Mapping[str, VerifyResult]) -> None:
         last: dict[str, str] = {}
@@ -135,15 +147,23 @@ class Pairs:
         said["manifest"] = decisions[0].content_hash if decisions else ""
         self._expect(row.statement_hash, said)
 
-    def _check_apart(self, entry_id: str, signatures: list[PairSignature], results: Mapping[str, VerifyResult]) -> None:
+    def _check_apart(
+        self,
+        entry_id: str,
+        signatures: list[PairSignature],
+        sets: Mapping[str, ChangeSet],
+        results: Mapping[str, VerifyResult],
+    ) -> None:
         """Who verified is nobody who carried out: by no name, key or tool."""
         executors = {row.change_set_id: row for row in signatures if row.role == "executor"}
         for row in signatures:
             result = results.get(row.verify_result_id or "")
-            other = executors.get(result.change_set_id) if result is not None else None
-            if other is not None and {row.principal, row.fingerprint, row.tool_revision} & {
-                *(other.principal, other.fingerprint, other.tool_revision)
-            }:
+            if result is None:
+                continue
+            other = executors.get(result.change_set_id)
+            hands = {sets[result.change_set_id].executor} if result.change_set_id in sets else set()
+            hands |= set() if other is None else {other.principal, other.fingerprint, other.tool_revision}
+            if {row.principal, row.fingerprint, row.tool_revision} & hands:
                 self._findings.fault("duty", entry_id, "who carried it out verified it")
 
     def finish(self) -> None:

@@ -93,6 +93,8 @@ class Affected(msgspec.Struct, frozen=True):
 
     change_set_id: str
     path: str
+    place: str
+    """The same as seen from the workspace's own folder."""
     before: str | None
     after: str | None
     before_mode: int | None

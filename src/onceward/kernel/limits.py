@@ -46,6 +46,9 @@ LOCK_TTL_SECONDS: Final = 600.0
 REQUEST_WAIT_SECONDS: Final = 30.0
 """How long a command waits for a live kernel's answer before it exits 3 with the request id."""
 
+STANDBY_SECONDS: Final = 0.5
+"""How often a standby looks whether the workspace is free."""
+
 REQUEST_POLL_SECONDS: Final = 0.05
 """How often a kernel looks for requests, and an asker for its answer."""
 

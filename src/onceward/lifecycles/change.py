@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.kernel.changes import IGNORED_NAMES, Affected, ChangeSet, Decision, Entry, PairSignature, Unit
+from onceward.kernel.changes import IGNORED_NAMES, Affected, ChangeSet, Decision, Entry, PairSignature
 from onceward.kernel.limits import APPROVAL_SECONDS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move
 from onceward.kernel.sources import Micros
-from onceward.lifecycles.manifest import Manifest
+from onceward.lifecycles.manifest import Manifest, place_of
 
 CHANGE = Machine.parse(
     "change",
@@ -74,10 +74,17 @@ class Policy(msgspec.Struct, frozen=True):
     ignore: tuple[str, ...] = IGNORED_NAMES
     path: tuple[PathRule, ...] = ()
 
-    def rules(self, paths: Sequence[str]) -> list[PathRule]:
-        """What these paths need, the general rule first."""
-        some = [rule for rule in self.path if any(fnmatch.fnmatchcase(path, rule.glob) for path in paths)]
+    def rules(self, places: Sequence[str]) -> list[PathRule]:
+        """What these places need, as seen from the workspace's own folder; the general rule first."""
+        some = [rule for rule in self.path if any(_fits(place, rule.glob) for place in places)]
         return [PathRule("*", self.approvals), *some]
+
+
+def _fits(place: str, glob: str) -> bool:
+    """A glob is for a place however deep it lies: whoever marks a change chooses the tree, and must not choose the
+    rules with it."""
+    parts = place.split("/")
+    return any(fnmatch.fnmatchcase("/".join(parts[at:]), glob) for at in range(len(parts)))
 
 
 def mark(
@@ -87,15 +94,17 @@ def mark(
     author: str,
     reason: str,
     depends_on: Sequence[str] = (),
-    escalates: tuple[str, str] | None = None,
+    escalates: tuple[str, str, str] | None = None,
 ) -> Move:
-    """Something is proposed; or proposed again, because `escalates` names an entry that failed and who found that."""
+    """Something is proposed; or proposed again, because `escalates` names an entry that failed, who found that, and who
+    had proposed what it says."""
     known = {"idempotency_key": key, "author": author, "cutter": manifest.cutter, "target": manifest.target}
-    failed, actor = escalates or (None, author)
+    failed, actor, proposer = escalates or (None, author, author)
     columns = {**known, "reason": reason, "escalates": failed}
     said: dict[str, Any] = {**known, "manifest": manifest.content_hash(), "why": reason}
     said |= {"depends_on": list(depends_on)} if depends_on else {}
     said |= {"escalates": failed} if failed else {}
+    said |= {"proposed_by": proposer} if proposer != author else {}
     return Move(CHANGE, entry_id, NEW, "marked", 0, actor, detail=said, columns=columns)
 
 
@@ -166,7 +175,7 @@ def approved(
     decisions: Sequence[Decision],
     content_hash: str,
     policy: Policy,
-    paths: Sequence[str],
+    places: Sequence[str],
     roles: Mapping[str, Set[str]],
 ) -> str:
     """What approvals of exactly these bytes still lack, in words; empty if they are enough. Of every reviewer the last
@@ -176,7 +185,7 @@ def approved(
         if decision.content_hash == content_hash:
             last[decision.reviewer] = decision
     for_it = {reviewer for reviewer, decision in last.items() if decision.decision == "approve"}
-    for rule in policy.rules(paths):
+    for rule in policy.rules(places):
         if len(for_it) < rule.approvals:
             return f"{rule.glob} needs {rule.approvals} approvals, and has {len(for_it)}"
         if rule.role and not any(rule.role in roles.get(reviewer, ()) for reviewer in for_it):
@@ -184,31 +193,31 @@ def approved(
     return ""
 
 
-def units_of(units: Sequence[Unit], change_set_id: str, undoing: bool = False) -> list[Affected]:
+def units_of(manifest: Manifest, change_set_id: str, undoing: bool = False) -> list[Affected]:
     """What a change set touches: what its manifest says, or the other way round."""
-    return [
-        Affected(change_set_id, u.path, u.after, u.before, u.after_mode, u.before_mode)
-        if undoing
-        else Affected(change_set_id, u.path, u.before, u.after, u.before_mode, u.after_mode)
-        for u in units
-    ]
+    found = []
+    for u in manifest.unit:
+        here, there = (u.after, u.before) if undoing else (u.before, u.after)
+        was, will = (u.after_mode, u.before_mode) if undoing else (u.before_mode, u.after_mode)
+        found.append(Affected(change_set_id, u.path, place_of(manifest.target, u.path), here, there, was, will))
+    return found
 
 
 class Approvals(msgspec.Struct, frozen=True):
     """What there is to say for an entry: who approved what, and what the workspace wants."""
 
     decisions: Sequence[Decision]
-    """Since the entry last came up."""
+    """Since the entry last came up, of people whose word still counts."""
     content_hash: str
     """Of what it proposes now."""
-    paths: Sequence[str]
+    places: Sequence[str]
     policy: Policy
     roles: Mapping[str, Set[str]]
 
     def lack(self, since: Micros = 0) -> str:
         """What is missing for it to be approved, of what was said since; empty if nothing is."""
         counting = [one for one in self.decisions if one.decided_at > since]
-        return approved(counting, self.content_hash, self.policy, self.paths, self.roles)
+        return approved(counting, self.content_hash, self.policy, self.places, self.roles)
 
     def last(self) -> Decision | None:
         """The approval that made it so."""
@@ -234,12 +243,17 @@ VERIFIABLE: Final = ("cut_applied", "verified_complete", "verify_failed_escalate
 
 
 def verify_objection(
-    entry: Entry, executor: PairSignature | None, principal: str, fingerprint: str, tool_revision: str
+    entry: Entry,
+    executor: PairSignature | None,
+    hands: Set[str],
+    principal: str,
+    fingerprint: str,
+    tool_revision: str,
 ) -> Objection | None:
-    """Why somebody may not verify a cut (G-VERIFY-CUT, G-VERIFY-SOD)."""
+    """Why somebody may not verify a cut (G-VERIFY-CUT, G-VERIFY-SOD); `hands` are all who had one in it."""
     if executor is None or entry.status not in VERIFIABLE:
         return Objection("G-VERIFY-CUT", f"the entry is {entry.status}; there is no cut to verify")
-    if executor.principal == principal:
+    if principal in (executor.principal, *hands):
         return Objection("G-VERIFY-SOD", f"{principal} carried it out; somebody else must verify it")
     if executor.fingerprint == fingerprint:
         return Objection("G-VERIFY-SOD", "the key that signed the cut must not sign its verification")

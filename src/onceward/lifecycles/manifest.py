@@ -42,6 +42,26 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def paths(self) -> list[str]:
         return [unit.path for unit in self.unit]
 
+    def places(self) -> list[str]:
+        """Its paths as seen from the workspace's own folder, whatever tree it is a change of."""
+        return [place_of(self.target, unit.path) for unit in self.unit]
+
+
+def place_of(target: str, path: str) -> str:
+    return path if target == "." else f"{target}/{path}"
+
+
+def beneath(target: str, place: str) -> str | None:
+    """The path of a place in a tree; None if it lies elsewhere."""
+    if target == ".":
+        return None if place.startswith("/") else place
+    return place.removeprefix(f"{target}/") if place.startswith(f"{target}/") else None
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two trees have files in common."""
+    return one == other or beneath(one, other) is not None or beneath(other, one) is not None
+
 
 def manifest_of(text: str | bytes) -> Manifest:
     return msgspec.json.decode(text, type=Manifest)
@@ -55,6 +75,8 @@ def checked(manifest: Manifest) -> Manifest:
         )
     if any("\x00" in word for word in manifest.check) or (manifest.check and not manifest.check[0]):
         raise InvalidConfig("the check of a change is a program and its words", context={"field": "check"})
+    if manifest.cutter == TREE:
+        _check_target(manifest.target)
     if manifest.base and not _DIGEST.fullmatch(manifest.base):
         raise InvalidConfig("the base of a change is a SHA-256", context={"field": "base"})
     units = sorted(manifest.unit, key=lambda unit: unit.path)
@@ -78,14 +100,29 @@ def _check_side(path: str, digest: str | None, mode: int | None, in_tree: bool) 
     if (mode is not None) != (digest is not None and in_tree):
         what = "a SHA-256 and a mode, or neither" if in_tree else "no mode: it is no file of a tree"
         raise InvalidConfig(f"{path[:80]} needs {what}", context={"path": path})
-    if mode is not None and mode != LINK and not 0 <= mode <= 0o777:
-        raise InvalidConfig(f"{path[:80]} has no mode {mode:o}", context={"path": path})
+    if mode is not None and mode != LINK and not (mode <= 0o777 and mode & 0o400):
+        raise InvalidConfig(
+            f"{path[:80]} has the mode {mode:o}: only plain permissions are changed, and its owner can read it",
+            context={"path": path},
+        )
+
+
+def _check_target(target: str) -> None:
+    """A tree is spelled the one way it can be, so that two changes of it are seen to be that."""
+    if target == ".":
+        return
+    parts = target.removeprefix("/").split("/")
+    plain = _PATH.fullmatch(target) and all(part not in ("", ".", "..") for part in parts)
+    if not plain or len(target.encode()) > MAX_OUTPUT_PATH:
+        raise InvalidConfig(f"{target[:80]!a} is not how a tree is named", context={"field": "target"})
+    if any(is_machinery(part) for part in parts):
+        raise InvalidConfig(f"{target[:80]} belongs to the machinery: never changed", context={"field": "target"})
 
 
 def check_path(path: str) -> None:
     """A path inside a tree, spelled the one way it can be."""
     parts = path.split("/")
-    safe = _PATH.fullmatch(path) and all(part not in ("", ".", "..") for part in parts)
+    safe = _PATH.fullmatch(path) and all(part not in ("", ".", "..") and len(part.encode()) < 256 for part in parts)
     if not safe or not unicodedata.is_normalized("NFC", path) or len(path.encode()) > MAX_OUTPUT_PATH:
         raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
     if any(is_machinery(part) for part in parts):
@@ -100,16 +137,13 @@ def is_machinery(name: str) -> bool:
 
 
 def check_link(path: str, leads_to: str) -> None:
-    """A link of a change stays inside its tree."""
-    place = path.split("/")[:-1]
-    for part in leads_to.split("/"):
-        if part == "..":
-            if not place:
-                raise _leaving(path, leads_to)
-            place.pop()
-        elif part not in ("", "."):
-            place.append(part)
-    if leads_to.startswith("/") or not leads_to or any(is_machinery(part) for part in place):
+    """A link of a change stays inside its tree: it goes up first, no higher than the tree, and then only down. So no
+    other link on its way can lead it out."""
+    parts = leads_to.split("/")
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    down = parts[up:]
+    odd = any(part in ("", ".", "..") or is_machinery(part) for part in down)
+    if leads_to.startswith("/") or not leads_to or odd or up > path.count("/") or not _PATH.fullmatch(leads_to):
         raise _leaving(path, leads_to)
 
 

@@ -32,6 +32,12 @@ class Reads(Protocol):
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]: ...
 
 
+def moment_of(rows: Reads) -> Micros:
+    """The time that rows are read at: a transaction's own, or a snapshot's."""
+    now = rows.now  # type: ignore[attr-defined]
+    return int(now() if callable(now) else now)
+
+
 class Write(NamedTuple):
     """One write of several that do not see each other."""
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from onceward.errors import InvalidConfig, OncewardError, StaleVersion
 from onceward.kernel.canon import check, sha256_hex
@@ -21,6 +21,7 @@ from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Requests
 from onceward.store.tables.subjects import SUBJECTS, Subject, context_of
 
+T = TypeVar("T")
 _INSERT_EVENT = (
     "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
@@ -106,6 +107,25 @@ class Transaction:
             raise self._failed
         if self._promised:
             self._session.keep_promises()
+
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Do something that may be refused: if it is, nothing of it is left, and the rest of this transaction can go
+        on."""
+        before = (self._heads, self.last_event, self.announce, self.signed, self._failed, self._promised)
+        self._session.savepoint()
+        self._heads = Heads(self._heads)
+        try:
+            result = work()
+            self.require_sound()
+            self._session.release()
+        except BaseException:
+            self._heads, self.last_event, self.announce, self.signed, self._failed, self._promised = before
+            if self._session.open:
+                self._session.undo()
+            raise
+        self._heads.keep()
+        self._heads = before[0]
+        return result
 
     def move(self, move: Move) -> Event | None:
         """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,10 +20,18 @@ _STEPS = {
     "C4_RECORD": "recorded and signed",
 }
 _MOST = 20
+_COLOURS = {
+    **{"verified_complete": "green", "cut_applied": "cyan", "reviewed_approved": "cyan", "review_pending": "yellow"},
+    **{"reviewed_rejected": "red", "verify_failed_escalated": "red", "stuck": "red"},
+}
 
 
-def show_change(found: Mapping[str, Any], status: Callable[[str], str]) -> None:
-    say = render.say
+def status_of(status: str) -> str:
+    return click.style(status, fg=_COLOURS.get(status))
+
+
+def show_change(found: Mapping[str, Any]) -> None:
+    say, status = render.say, status_of
     click.echo(f"{click.style(found['entry_id'], bold=True)}  {status(found['status'])}")
     say(render.plain(f"by {found['author']}, into {found['target']}: {found['reason'] or '(no reason given)'}"))
     say(f"manifest {found['manifest']}" + (f", revision {found['revision']}" if found["revision"] > 1 else ""))
@@ -117,7 +125,7 @@ def _committed(found: Mapping[str, Any]) -> None:
         render.say(f"committed as {found['commit'][:12]}")
 
 
-def verified(found: Mapping[str, Any], as_json: bool, status: Callable[[str], str]) -> int:
+def verified(found: Mapping[str, Any], as_json: bool) -> int:
     """What a verification found; answers the exit status."""
     result = found["result"]
     passed, stuck = result["passed"], found.get("undo") == "stuck"
@@ -127,7 +135,7 @@ def verified(found: Mapping[str, Any], as_json: bool, status: Callable[[str], st
     before = "" if found["fresh"] else " (found before)"
     word = click.style("passed", fg="green") if passed else click.style("failed", fg="red")
     render.say(f"{found['entry_id']} {word}{before}{_wrong(result['detail'])}")
-    render.say(f"it is {status(found['status'])}")
+    render.say(f"it is {status_of(found['status'])}")
     _committed(found)
     if found.get("undo") == "applied":
         render.say("what it had changed is taken back")

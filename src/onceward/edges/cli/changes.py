@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending, tell
-from onceward.edges.cli.change_display import change_table
-from onceward.edges.cli.diffs import show_diffs
+from onceward.edges.cli.change_display import change_table, status_of
+from onceward.edges.cli.change_mark import mark
+from onceward.edges.cli.diffs import show_diffs, show_terms
 from onceward.edges.cli.following import follow, serves
-from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
+from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.errors import InvalidConfig, Recovery
 
-_COLOURS = {
-    **{"verified_complete": "green", "cut_applied": "cyan", "reviewed_approved": "cyan", "review_pending": "yellow"},
-    **{"reviewed_rejected": "red", "verify_failed_escalated": "red", "stuck": "red"},
-}
 _PASS = 1000
 """What one pass of a sweep brings up at most."""
 
@@ -29,6 +25,9 @@ _PASS = 1000
 @click.group(cls=Group)
 def change() -> None:
     """What somebody proposes reaches the world exactly as a person approved it, once, and somebody else has checked."""
+
+
+change.add_command(mark)
 
 
 def _entry(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,120 +43,6 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
             return [one["entry_id"] for one in change_list(store) if one["entry_id"].startswith(incomplete)]
     except OncewardError:
         return []
-
-
-@change.command(cls=Command)
-@click.option("--tree", metavar="DIR", help="A folder as the tree is to become.")
-@click.option("--patch", metavar="FILE", help="A unified diff, such as git diff makes; - for standard input.")
-@click.option("--build", metavar="BUILD", help="What a build made: each file at the path that is its name.")
-@click.option("--stage", "stages", multiple=True, metavar="STAGE", help="With --build: only of these stages.")
-@click.option("--registry", metavar="PLAN", help="A .toml plan for the registry.")
-@click.option(
-    "--base", "--into", "base", metavar="DIR", default=".", help="The tree that is to change [default: here]."
-)
-@click.option(
-    "--cutter", metavar="NAME", default="", help="A place of your own instead of a tree; --tree says what goes there."
-)
-@click.option("--target", metavar="NAME", default="", help="Which one, for --cutter.")
-@click.option("--delete", multiple=True, metavar="PATH", help="Something that is to go.")
-@click.option("--check", metavar="COMMAND", help="The entry's own check: runs in the tree when it is verified.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever reviews it.")
-@click.option("--depends-on", multiple=True, metavar="ENTRY", help="What must be verified first.")
-@click.option("--links", is_flag=True, help="Symbolic links are meant, and stay inside the tree.")
-@click.option("--key", metavar="KEY", help="The same key is the same entry [default: what is proposed, and by whom].")
-@click.option("--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now.")
-@click.option("--stat", is_flag=True, help="Show which files, not every line.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be proposed.")
-@asking_options
-@pass_globals
-def mark(
-    given: Globals,
-    tree: str | None,
-    patch: str | None,
-    build: str | None,
-    stages: tuple[str, ...],
-    registry: str | None,
-    base: str,
-    cutter: str,
-    target: str,
-    delete: tuple[str, ...],
-    check: str | None,
-    reason: str,
-    depends_on: tuple[str, ...],
-    links: bool,
-    key: str | None,
-    revise: str | None,
-    stat: bool,
-    dry_run: bool,
-) -> int:
-    """Propose a change: of a file tree, of the registry, or of a place of your own. Nothing is changed yet.
-
-    Say what from: --tree, --patch, --build, --registry or --delete. The same proposal again is the same entry.
-    """
-    from onceward import changing
-
-    named = {"--tree": tree, "--patch": patch, "--build": build, "--registry": registry}
-    found = [name for name, value in named.items() if value is not None]
-    if len(found) > 1 or (not found and not delete):
-        raise click.UsageError(
-            f"say what to propose, by one of {', '.join(named)}{' or --delete' if not found else ''}"
-        )
-    workspace = given.workspace()
-    if not dry_run:
-        workspace.ensure()
-    proposal = changing.propose(
-        workspace,
-        changing.Source(
-            base=file_argument(base),
-            tree=file_argument(tree) if tree is not None else None,
-            patch=_read(patch) if patch is not None else None,
-            build=build,
-            stages=stages,
-            plan=file_argument(registry) if registry is not None else None,
-            cutter=cutter,
-            target=target,
-            delete=delete,
-            check=_words(check),
-            links=links,
-        ),
-    )
-    diffs = changing.shown(proposal)
-    if not given.json:
-        show_diffs(diffs, stat)
-    digest = proposal.manifest.content_hash()
-    if dry_run:
-        if given.json:
-            import msgspec
-
-            render.document({"manifest": digest, "files": msgspec.to_builtins(diffs)})
-        return 0
-    changing.bring(workspace, proposal)
-    payload: dict[str, Any] = {"manifest": digest, "reason": reason}
-    if revise is not None:
-        payload |= {"revises": revise}
-    else:
-        key = key or changing.key_of(workspace.principal, proposal, depends_on)
-        payload |= {"key": key, "depends_on": list(depends_on)}
-    return tell(given, ask(given, "changes.mark", payload), lambda value: _marked(value, bool(revise)))
-
-
-def _marked(value: Mapping[str, Any], revised: bool) -> None:
-    how = "revised" if revised else "known already, and" if value.get("known") else "marked:"
-    render.say(f"{value['entry_id']} {how} {_status(value['status'])}")
-    render.say(f"manifest {value['manifest']}")
-    if value["status"] in ("marked", "reviewed_deferred"):
-        render.say("next: onceward change sweep")
-
-
-def _words(text: str | None) -> list[str]:
-    try:
-        return shlex.split(text) if text else []
-    except ValueError as error:
-        raise InvalidConfig(f"--check cannot be read: {error}", context={"field": "--check"}) from None
-
-
-def _read(name: str) -> bytes:
-    return sys.stdin.buffer.read() if name == "-" else file_argument(name).read_bytes()
 
 
 @change.command(cls=Command)
@@ -228,7 +113,7 @@ def show(given: Globals, entry: str) -> None:
     workspace = given.workspace()
     with workspace.reading() as store:
         found = change_status(store, entry, workspace.policy)
-    render.document(found) if given.json else show_change(found, _status)
+    render.document(found) if given.json else show_change(found)
 
 
 @change.command(cls=Command)
@@ -243,12 +128,13 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
     from onceward.engine.change_reading import change_diff
 
     with given.workspace().artifacts() as artifacts:
-        entry_id, digest, diffs = change_diff(artifacts, entry, paths)
+        found = change_diff(artifacts, entry, paths)
     if given.json:
-        render.document({"entry_id": entry_id, "manifest": digest, "files": msgspec.to_builtins(diffs)})
+        render.document(msgspec.to_builtins(found))
         return
-    show_diffs(diffs, stat)
-    render.say(f"manifest {digest}")
+    show_diffs(found.files, stat)
+    show_terms(found.target, found.check)
+    render.say(f"manifest {found.manifest}")
 
 
 @change.command(cls=Command)
@@ -284,13 +170,13 @@ def review(given: Globals, entry: str, decision: str | None, reason: str, digest
 
     In a terminal the difference is shown, and the beginning of its digest typed back.
     """
-    from onceward.engine.change_reading import change_diff
+    from onceward.engine.change_reading import change_hash
 
     workspace = given.workspace()
-    with workspace.artifacts() as artifacts:
-        entry_id, current, diffs = change_diff(artifacts, entry)
+    with workspace.reading() as store:
+        entry_id, current = change_hash(store, entry)
     if digest is None:
-        decision, digest = _look(given, entry_id, current, diffs, decision)
+        decision, digest = _look(given, entry_id, current, decision)
     elif decision is None:
         raise click.UsageError("say --approve, --defer or --reject")
     elif len(digest) >= 8 and current.startswith(digest.lower()):
@@ -301,8 +187,10 @@ def review(given: Globals, entry: str, decision: str | None, reason: str, digest
     return tell(given, ask(given, "changes.review", payload), _reviewed)
 
 
-def _look(given: Globals, entry_id: str, current: str, diffs: Sequence[Any], decision: str | None) -> tuple[str, str]:
+def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> tuple[str, str]:
     """Show it to whoever decides, and have them say so; elsewhere they must have looked before."""
+    from onceward.engine.change_reading import change_diff
+
     if given.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidConfig(
             "a review is of exact bytes: say which were looked at",
@@ -312,7 +200,11 @@ def _look(given: Globals, entry_id: str, current: str, diffs: Sequence[Any], dec
                 Recovery("then name their digest", "--digest D"),
             ],
         )
-    show_diffs(diffs, False)
+    with given.workspace().artifacts() as artifacts:
+        found = change_diff(artifacts, entry_id)
+    show_diffs(found.files, False)
+    show_terms(found.target, found.check)
+    current = found.manifest
     render.say(f"manifest {click.style(current[:8], bold=True)}{current[8:]}")
     while decision is None:
         word = click.prompt("approve, defer or reject", default="defer")
@@ -324,7 +216,7 @@ def _look(given: Globals, entry_id: str, current: str, diffs: Sequence[Any], dec
 
 
 def _reviewed(value: Mapping[str, Any]) -> None:
-    render.say(f"{value['entry_id']} is {_status(value['status'])}")
+    render.say(f"{value['entry_id']} is {status_of(value['status'])}")
     if value.get("lacks"):
         render.say(f"your word counts, but more is needed: {render.plain(value['lacks'])}")
     elif value["status"] == "reviewed_approved":
@@ -382,12 +274,10 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
         order = VerifyChange(entry=entry, again=again, timeout=seconds, commit=git_commit)
         return follow(
             *(given, "changes.verify", order),
-            lambda store, subject: verified(
-                change_verdict(store, subject["entry_id"], workspace.policy), given.json, _status
-            ),
+            lambda store, subject: verified(change_verdict(store, subject["entry_id"], workspace.policy), given.json),
         )
     found, signal = changing.verify(workspace, entry, again=again, timeout=seconds, commit=git_commit)
-    return signal or verified(found, given.json, _status)
+    return signal or verified(found, given.json)
 
 
 @change.command(cls=Command)
@@ -398,8 +288,4 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
 def abandon(given: Globals, entry: str, reason: str) -> int:
     """Give ENTRY up for good, from wherever it is. What was cut stays; a cut that was cut off is closed first."""
     asked = ask(given, "changes.abandon", {"entry": entry, "reason": reason})
-    return tell(given, asked, lambda value: render.say(f"{value['entry_id']} is {_status(value['status'])}"))
-
-
-def _status(status: str) -> str:
-    return click.style(status, fg=_COLOURS.get(status))
+    return tell(given, asked, lambda value: render.say(f"{value['entry_id']} is {status_of(value['status'])}"))

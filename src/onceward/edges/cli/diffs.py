@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import click
@@ -25,9 +26,19 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
     click.echo(f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} more, {removed:,} less")
 
 
+def show_terms(target: str, check: Sequence[str]) -> None:
+    """What an approval is for beside the files: where they go, and what is run there."""
+    click.echo(f"into {click.style(render.plain(target), bold=True)}")
+    if check:
+        click.echo(
+            f"its check, run there when it is verified: {click.style(render.plain(shlex.join(check)), bold=True)}"
+        )
+
+
 def _name(diff: FileDiff) -> str:
     old = f"{diff.old_path} -> " if diff.old_path else ""
-    modes = f" ({diff.before_mode or 'none'} -> {diff.after_mode or 'none'})" if diff.what == "mode" else ""
+    changed = diff.before_mode and diff.after_mode and diff.before_mode != diff.after_mode
+    modes = f" (mode {diff.before_mode} -> {diff.after_mode})" if changed else ""
     made = f" ({diff.after_mode})" if diff.what == "added" and diff.after_mode not in (None, "644") else ""
     return render.plain(f"{old}{diff.path}{modes}{made}{f' ({diff.note})' if diff.note else ''}")
 

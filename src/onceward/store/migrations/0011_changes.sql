@@ -104,7 +104,8 @@ CREATE TABLE cut_change_set (
   CONSTRAINT cut_change_set_status CHECK (status IN ('open', 'applied', 'undone', 'stuck'))
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX cut_change_set_entry ON cut_change_set (entry_id, created_at);
+CREATE INDEX cut_change_set_entry ON cut_change_set (entry_id, change_set_id);
+CREATE INDEX cut_change_set_unfinished ON cut_change_set (status) WHERE status IN ('open', 'stuck');
 
 -- One live change set of an approval, and one undoing of a change set.
 CREATE UNIQUE INDEX cut_change_set_live ON cut_change_set (entry_id, decision_id)
@@ -114,12 +115,15 @@ CREATE UNIQUE INDEX cut_change_set_undo ON cut_change_set (of_change_set) WHERE 
 CREATE TABLE cut_affected_row (
   change_set_id TEXT NOT NULL REFERENCES cut_change_set (change_set_id),
   path TEXT NOT NULL,
+  place TEXT NOT NULL,
   before TEXT,
   after TEXT,
   before_mode INTEGER,
   after_mode INTEGER,
   PRIMARY KEY (change_set_id, path)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX cut_affected_row_place ON cut_affected_row (place);
 
 CREATE TABLE verify_result (
   verify_result_id TEXT PRIMARY KEY,

@@ -113,7 +113,7 @@ class Changes:
         return self._all(Decision, "entry_id = ? AND entry_version >= ?", (entry_id, since), order)
 
     def change_sets(self, entry_id: str) -> list[ChangeSet]:
-        return self._all(ChangeSet, "entry_id = ?", (entry_id,), "created_at, change_set_id")
+        return self._all(ChangeSet, "entry_id = ?", (entry_id,), "change_set_id")
 
     def set_named(self, change_set_id: str) -> ChangeSet:
         found = self._all(ChangeSet, "change_set_id = ?", (change_set_id,))
@@ -123,7 +123,7 @@ class Changes:
 
     def live_set(self, entry_id: str) -> ChangeSet | None:
         """The carrying-out of its approval that counts: under way, in its place, or stuck."""
-        found = self._all(ChangeSet, "entry_id = ? AND kind = 'cut' AND status <> 'undone'", (entry_id,), "created_at")
+        found = self._all(ChangeSet, "entry_id = ? AND kind = 'cut' AND status <> 'undone'", (entry_id,), "position")
         return found[-1] if found else None
 
     def undoing(self, change_set_id: str) -> ChangeSet | None:
@@ -131,36 +131,53 @@ class Changes:
         found = self._all(ChangeSet, "of_change_set = ? AND kind = 'undo'", (change_set_id,))
         return found[0] if found else None
 
-    def since(self, change_set: ChangeSet) -> list[tuple[ChangeSet, list[Affected]]]:
-        """What was carried out or undone at the same place after a change set, in order."""
-        names = ", ".join(f"c.{name}" for name in ChangeSet.__struct_fields__)
+    def since(self, change_set: ChangeSet) -> list[Affected]:
+        """What was carried out or undone by the same cutter after a change set, in order."""
+        names = ", ".join(f"a.{name}" for name in Affected.__struct_fields__)
         found = self._rows.read(
             f"SELECT {names} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
             " JOIN cut_change_set o ON o.change_set_id = ? JOIN decision_backlog_entry p ON p.entry_id = o.entry_id"
-            " WHERE e.cutter = p.cutter AND e.target = p.target AND c.status = 'applied' AND c.position > o.position"
-            " ORDER BY c.position",
+            " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
+            " WHERE e.cutter = p.cutter AND c.status = 'applied' AND c.position > o.position"
+            " ORDER BY c.position, a.path",
             (change_set.change_set_id,),
         )
-        return [(made := ChangeSet(*row), self.affected(made.change_set_id)) for row in found]
+        return [Affected(*row) for row in found]
 
-    def unverified(self, entry: Entry, manifest_id: str) -> list[str]:
+    def unverified(self, entry: Entry, places: Sequence[str]) -> list[str]:
         """Other entries that were cut into the same files and are not verified yet."""
         found = self._rows.read(
-            "SELECT DISTINCT e.entry_id FROM decision_backlog_entry e JOIN cut_change_set c ON c.entry_id = e.entry_id"
+            "SELECT DISTINCT e.entry_id, a.place FROM decision_backlog_entry e"
+            " JOIN cut_change_set c ON c.entry_id = e.entry_id"
             " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
-            " JOIN manifest_unit u ON u.path = a.path AND u.manifest_id = ?"
-            " WHERE e.status = 'cut_applied' AND e.cutter = ? AND e.target = ? AND e.entry_id <> ?"
-            " AND c.kind = 'cut' AND c.status = 'applied' ORDER BY e.entry_id",
-            (manifest_id, entry.cutter, entry.target, entry.entry_id),
+            " WHERE e.status = 'cut_applied' AND e.cutter = ? AND e.entry_id <> ?"
+            " AND c.kind = 'cut' AND c.status = 'applied'",
+            (entry.cutter, entry.entry_id),
         )
-        return [row[0] for row in found]
+        wanted = set(places)
+        return sorted({entry_id for entry_id, place in found if place in wanted})
+
+    def unfinished(self, cutter: str) -> list[tuple[str, str]]:
+        """Every entry that a cutter is at, or is stuck with, and its target."""
+        found = self._rows.read(
+            "SELECT DISTINCT e.entry_id, e.target FROM cut_change_set c"
+            " JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            " WHERE e.cutter = ? AND c.status IN ('open', 'stuck')",
+            (cutter,),
+        )
+        return [(entry_id, target) for entry_id, target in found]
 
     def affected(self, change_set_id: str) -> list[Affected]:
         return self._all(Affected, "change_set_id = ?", (change_set_id,), "path")
 
     def results(self, change_set_id: str) -> list[VerifyResult]:
-        """In the order in which they follow each other."""
-        return self._all(VerifyResult, "change_set_id = ?", (change_set_id,), "verified_at, verify_result_id")
+        """In the order in which they follow each other, whatever the clock said."""
+        found = self._all(VerifyResult, "change_set_id = ?", (change_set_id,))
+        after = {one.prior_verify_result_id: one for one in found}
+        ordered: list[VerifyResult] = []
+        while (following := after.get(ordered[-1].verify_result_id if ordered else None)) is not None:
+            ordered.append(following)
+        return ordered
 
     def signatures(self, entry_id: str) -> list[PairSignature]:
         return self._all(PairSignature, "entry_id = ?", (entry_id,), "signature_id")

@@ -1,0 +1,166 @@
+"""Who comes, and from where: credentials, sessions of browsers, and what a foreign page may not do (G23)."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from onceward.engine.tokens import bearer_of
+from onceward.errors import OncewardError
+from onceward.kernel.canon import sha256_hex
+from onceward.serving import Service
+
+COOKIE: Final = "onceward"
+CODE_SECONDS: Final = 300
+SESSION_SECONDS: Final = 12 * 3600
+TRIES: Final = 10
+"""How often somebody may try to sign in within a minute, all together."""
+
+
+class Refused(OncewardError):
+    """No, or no good, credential; HTTP's own status for it."""
+
+    code = "PERMISSION_DENIED"
+    status = 401
+
+    @property
+    def http_status(self) -> int:
+        return self.status
+
+
+class TooMany(Refused):
+    status = 429
+    code = "TRANSFORM_RATE_LIMIT"
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Whoever was let in."""
+
+    principal: str
+    session: str = ""
+    """The hash of a browser's cookie; empty for programs."""
+    csrf: str = ""
+
+
+class Session(msgspec.Struct):
+    principal: str
+    csrf: str
+    until: float
+
+
+class Doors:
+    """Every way to be let in, all of them gone with this process."""
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
+        self._codes: dict[str, tuple[str, float]] = {}
+        self._sessions: dict[str, Session] = {}
+        self._tries: list[float] = []
+        self._mutex = threading.Lock()
+        self._secret = service.workspace.sources.secret
+        self.local = f"owl_{self._secret()}"
+        """The token of whoever runs this server, in a file that only they can read; another one after every start."""
+
+    def code_for(self, principal: str) -> str:
+        """A code that lets somebody's browser in, once, soon."""
+        code = self._secret()[:48]
+        with self._mutex:
+            now = self._clock()
+            self._codes = {kept: found for kept, found in self._codes.items() if found[1] > now}
+            self._codes[sha256_hex(code.encode())] = (principal, now + CODE_SECONDS)
+        return code
+
+    def sign_in(self, code: str, token: str) -> tuple[str, Session]:
+        """A browser's session, for a code or a token; answers the cookie's value."""
+        self._count_try()
+        principal = self._redeem(code) if code else self._bearer(token)
+        if principal is None:
+            raise Refused("the code or token is not good, or not any more")
+        value = self._secret()
+        session = Session(principal, self._secret(), self._clock() + SESSION_SECONDS)
+        with self._mutex:
+            now = self._clock()
+            self._sessions = {kept: one for kept, one in self._sessions.items() if one.until > now}
+            self._sessions[sha256_hex(value.encode())] = session
+        return value, session
+
+    def sign_out(self, caller: Caller) -> None:
+        with self._mutex:
+            self._sessions.pop(caller.session, None)
+
+    def caller(self, authorization: str, cookie: str) -> Caller | None:
+        """Who comes with these; None if they come with nothing. Refused if with something that is not good."""
+        if authorization:
+            kind, _, token = authorization.partition(" ")
+            principal = self._bearer(token.strip()) if kind.lower() == "bearer" else None
+            if principal is None:
+                raise Refused("the token is not good, or not any more")
+            return Caller(principal)
+        if not cookie:
+            return None
+        hashed = sha256_hex(cookie.encode())
+        with self._mutex:
+            found = self._sessions.get(hashed)
+        if found is None or found.until <= self._clock():
+            raise Refused("the session is over; sign in again")
+        return Caller(found.principal, hashed, found.csrf)
+
+    def require_header(self, caller: Caller, csrf: str) -> None:
+        """A browser shows that it is our own page that asks."""
+        if caller.session and not hmac.compare_digest(caller.csrf.encode(), csrf.encode("utf-8", "replace")):
+            raise Forbidden("this does not come from a page of this server")
+
+    def age(self, seconds: float) -> None:
+        """Let all sessions and codes be that much older."""
+        with self._mutex:
+            for session in self._sessions.values():
+                session.until -= seconds
+            self._codes = {kept: (who, until - seconds) for kept, (who, until) in self._codes.items()}
+
+    def _redeem(self, code: str) -> str | None:
+        with self._mutex:
+            found = self._codes.pop(sha256_hex(code.encode("utf-8", "replace")), None)
+        return found[0] if found is not None and found[1] > self._clock() else None
+
+    def _bearer(self, token: str) -> str | None:
+        if hmac.compare_digest(token.encode("utf-8", "replace"), self.local.encode()):
+            return self._service.workspace.principal
+        return bearer_of(self._service.store, token) if token else None
+
+    def _count_try(self) -> None:
+        with self._mutex:
+            now = self._clock()
+            self._tries = [at for at in self._tries if at > now - 60]
+            if len(self._tries) >= TRIES:
+                raise TooMany("too many tries to sign in; wait a minute")
+            self._tries.append(now)
+
+
+class Forbidden(Refused):
+    status = 403
+
+
+class Origins:
+    """Where this server is, by the names it is known under: anything else is somebody else's page."""
+
+    def __init__(self, scheme: str, hosts: list[str]) -> None:
+        self.scheme, self.hosts = scheme, {host.lower() for host in hosts}
+
+    def objection(self, method: str, headers: Any, page: bool) -> str:
+        """Why a request is not one of ours, by what its browser says of it; empty if nothing stands against it."""
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
+            return "this server is not known under that name"
+        if len(origins) > 1 or (origins and origins[0].lower() not in {f"{self.scheme}://{h}" for h in self.hosts}):
+            return "this comes from a page of somebody else"
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin"):
+            visiting = method in ("GET", "HEAD") and page and headers.get("sec-fetch-mode") == "navigate"
+            if not visiting:
+                return "this comes from a page of somebody else"
+        return ""

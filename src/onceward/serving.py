@@ -1,0 +1,138 @@
+"""A workspace that is served: by its kernel, or by a standby that forwards, and takes over when nobody is (K-13)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from onceward.engine.answers import Pending
+from onceward.engine.asker import sign_for
+from onceward.engine.kernel import Kernel
+from onceward.engine.tenure import show_where, vacant
+from onceward.errors import LockConflict, OncewardError
+from onceward.hosting import Hosted
+from onceward.kernel.limits import REQUEST_WAIT_SECONDS, STANDBY_SECONDS
+from onceward.kernel.records import Answer, Request
+from onceward.store.store import Store
+from onceward.wiring import Workspace
+
+
+class Service:
+    """Reads from a store of its own; writes as the kernel, or by asking the kernel that lives."""
+
+    def __init__(self, workspace: Workspace, url: str = "") -> None:
+        self.workspace, self.url = workspace, url
+        self.store: Store = workspace.store()
+        """To read from, whoever is the kernel."""
+        self.hosted: Hosted | None = None
+        self._kernel: Kernel | None = None
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.failure: str = ""
+        """Why this is no kernel any more, if it was one."""
+
+    @property
+    def state(self) -> str:
+        return "kernel" if self._kernel is not None else "standby"
+
+    def start(self) -> None:
+        """Be the kernel if the workspace is free; else wait beside the one that lives."""
+        with suppress(LockConflict):
+            self._become()
+        tending = threading.Thread(target=self._tend, name="tend", daemon=True)
+        tending.start()
+        self._threads.append(tending)
+
+    def stop(self) -> None:
+        """End what was begun, and leave the workspace to others."""
+        self._stop.set()
+        self._leave()
+        for thread in self._threads:
+            thread.join()
+        self.store.close()
+
+    def ask(
+        self, principal: str, verb: str, payload: Any, request_id: str, wait: float = REQUEST_WAIT_SECONDS
+    ) -> Answer | Pending:
+        """Have something done in somebody's name, signed with their key; the same id again is the same answer."""
+        request = Request(verb, request_id, payload, principal)
+        request.check()
+        kernel = self._kernel
+        if kernel is None:
+            asker = self.workspace.asker()
+            try:
+                return asker.ask(request, wait)
+            finally:
+                asker.close()
+        first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        if first is not None:
+            kernel.ask(first)
+        return kernel.ask(signed)
+
+    @contextmanager
+    def artifacts(self) -> Iterator[Any]:
+        with self.workspace.artifacts() as found:
+            yield found
+
+    def sweep(self) -> None:
+        """A pass of the backlog, as often as the settings want it."""
+        kernel = self._kernel
+        if kernel is not None:
+            kernel.ask(Request("changes.sweep", kernel.store.sources.new_id("swp"), {}, kernel.principal))
+
+    def _become(self) -> None:
+        kernel = self.workspace.kernel()
+        try:
+            kernel.require("operator")
+            hosted = Hosted(self.workspace, kernel)
+            kernel.answers.host = hosted
+            kernel.store.write(lambda tx: show_where(tx, self.url or "here"))
+            kernel.streams.look_over()
+        except BaseException:
+            kernel.close()
+            raise
+        ended = threading.Event()
+        serving = threading.Thread(target=self._serve, args=(kernel, ended), name="kernel", daemon=True)
+        with self._mutex:
+            self._kernel, self.hosted, self._ended = kernel, hosted, ended
+            self.failure = ""
+        serving.start()
+        self._serving = serving
+
+    def _serve(self, kernel: Kernel, ended: threading.Event) -> None:
+        try:
+            kernel.run(ended)
+        except OncewardError as error:
+            # It may write no more, and somebody else can; whoever looks is told.
+            self.failure = error.message
+            threading.Thread(target=self._leave, name="leave").start()
+
+    def _leave(self) -> None:
+        with self._mutex:
+            kernel, hosted, self._kernel, self.hosted = self._kernel, self.hosted, None, None
+        if kernel is None:
+            return
+        if hosted is not None:
+            hosted.stop()
+        self._ended.set()
+        self._serving.join()
+        with suppress(OncewardError):
+            kernel.close()
+
+    def _tend(self) -> None:
+        """Take over when nobody holds the workspace; sweep while it is ours."""
+        swept = time.monotonic()
+        while not self._stop.wait(STANDBY_SECONDS):
+            with suppress(OncewardError):
+                if self._kernel is None:
+                    if vacant(self.store):
+                        self._become()
+                    continue
+                every = self.workspace.settings.changes.sweep_seconds
+                if every and time.monotonic() - swept >= every:
+                    swept = time.monotonic()
+                    self.sweep()
