@@ -11,7 +11,7 @@ GATE := 8a7884d4bb6993da9670d777fec1eceac51faf7b4e46d8be76a51fa90cee4822
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gate explore format rules docs record bench crash tamper contend clean
+.PHONY: help demo test check gate mutants explore format rules docs record bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ $(VENV)/user.stamp: $(BIN)/uv pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/user.stamp
 	@echo "Installing what the tests need (a real PostgreSQL included) ..."
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres]' --group dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres,server]' --group dev
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/dev.stamp
@@ -55,6 +55,9 @@ check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
 
 gate: $(VENV)/dev.stamp ## play the locked scripts through the engine: has anything become different?
 	@$(BIN)/onceward gate run fixtures/gate/manifest.json --expect $(GATE)
+
+mutants: $(VENV)/dev.stamp ## plant every known bug once: the gate must catch each, for its own reason
+	@ONCEWARD_MUTANTS=1 $(BIN)/python -m pytest -q tests/replays/test_mutants.py -n $(N)
 
 explore: $(VENV)/dev.stamp ## N=20000 SEED=1: random schedules of the engine against a model; a bad one is made small
 	@$(BIN)/python tools/explore.py --count $(if $(filter command line,$(origin N)),$(N),20000) --seed $(SEED)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, SCHEDULER, onceward, planted
 
+FIRST = {mutant.metric: name for name, mutant in reversed(MUTANTS.items())}
+"""One for each metric; all of them by `make mutants`, as CI does."""
+
 
 @pytest.mark.rule("R-5", "R-2")
 @pytest.mark.guarantee("G6")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", MUTANTS if os.environ.get("ONCEWARD_MUTANTS") else FIRST.values())
 def test_a_planted_bug_closes_its_own_metric_for_its_own_reason(tmp_path, name):
     mutant = MUTANTS[name]
     source = planted(tmp_path, mutant.file, mutant.old, mutant.new)

@@ -160,6 +160,12 @@ MEDIAN_OF: Final = 101
 SPILL_BYTES: Final = 64 * 1024 * 1024
 """How many bytes of small artifacts may stay in their rows: beyond that they are moved into files of their own."""
 
+HTTP_BODY_BYTES: Final = 1024 * 1024
+"""Largest body of a request over HTTP that is not an upload."""
+
+FEED_SECONDS: Final = 0.1
+"""How often a server looks for new events while anybody listens."""
+
 TIDY_SECONDS: Final = 0.5
 """How often a kernel at work brings its stream files up to date."""
 

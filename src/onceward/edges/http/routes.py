@@ -1,0 +1,143 @@
+"""What a route is: one row of the table that the API, its description and its tests are made from (I-3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from onceward.engine.answers import Pending
+from onceward.errors import InvalidConfig
+from onceward.kernel.canon import parse
+from onceward.kernel.limits import HTTP_BODY_BYTES
+from onceward.lifecycles.duties import ROLE_OF, WORKS
+from onceward.serving import Service
+
+if TYPE_CHECKING:
+    from onceward.edges.http.access import Caller, Doors
+
+PREFIX: Final = "/api/v1"
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of every mutation: the same id again is the same answer, never a second effect."""
+
+    client_request_id: str
+
+
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What may be asked beside the path."""
+
+
+class Call(msgspec.Struct):
+    """One request on its way: who asks, of what, with which words."""
+
+    service: Service
+    doors: Doors
+    caller: Caller | None
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def store(self) -> Any:
+        return self.service.store
+
+    @property
+    def workspace(self) -> Any:
+        return self.service.workspace
+
+    @property
+    def principal(self) -> str:
+        assert self.caller is not None
+        return self.caller.principal
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A row: how it is called, who may, what it takes and gives."""
+
+    method: str
+    path: str
+    name: str
+    """Its name in the description: a verb and a noun."""
+    summary: str
+    noun: str
+    answer: Any = dict[str, Any]
+    """The shape of its answer."""
+    query: type[Query] | None = None
+    body: type[Any] | None = None
+    read: Callable[[Call], Any] | None = None
+    """Looks, and changes nothing."""
+    verb: str = ""
+    """What it asks of the kernel: short, or work."""
+    payload: Callable[[Call], Mapping[str, Any]] | None = None
+    finish: Callable[[Call, Any], Any] | None = None
+    """What else its answer says."""
+    public: bool = False
+    """Whether anybody may ask, without a credential."""
+    kind: str = "json"
+    """`json`, or something of its own: `stream`, `bytes`, `text`, `upload`."""
+
+    @property
+    def parameters(self) -> list[str]:
+        return _PARAMETER.findall(self.path)
+
+    @property
+    def role(self) -> str:
+        """The role that the kernel asks for; looking needs none but to be known."""
+        return ROLE_OF.get(self.verb, "")
+
+    @property
+    def mutates(self) -> bool:
+        return bool(self.verb) or self.kind == "upload"
+
+    @property
+    def status(self) -> int:
+        return 202 if self.verb in WORKS else 200
+
+
+def converted(kind: type[Any], value: Any, what: str) -> Any:
+    """A value as a route wants it; refused where it does not fit, with its place."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{what} does not fit: {error}", context={"field": what}) from None
+
+
+def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
+    """The words behind the question mark: each known, each once, each of its kind."""
+    known = {} if kind is None else {field.name: field for field in msgspec.structs.fields(kind)}
+    said: dict[str, Any] = {}
+    for name, value in items:
+        if name not in known or name in said:
+            raise InvalidConfig(
+                f"{name[:60]!a} is {'given twice' if name in said else 'nothing that can be asked here'}",
+                context={"field": name[:60]},
+            )
+        said[name] = value
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(said, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"the query does not fit: {error}", context={"field": "query"}) from None
+
+
+def body_of(kind: type[Any], data: bytes) -> Any:
+    if len(data) > HTTP_BODY_BYTES:
+        raise InvalidConfig(f"a body has at most {HTTP_BODY_BYTES} bytes", context={"field": "body"})
+    return converted(kind, parse(data), "the body")
+
+
+def asked_of(call: Call, route: Route) -> dict[str, Any] | Pending:
+    """Have the kernel do what a route is for, in the name of who asks."""
+    assert route.payload is not None
+    answer = call.service.ask(call.principal, route.verb, dict(route.payload(call)), call.body.client_request_id)
+    if isinstance(answer, Pending):
+        return answer
+    said = {**answer.value, "idempotent_replay": True} if answer.replayed else dict(answer.value)
+    return said if route.finish is None else route.finish(call, said)

@@ -1,0 +1,68 @@
+"""What is new in the streams since somebody last looked, each event encoded once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceward.kernel.chain import Event
+from onceward.store.store import Store
+from onceward.store.tables.events import events_after as after_position
+from onceward.store.tables.events import events_of, last_position
+
+_PAGE = 500
+
+
+class Fed(msgspec.Struct, frozen=True):
+    """An event on its way to whoever listens."""
+
+    stream: str
+    seq: int
+    position: int
+    name: str
+    line: bytes
+
+    def id_in(self, stream: str | None) -> int:
+        """By what somebody who listens to a stream, or to all, comes again."""
+        return self.position if stream is None else self.seq
+
+    def sent(self, stream: str | None) -> bytes:
+        """As a server-sent event: its line is one line, whatever it says."""
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (self.id_in(stream), self.name.encode(), self.line)
+
+
+def fed(event: Event) -> Fed:
+    return Fed(event.stream, event.seq, event.position, event.facts()["event"], event.line())
+
+
+def events_after(store: Store, stream: str | None, after: int) -> list[Fed]:
+    """A page of what came after an id, of one stream or of all."""
+    with store.read() as rows:
+        if stream is None:
+            return [fed(event) for event in after_position(rows, after, _PAGE)]
+        found = []
+        for event in events_of(rows, stream, after):
+            found.append(fed(event))
+            if len(found) >= _PAGE:
+                break
+        return found
+
+
+class Feeding:
+    """Remembers how far it has looked."""
+
+    def __init__(self) -> None:
+        self._seen: int | None = None
+
+    def forget(self) -> None:
+        self._seen = None
+
+    def look(self, store: Store) -> list[Fed]:
+        """What is new; the first look only finds out where it begins."""
+        with store.read() as rows:
+            if self._seen is None:
+                self._seen = last_position(rows)
+                return []
+            found = [fed(event) for event in after_position(rows, self._seen, _PAGE)]
+        if found:
+            self._seen = found[-1].position
+        return found
