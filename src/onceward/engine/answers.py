@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,6 +54,8 @@ class Answers:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._store = kernel, kernel.store
         self.host: Host | None = None
+        self._taking = threading.Lock()
+        """One piece of work is begun at a time: what is asked here is in the ledger too, where the loop finds it."""
 
     def ask(self, request: Request) -> Answer:
         """Carry out one request now; the same id again returns the stored answer."""
@@ -72,7 +75,8 @@ class Answers:
             with self._store.read() as rows:
                 request = acts.sign(rows, kernel.signer, request)
         if request.verb in WORKS:
-            return told(self._work(request, self._store.reserve(request, "req")))
+            with self._taking:
+                return told(self._work(request, self._store.reserve(request, "req")))
         return told(self._store.answer(request, self._run(request)))
 
     def carry_out(self) -> int:
@@ -88,7 +92,11 @@ class Answers:
         try:
             request = ledger.request
             if request.verb in WORKS:
-                self._work(request, ledger.resource_id)
+                if self._taking.acquire(blocking=False):
+                    try:
+                        self._work(request, ledger.resource_id)
+                    finally:
+                        self._taking.release()
                 return
             run = self._run(request, filed=True)
             self._store.write(lambda tx: answer_once(tx, request, run))
