@@ -55,6 +55,7 @@ COMMANDS = {
     "outbox": ("outbox", "see and flush what waits for delivery"),
     "principals": ("principals", "who may act here, and as what"),
     "keys": ("keys", "the keys people act with"),
+    "tokens": ("tokens", "what programs show the server to act as somebody"),
     "locks": ("locks", "who holds which target; clear what nobody holds"),
     "machines": ("look", "show the lifecycles as tables or diagrams"),
     "canon": ("look", "print the canonical bytes or digest of a JSON file"),
