@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from typing_in import end_what_was_started
+
+# Who starts tests in the background starts them deaf to Ctrl-C, and so everything they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KINDS = ("sqlite", "postgresql")
 _schemas = iter(range(1, 1_000_000))

@@ -84,8 +84,8 @@ def test_machines_are_shown_as_tables_and_diagrams(onceward):
     shown = onceward("machines", "build")
     assert "PENDING" in shown.out
     assert "budget_precheck_block" in shown.out
-    assert onceward("machines", "--mermaid").out.count("stateDiagram-v2") == 7
-    assert len(onceward("machines", "--json").json) == 7
+    assert onceward("machines", "--mermaid").out.count("stateDiagram-v2") == 8
+    assert len(onceward("machines", "--json").json) == 8
     assert onceward("machines", "nope").status == 2
 
 

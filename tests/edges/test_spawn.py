@@ -148,8 +148,8 @@ def test_events_can_be_followed(cli):
     cli("spawn", "--session", "s1", "--new", "--", "true", check=0)
     names = [json.loads(following.stdout.readline())["event"] for _ in range(3)]
     assert names == ["SESSION_OPENED", "WORKER_START", "WORKER_PASS"]
-    until(lambda: following.send_signal(signal.SIGINT) or following.poll() is not None)
-    following.communicate()
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=20)
     file = cli.folder / ".onceward" / "streams" / "session:s1.ndjson"
     assert file.read_text() == cli("events", "session:s1", check=0).stdout
 

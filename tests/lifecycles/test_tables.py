@@ -59,7 +59,7 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
     "value": (registry.VALUE, {NEW: "active", "active": "superseded retired", "superseded": "retired"}),
     "change_set": (
         change.CHANGE_SET,
-        {NEW: "open", "open": "applied undone stuck", "stuck": "open"},
+        {NEW: "open", "open": "applied undone stuck", "stuck": "open undone"},
     ),
     "change": (
         change.CHANGE,

@@ -33,6 +33,8 @@ class Verb(msgspec.Struct, frozen=True):
 
     role: str
     """Empty where anybody who is known may ask."""
+    kind: type
+    """What is asked with."""
     ready: Callable[[Kernel, Any, str], Callable[[Transaction, str], Any]]
     """Looks at what lies outside the store, and answers what is done inside the answer's own transaction."""
     outside: bool = False
@@ -46,8 +48,7 @@ class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `keys show` printed for its owner."""
 
 
-def _add_principal(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, AddPrincipal)
+def _add_principal(tx: Transaction, actor: str, asked: AddPrincipal) -> Any:
     principals.add(tx, asked.name, asked.roles, actor, asked.key)
     return _principal(tx, asked.name)
 
@@ -57,8 +58,7 @@ class TakeRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: list[str]
 
 
-def _take_roles(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, TakeRoles)
+def _take_roles(tx: Transaction, actor: str, asked: TakeRoles) -> Any:
     principals.take_roles(tx, asked.name, asked.roles, actor)
     return _principal(tx, asked.name)
 
@@ -72,8 +72,8 @@ class AddKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-def _add_key(tx: Transaction, actor: str, payload: Any) -> Any:
-    public, proof = principals.read_offer(_convert(payload, AddKey).key)
+def _add_key(tx: Transaction, actor: str, asked: AddKey) -> Any:
+    public, proof = principals.read_offer(asked.key)
     return {"principal": actor, "key": principals.add_key(tx, actor, public, proof, actor)}
 
 
@@ -82,12 +82,15 @@ class RevokeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-def _revoke_key(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, RevokeKey)
+def _revoke_key(tx: Transaction, actor: str, asked: RevokeKey) -> Any:
     return principals.revoke(tx, asked.key, asked.reason[:MAX_NOTE_CHARS], actor)
 
 
-def _flush_outbox(tx: Transaction, actor: str, payload: Any) -> Any:
+class Flush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+def _flush_outbox(tx: Transaction, actor: str, asked: Flush) -> Any:
     make_due(tx, tx.now)
     return {"due": sum(backlog.waiting for backlog in backlogs(tx))}
 
@@ -97,9 +100,8 @@ class ClearLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claim: dict[str, Any]
 
 
-def _clear_lock(tx: Transaction, actor: str, payload: Any) -> Any:
+def _clear_lock(tx: Transaction, actor: str, asked: ClearLock) -> Any:
     """Only the record of it: the claim is removed by the process that saw it, after this is durable."""
-    asked = _convert(payload, ClearLock)
     check_target(asked.target)
     tx.append("workspace", "LOCK_CLEARED", actor, {"target": asked.target, "claim": asked.claim})
     return {"target": asked.target}
@@ -111,9 +113,8 @@ class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cancel_request_id: str = ""
 
 
-def cancel(tx: Transaction, actor: str, payload: Any) -> Any:
+def cancel(tx: Transaction, actor: str, asked: Cancel) -> Any:
     """One receipt per child, in the order of the queue."""
-    asked = _convert(payload, Cancel)
     request = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
     check_name(request, "cancel_request_id")
     if asked.subject.startswith("bld_"):
@@ -137,8 +138,7 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_hash: str
 
 
-def _confirm(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, Confirm)
+def _confirm(tx: Transaction, actor: str, asked: Confirm) -> Any:
     return builds.confirm(tx, actor, asked.build, asked.token_hash)
 
 
@@ -147,8 +147,7 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: bool = False
 
 
-def _abandon(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, Abandon)
+def _abandon(tx: Transaction, actor: str, asked: Abandon) -> Any:
     return builds.abandon(tx, actor, asked.build, asked.failed, digest({"actor": actor, "abandon": asked.build}))
 
 
@@ -160,8 +159,7 @@ class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-def _approve(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, Approve)
+def _approve(tx: Transaction, actor: str, asked: Approve) -> Any:
     return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:MAX_NOTE_CHARS])
 
 
@@ -169,8 +167,8 @@ class AddSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     envelope: dict[str, Any]
 
 
-def _add_seal(tx: Transaction, actor: str, payload: Any) -> Any:
-    return seals.add(tx, actor, _convert(payload, AddSeal).envelope)
+def _add_seal(tx: Transaction, actor: str, asked: AddSeal) -> Any:
+    return seals.add(tx, actor, asked.envelope)
 
 
 class DraftGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,8 +177,7 @@ class DraftGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it is for, for people to read."""
 
 
-def _draft_grant(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, DraftGrant)
+def _draft_grant(tx: Transaction, actor: str, asked: DraftGrant) -> Any:
     return _granted(grants.draft(tx, actor, asked.scope, asked.about))
 
 
@@ -191,8 +188,7 @@ class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: int
 
 
-def _issue_grant(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, IssueGrant)
+def _issue_grant(tx: Transaction, actor: str, asked: IssueGrant) -> Any:
     return _granted(grants.issue(tx, actor, asked.grant, asked.scope, asked.seconds))
 
 
@@ -201,8 +197,7 @@ class RevokeGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str = ""
 
 
-def _revoke_grant(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, RevokeGrant)
+def _revoke_grant(tx: Transaction, actor: str, asked: RevokeGrant) -> Any:
     return _granted(grants.revoke(tx, actor, asked.grant, asked.why[:MAX_NOTE_CHARS]))
 
 
@@ -210,8 +205,7 @@ class ExpireGrants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-def _expire_grants(tx: Transaction, actor: str, payload: Any) -> Any:
-    _convert(payload, ExpireGrants)
+def _expire_grants(tx: Transaction, actor: str, asked: ExpireGrants) -> Any:
     return {"expired": grants.expire(tx, actor)}
 
 
@@ -219,8 +213,7 @@ class AbandonSaga(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saga: str
 
 
-def _abandon_saga(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, AbandonSaga)
+def _abandon_saga(tx: Transaction, actor: str, asked: AbandonSaga) -> Any:
     return sagas.abandon(tx, actor, asked.saga, digest({"actor": actor, "abandon": asked.saga}))
 
 
@@ -230,8 +223,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-def _new_token(tx: Transaction, actor: str, payload: Any) -> Any:
-    asked = _convert(payload, NewToken)
+def _new_token(tx: Transaction, actor: str, asked: NewToken) -> Any:
     return tokens.make(tx, actor, asked.token_hash, asked.seconds, asked.note[:MAX_NOTE_CHARS])
 
 
@@ -239,33 +231,33 @@ class RevokeToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
 
 
-def _revoke_token(tx: Transaction, actor: str, payload: Any) -> Any:
-    return tokens.revoke(tx, actor, _convert(payload, RevokeToken).token)
+def _revoke_token(tx: Transaction, actor: str, asked: RevokeToken) -> Any:
+    return tokens.revoke(tx, actor, asked.token)
 
 
 def _granted(grant: Grant) -> Any:
     return {"grant_id": grant.grant_id, "status": grant.status, "scope": grant.scope.digest()}
 
 
-_RUN: dict[str, Callable[[Transaction, str, Any], Any]] = {
-    "principals.add": _add_principal,
-    "principals.take": _take_roles,
-    "keys.add": _add_key,
-    "keys.revoke": _revoke_key,
-    "locks.clear": _clear_lock,
-    "outbox.flush": _flush_outbox,
-    "children.cancel": cancel,
-    "builds.confirm": _confirm,
-    "builds.abandon": _abandon,
-    "builds.approve": _approve,
-    "seals.add": _add_seal,
-    "grants.draft": _draft_grant,
-    "grants.issue": _issue_grant,
-    "grants.revoke": _revoke_grant,
-    "grants.expire": _expire_grants,
-    "sagas.abandon": _abandon_saga,
-    "tokens.new": _new_token,
-    "tokens.revoke": _revoke_token,
+_RUN: dict[str, tuple[Callable[[Transaction, str, Any], Any], type]] = {
+    "principals.add": (_add_principal, AddPrincipal),
+    "principals.take": (_take_roles, TakeRoles),
+    "keys.add": (_add_key, AddKey),
+    "keys.revoke": (_revoke_key, RevokeKey),
+    "locks.clear": (_clear_lock, ClearLock),
+    "outbox.flush": (_flush_outbox, Flush),
+    "children.cancel": (cancel, Cancel),
+    "builds.confirm": (_confirm, Confirm),
+    "builds.abandon": (_abandon, Abandon),
+    "builds.approve": (_approve, Approve),
+    "seals.add": (_add_seal, AddSeal),
+    "grants.draft": (_draft_grant, DraftGrant),
+    "grants.issue": (_issue_grant, IssueGrant),
+    "grants.revoke": (_revoke_grant, RevokeGrant),
+    "grants.expire": (_expire_grants, ExpireGrants),
+    "sagas.abandon": (_abandon_saga, AbandonSaga),
+    "tokens.new": (_new_token, NewToken),
+    "tokens.revoke": (_revoke_token, RevokeToken),
 }
 _READY: dict[str, tuple[Callable[[Kernel, Any, str], Callable[[Transaction, str], Any]], type]] = {
     "changes.mark": (changes.mark, changes.Mark),
@@ -278,19 +270,18 @@ _READY: dict[str, tuple[Callable[[Kernel, Any, str], Callable[[Transaction, str]
 Ready = Callable[["Kernel", Any, str], Callable[[Transaction, str], Any]]
 
 
-def _inside(run: Callable[[Transaction, str, Any], Any]) -> Ready:
+def _inside(run: Callable[[Transaction, str, Any], Any], kind: type) -> Ready:
     """A verb that only the store matters to."""
-    return lambda kernel, payload, principal: lambda tx, actor: run(tx, actor, payload)
+    return lambda kernel, payload, principal: lambda tx, actor: run(tx, actor, _convert(payload, kind))
 
 
-def _outside(name: str) -> Ready:
-    ready, kind = _READY[name]
+def _outside(ready: Ready, kind: type) -> Ready:
     return lambda kernel, payload, principal: ready(kernel, _convert(payload, kind), principal)
 
 
 VERBS: dict[str, Verb] = {
-    **{name: Verb(ROLE_OF[name], _inside(run)) for name, run in _RUN.items()},
-    **{name: Verb(ROLE_OF[name], _outside(name), outside=True) for name in _READY},
+    **{name: Verb(ROLE_OF[name], kind, _inside(run, kind)) for name, (run, kind) in _RUN.items()},
+    **{name: Verb(ROLE_OF[name], kind, _outside(ready, kind), outside=True) for name, (ready, kind) in _READY.items()},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -153,6 +154,7 @@ def genuine(public: bytes, envelope: Envelope) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def objection(public: bytes) -> str | None:
     """Why these bytes are no key to rely on: each point has one encoding, and weak ones sign anything (X53)."""
     if len(public) != 32:

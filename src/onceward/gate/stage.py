@@ -18,7 +18,7 @@ from onceward.engine.children import Children
 from onceward.engine.processes import Processes
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
-from onceward.engine.verbs import cancel
+from onceward.engine.verbs import Cancel, cancel
 from onceward.engine.work import Command, Function, Work
 from onceward.errors import BudgetExceeded, OncewardError
 from onceward.gate import script
@@ -202,7 +202,7 @@ class Stage:
         if child_id is None:
             return {"skipped": "there is no such child"}
         assert self.store is not None
-        asked = {"subject": child_id, "cancel_request_id": op.request}
+        asked = Cancel(child_id, op.request)
         said = self.store.write(lambda tx: cancel(tx, ACTOR, asked))
         for children in self.sessions.values():
             children.heed()

@@ -163,6 +163,9 @@ SPILL_BYTES: Final = 64 * 1024 * 1024
 HTTP_BODY_BYTES: Final = 1024 * 1024
 """Largest body of a request over HTTP that is not an upload."""
 
+HTTP_BODY_SECONDS: Final = 10.0
+"""How long the body of a request over HTTP may take to come."""
+
 FEED_SECONDS: Final = 0.1
 """How often a server looks for new events while anybody listens."""
 

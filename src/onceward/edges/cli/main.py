@@ -41,6 +41,7 @@ COMMANDS = {
     "explain": ("explain", "anything here in plain words, with the next command"),
     "spend": ("spend", "what was spent, by build, stage or day"),
     "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
+    "serve": ("serve", "serve the workspace: its kernel and its API"),
     "status": ("status", "how builds, sessions and their children stand"),
     "cancel": ("children", "ask a build, a session's children or a child to end"),
     "report": ("children", "inside a child: say what it spends and how far it is"),

@@ -16,6 +16,7 @@ from onceward.kernel.canon import sha256_hex
 from onceward.serving import Service
 
 COOKIE: Final = "onceward"
+CSRF: Final = "x-onceward-csrf"
 CODE_SECONDS: Final = 300
 SESSION_SECONDS: Final = 12 * 3600
 TRIES: Final = 10
@@ -31,6 +32,20 @@ class Refused(OncewardError):
     @property
     def http_status(self) -> int:
         return self.status
+
+
+class Unfit(OncewardError):
+    """Something that HTTP has a word of its own for."""
+
+    code = "INVALID_CONFIG"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self._status = status
+
+    @property
+    def http_status(self) -> int:
+        return self._status
 
 
 class TooMany(Refused):

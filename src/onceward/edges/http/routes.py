@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from onceward.engine.answers import Pending
+from onceward.engine.verbs import VERBS
+from onceward.engine.work_orders import ORDERS
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import parse
-from onceward.kernel.limits import HTTP_BODY_BYTES
 from onceward.lifecycles.duties import ROLE_OF, WORKS
 from onceward.serving import Service
 
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/api/v1"
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
-
-
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of every mutation: the same id again is the same answer, never a second effect."""
-
-    client_request_id: str
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,14 +64,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = dict[str, Any]
     """The shape of its answer."""
     query: type[Query] | None = None
-    body: type[Any] | None = None
     read: Callable[[Call], Any] | None = None
     """Looks, and changes nothing."""
     verb: str = ""
-    """What it asks of the kernel: short, or work."""
-    payload: Callable[[Call], Mapping[str, Any]] | None = None
-    finish: Callable[[Call, Any], Any] | None = None
-    """What else its answer says."""
+    """What it asks of the kernel: short, or work. Its body is what the verb is asked with, less what the path says."""
+    given: type[Any] | None = None
+    """The shape of a body that no verb explains."""
     public: bool = False
     """Whether anybody may ask, without a credential."""
     kind: str = "json"
@@ -85,6 +78,18 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> list[str]:
         return _PARAMETER.findall(self.path)
+
+    @property
+    def body(self) -> type[Any] | None:
+        """The shape of its body: with it comes an id, and the same id again is the same answer (K-8)."""
+        if not self.verb:
+            return self.given
+        kind = ORDERS.get(self.verb) or VERBS[self.verb].kind
+        fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in self.parameters]
+        name = "".join(word.capitalize() for word in self.verb.replace("_", ".").split("."))
+        return msgspec.defstruct(
+            *(name, [("client_request_id", str), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
+        )
 
     @property
     def role(self) -> str:
@@ -127,17 +132,25 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
         raise InvalidConfig(f"the query does not fit: {error}", context={"field": "query"}) from None
 
 
-def body_of(kind: type[Any], data: bytes) -> Any:
-    if len(data) > HTTP_BODY_BYTES:
-        raise InvalidConfig(f"a body has at most {HTTP_BODY_BYTES} bytes", context={"field": "body"})
-    return converted(kind, parse(data), "the body")
+def body_of(kind: type[Any], data: bytes) -> dict[str, Any]:
+    """A body as it was sent, after it was seen to fit."""
+    said = parse(data)
+    converted(kind, said, "the body")
+    return dict(said)
 
 
 def asked_of(call: Call, route: Route) -> dict[str, Any] | Pending:
     """Have the kernel do what a route is for, in the name of who asks."""
-    assert route.payload is not None
-    answer = call.service.ask(call.principal, route.verb, dict(route.payload(call)), call.body.client_request_id)
+    payload = {**call.body, **call.path}
+    answer = call.service.ask(call.principal, route.verb, payload, payload.pop("client_request_id"))
     if isinstance(answer, Pending):
         return answer
-    said = {**answer.value, "idempotent_replay": True} if answer.replayed else dict(answer.value)
-    return said if route.finish is None else route.finish(call, said)
+    return {**answer.value, "idempotent_replay": True} if answer.replayed else dict(answer.value)
+
+
+def _field(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return (field.encode_name, field.type, field.default)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return (field.encode_name, field.type, msgspec.field(default_factory=field.default_factory))
+    return (field.encode_name, field.type)

@@ -1,0 +1,173 @@
+"""The application: every request looked over, let in or not, answered from the one table of routes (I-3, G23)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route as Path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onceward.edges.http import problems
+from onceward.edges.http.access import COOKIE, CSRF, Caller, Doors, Forbidden, Origins, Refused, Unfit
+from onceward.edges.http.routes import Call, Route, asked_of, body_of, query_of
+from onceward.engine.answers import Pending
+from onceward.errors import OncewardError
+from onceward.kernel.limits import HTTP_BODY_BYTES, HTTP_BODY_SECONDS
+from onceward.serving import Service
+
+SAFE: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
+    " 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_JSON: Final = re.compile(r"application/json(\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
+
+Special = Callable[[Call, Request], Any]
+"""What answers a route of another kind than JSON."""
+
+
+class Gate:
+    """Stands before everything: foreign names and foreign pages get no further, and no answer leaves without its
+    headers."""
+
+    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                said = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((n.lower().encode(), v.encode()) for n, v in SAFE.items() if n.lower().encode() not in said),
+                ]
+            await send(message)
+
+        page = not scope["path"].startswith("/api/")
+        objection = self._origins.objection(scope["method"], Headers(scope=scope), page)
+        if objection:
+            await problems.problem(Forbidden(objection))(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+
+def application(
+    service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Mapping[str, Special]
+) -> ASGIApp:
+    """Everything under one roof. Whatever goes wrong is a problem document, and says nothing of how we are made."""
+    paths: dict[str, dict[str, Route]] = {}
+    for route in table:
+        paths.setdefault(route.path, {})[route.method] = route
+    answering = Answering(service, doors, special)
+    served = Starlette(
+        routes=[
+            Path(path, answering.endpoint(methods), methods=list(methods), name=path) for path, methods in paths.items()
+        ],
+        exception_handlers={OncewardError: _problem, HTTPException: _unfit, Exception: _bug},
+    )
+    served.router.redirect_slashes = False
+    return Gate(served, origins)
+
+
+class Answering:
+    """From a request to its answer."""
+
+    def __init__(self, service: Service, doors: Doors, special: Mapping[str, Special]) -> None:
+        self._service, self._doors, self._special = service, doors, special
+
+    def endpoint(self, methods: Mapping[str, Route]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            route = methods.get(request.method) or methods["GET"]  # HEAD
+            caller = await asyncio.to_thread(self._caller, route, request)
+            call = Call(
+                *(self._service, self._doors, caller, request.path_params),
+                query_of(route.query, request.query_params.multi_items()),
+                body_of(route.body, await _body(request)) if route.body is not None else None,
+                request.headers,
+            )
+            if route.kind != "json":
+                found: Response = await self._special[route.kind](call, request)
+                return found
+            return _answer(route, await asyncio.to_thread(_looked, call, route))
+
+        return answer
+
+    def _caller(self, route: Route, request: Request) -> Caller | None:
+        caller = self._doors.caller(request.headers.get("authorization", ""), request.cookies.get(COOKIE, ""))
+        if route.public:
+            return caller
+        if caller is None:
+            raise Refused("say who you are: a token, or a browser's session")
+        if route.mutates:
+            self._doors.require_header(caller, request.headers.get(CSRF, ""))
+        return caller
+
+
+def _looked(call: Call, route: Route) -> Any:
+    if route.verb:
+        return asked_of(call, route)
+    assert route.read is not None
+    return route.read(call)
+
+
+def _answer(route: Route, found: Any) -> Response:
+    if isinstance(found, Pending):
+        return JSONResponse({"status": "asked", "request_id": found.request_id}, 202)
+    return JSONResponse(found, route.status)
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent, as far as it is JSON, small enough, and there in time."""
+    if not _JSON.fullmatch(request.headers.get("content-type", "")):
+        raise Unfit("a body is application/json", 415)
+    try:
+        return await asyncio.wait_for(_read(request), HTTP_BODY_SECONDS)
+    except TimeoutError:
+        raise Unfit("the body did not come in time", 408) from None
+    except ClientDisconnect:
+        raise Unfit("whoever asked has gone", 400) from None
+
+
+async def _read(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > HTTP_BODY_BYTES:
+            raise Unfit(f"a body has at most {HTTP_BODY_BYTES} bytes", 413)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OncewardError)
+    return problems.problem(error)
+
+
+async def _unfit(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: ("NOT_FOUND", "there is nothing here"), 405: ("INVALID_CONFIG", "that cannot be done here")}
+    code, message = said.get(error.status_code, ("INVALID_CONFIG", "the request does not fit"))
+    answer = problems.answer(code, message, error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return problems.answer("EXECUTION_FAILED", "the server met an error of its own", 500)
