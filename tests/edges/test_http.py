@@ -159,6 +159,14 @@ def test_what_does_not_fit_is_refused_with_its_code(server, method, path, body, 
     assert "default-src 'none'" in kept["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in kept
 
 
+@pytest.mark.rule("I-3")
+def test_whoever_is_refused_before_their_body_was_read_learns_why(server):
+    stranger = Client(server.host, "owt_wrong")
+    for _ in range(20):
+        assert stranger("POST", "/sessions", asking("a", argv=["x" * 300_000]))[0] == 401
+        assert server("POST", "/sessions", asking("a", argv=["x" * 300_000]), Origin="null")[0] == 403
+
+
 def events(client, after, count):
     line = http.client.HTTPConnection(client.host, timeout=20)
     line.request(
