@@ -161,6 +161,7 @@ def test_a_server_that_stops_ends_its_work_so_that_it_can_be_resumed(cli, served
 def test_whoever_stops_following_has_not_stopped_the_work(cli, served):
     service = served()
     following = start(cli, "run", "slow.toml")
+    assert following.stderr.readline()
     until(lambda: list(cli.folder.rglob("witness")))
     following.send_signal(signal.SIGINT)
     _, said = following.communicate(timeout=20)

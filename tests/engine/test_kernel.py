@@ -251,7 +251,7 @@ def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kern
         raise ZeroDivisionError("s3cret")
 
     monkeypatch.setattr(verbs, "VERBS", verbs.VERBS)
-    monkeypatch.setitem(verbs.VERBS, "bug", verbs.Verb("viewer", lambda kernel, payload, principal: bug))
+    monkeypatch.setitem(verbs.VERBS, "bug", verbs.Verb("viewer", dict, lambda kernel, payload, principal: bug))
     huge = Request("principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user())
     asker = workspace.engine()
     asker.ask(huge, wait=0)

@@ -86,11 +86,11 @@ def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[st
         return served.pending()
     build_id = served.subject["build_id"]
     begun_at = time.monotonic()
-    with served.workspace.reading() as store:
-        before = build_status(store, build_id)
-    display.begun(begun_of(served.workspace, before, "at the server"))
     known: dict[str, str] = {}
     try:
+        with served.workspace.reading() as store:
+            before = build_status(store, build_id)
+        display.begun(begun_of(served.workspace, before, "at the server"))
         for _ in served.followed():
             with served.workspace.reading() as store:
                 found = build_status(store, build_id)
