@@ -60,8 +60,6 @@ class Hosted:
         self.workspace, self.kernel = workspace, kernel
         self._mutex = threading.Lock()
         self._works: dict[str, tuple[threading.Thread, threading.Event]] = {}
-        self.runs: dict[str, BuildRun] = {}
-        """Builds that run here, to be looked at."""
         self._stopping = False
 
     def take(self, request: Request, resource_id: str) -> Subject:
@@ -130,10 +128,6 @@ class Hosted:
         for thread, _ in works:
             thread.join()
 
-    def at_work(self) -> int:
-        with self._mutex:
-            return len(self._works)
-
     # Builds.
 
     def _run_build(self, kernel: Kernel, order: RunBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
@@ -182,11 +176,9 @@ class Hosted:
         return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
 
     def _build(self, kernel: Kernel, run: BuildRun, stop: threading.Event) -> None:
-        self.runs[run.build_id] = run
         try:
             foreground.run_build(kernel, run, stop)
         finally:
-            self.runs.pop(run.build_id, None)
             run.children.close()
 
     def _brought(self, kernel: Kernel, ident: str, name: str, sha256: str) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from onceward.engine.answers import Pending
@@ -72,11 +71,6 @@ class Service:
         if first is not None:
             kernel.ask(first)
         return kernel.ask(signed)
-
-    @contextmanager
-    def artifacts(self) -> Iterator[Any]:
-        with self.workspace.artifacts() as found:
-            yield found
 
     def sweep(self) -> None:
         """A pass of the backlog, as often as the settings want it."""

@@ -19,11 +19,11 @@ MANY: Final = list[dict[str, Any]]
 
 
 class Page(Query, frozen=True):
-    limit: int = 50
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
 
 class After(Query, frozen=True):
-    after: int = 0
+    after: Annotated[int, msgspec.Meta(ge=0, le=10**18)] = 0
     """The id of the last event that is known already; a `Last-Event-ID` header counts more."""
 
 

@@ -20,8 +20,8 @@ BEAT: Final = b": beat\n\n"
 class Listener:
     """Somebody who listens to one stream, or to all."""
 
-    def __init__(self, stream: str | None, after: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.stream, self.after, self._loop = stream, after, loop
+    def __init__(self, stream: str | None) -> None:
+        self.stream = stream
         self.queue: asyncio.Queue[Fed | None] = asyncio.Queue(_QUEUE)
         self.gone = False
 
@@ -64,7 +64,7 @@ class Feed:
     async def listen(self, stream: str | None, after: int) -> AsyncIterator[bytes]:
         """What came since an id, and then whatever comes, as server-sent events; a beat where nothing does."""
         loop = asyncio.get_running_loop()
-        listener = Listener(stream, after, loop)
+        listener = Listener(stream)
         with self._mutex:
             self._listeners.setdefault(loop, set()).add(listener)
         self._wake.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,7 +14,7 @@ from onceward.engine.verbs import VERBS
 from onceward.engine.work_orders import ORDERS
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import parse
-from onceward.lifecycles.duties import ROLE_OF, WORKS
+from onceward.lifecycles.duties import WORKS
 from onceward.serving import Service
 
 if TYPE_CHECKING:
@@ -68,12 +69,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Looks, and changes nothing."""
     verb: str = ""
     """What it asks of the kernel: short, or work. Its body is what the verb is asked with, less what the path says."""
-    given: type[Any] | None = None
-    """The shape of a body that no verb explains."""
     public: bool = False
     """Whether anybody may ask, without a credential."""
     kind: str = "json"
-    """`json`, or something of its own: `stream`, `bytes`, `text`, `upload`."""
+    """`json`, or something of its own: `stream`."""
 
     @property
     def parameters(self) -> list[str]:
@@ -82,23 +81,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body(self) -> type[Any] | None:
         """The shape of its body: with it comes an id, and the same id again is the same answer (K-8)."""
-        if not self.verb:
-            return self.given
-        kind = ORDERS.get(self.verb) or VERBS[self.verb].kind
-        fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in self.parameters]
-        name = "".join(word.capitalize() for word in self.verb.replace("_", ".").split("."))
-        return msgspec.defstruct(
-            *(name, [("client_request_id", str), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
-        )
-
-    @property
-    def role(self) -> str:
-        """The role that the kernel asks for; looking needs none but to be known."""
-        return ROLE_OF.get(self.verb, "")
+        return _body(self.verb, self.path) if self.verb else None
 
     @property
     def mutates(self) -> bool:
-        return bool(self.verb) or self.kind == "upload"
+        return bool(self.verb)
 
     @property
     def status(self) -> int:
@@ -146,6 +133,16 @@ def asked_of(call: Call, route: Route) -> dict[str, Any] | Pending:
     if isinstance(answer, Pending):
         return answer
     return {**answer.value, "idempotent_replay": True} if answer.replayed else dict(answer.value)
+
+
+@cache
+def _body(verb: str, path: str) -> type[Any]:
+    kind, said = ORDERS.get(verb) or VERBS[verb].kind, _PARAMETER.findall(path)
+    fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in said]
+    name = "".join(word.capitalize() for word in verb.split("."))
+    return msgspec.defstruct(
+        *(name, [("client_request_id", str), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
+    )
 
 
 def _field(field: msgspec.structs.FieldInfo) -> Any:
