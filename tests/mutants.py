@@ -67,7 +67,7 @@ MUTANTS = {
         *("t.due_at <= ?", "t.due_at <= 10000000 + ?"),
     ),
     "hidden randomness": Mutant(
-        *(SCHEDULER, "runs_disagree", "next", "engine/child_dispatch.py"),
+        *(SCHEDULER, "runs_disagree", "line 1", "engine/child_dispatch.py"),
         *("tx.sources.fraction()", '__import__("random").random()'),
     ),
     "orphan dispatched again": Mutant(

@@ -10,7 +10,7 @@ import pytest
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, SCHEDULER, onceward, planted
 
 FIRST = {mutant.metric: name for name, mutant in reversed(MUTANTS.items())}
-"""One for each metric; all of them by `make mutants`, as CI does."""
+"""One for each metric; all of them by `make mutants`."""
 
 
 @pytest.mark.rule("R-5", "R-2")
