@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import forked
+import scene as scenes
 from onceward.engine.tenure import acquire
 from onceward.kernel import faults
 from onceward.kernel.sources import LiveSources, Sources
@@ -111,3 +113,17 @@ def nothing_armed() -> Iterator[None]:
     yield
     faults.disarm()
     end_what_was_started()
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    base = tmp_path_factory.getbasetemp()
+    return scenes.template(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def scene(request, template, tmp_path_factory):
+    url = "sqlite"
+    if request.param == "postgresql":
+        url = schema_url(request.getfixturevalue("postgres_url"), f"scene{uuid.uuid4().hex[:12]}")
+    return scenes.copied(template, tmp_path_factory.mktemp("scene"), url)

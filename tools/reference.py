@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,25 +15,19 @@ import msgspec
 import rules
 
 from onceward import settings
+from onceward.client import snake
 from onceward.edges.cli.main import COMMANDS, cli
+from onceward.edges.http.api import ROUTES
+from onceward.edges.http.openapi import document
 from onceward.errors import CODES
 from onceward.evidence.findings import RULES
 from onceward.gate import script
 from onceward.kernel import faults, limits
-from onceward.kernel.machine import Machine
-from onceward.lifecycles import budget, build, change, child, permit, registry, saga
+from onceward.lifecycles import budget, child
+from onceward.lifecycles.machines import MACHINES
 from onceward.store import migrate
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "reference"
-MACHINES: tuple[Machine, ...] = (
-    build.BUILD,
-    child.CHILD,
-    saga.SAGA,
-    permit.GRANT,
-    registry.COLLECTION,
-    registry.VALUE,
-    change.CHANGE,
-)
 
 
 def machines() -> str:
@@ -196,6 +191,26 @@ def _help(command: click.Command, path: str, parent: click.Context) -> list[str]
     return text
 
 
+def api() -> str:
+    text = ["# The API", "", "Made by `make docs` from the table of routes in `src/onceward/edges/http/`.", ""]
+    text += ["Everything is under `/api/v1`, and described by [`openapi.json`](openapi.json) (OpenAPI 3.1); a server"]
+    text += ["answers it too, at `/api/v1/openapi.json`. Whatever changes something takes a `client_request_id`: the"]
+    text += ["same id again is the same answer. Errors are problem documents (RFC 9457) with a [code](errors.md).", ""]
+    for noun in dict.fromkeys(route.noun for route in ROUTES):
+        text += [f"## {noun}", "", "| | path | what it does | `client.` | may be asked |", "|---|---|---|---|---|"]
+        for route in (one for one in ROUTES if one.noun == noun):
+            kinds = [kind for kind in (route.query, route.body) if kind is not None]
+            fields = [f"`{field.encode_name}`" for kind in kinds for field in msgspec.structs.fields(kind)]
+            said = (route.method, f"`{route.path}`", route.summary, f"`{snake(route.name)}`", ", ".join(fields) or "–")
+            text.append(f"| {' | '.join(said)} |")
+        text += [""]
+    return "\n".join(text)
+
+
+def described() -> str:
+    return json.dumps(document(ROUTES), indent=1, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "gate.md": gate,
     "machines.md": machines,
@@ -205,6 +220,8 @@ PAGES = {
     "cli.md": commands,
     "settings.md": settings_page,
     "verify.md": verification,
+    "api.md": api,
+    "openapi.json": described,
     "rules.md": rules.page,
 }
 

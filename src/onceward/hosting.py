@@ -143,7 +143,7 @@ class Hosted:
                 else ({"build_id": build_id}, None)
             )
         choices = Choices(order.only, order.force, order.config)
-        resolved = self._loaded(lambda: load(self._inside(order.plan), choices))
+        resolved = self._loaded(lambda: load(self.workspace.inside(order.plan), choices))
         running.require_environment(resolved)
         jobs = order.jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
         limits = {**resolved.plan.limits, **_limits(order.budget)}
@@ -156,7 +156,7 @@ class Hosted:
     def _resume_build(self, kernel: Kernel, order: ResumeBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
         with kernel.store.read() as rows:
             build = Builds(rows).named(order.build)
-        file = self._inside(order.plan) if order.plan else None
+        file = self.workspace.inside(order.plan) if order.plan else None
         resolved = self._loaded(lambda: running.load_for(self.workspace, build, plan_file=file))
         running.require_environment(resolved)
         jobs = order.jobs or foreground.cap_of(kernel, build.build_id)
@@ -195,7 +195,7 @@ class Hosted:
 
     def _spawn(self, kernel: Kernel, order: Spawn, ident: str, verb: str) -> tuple[Subject, Do | None]:
         session = order.session or f"ses_{ident}"
-        works = commands_of(order, self._inside(order.folder or "."))
+        works = commands_of(order, self.workspace.inside(order.folder or "."))
         ids = [f"chd_{_next(ident, number)}" for number in range(len(works))]
         said = {"session_id": session, "children": ids}
         with kernel.store.read() as rows:
@@ -224,7 +224,7 @@ class Hosted:
     # Sagas and the registry.
 
     def _run_saga(self, kernel: Kernel, order: RunSaga, ident: str, verb: str) -> tuple[Subject, Do | None]:
-        saga = self._loaded(lambda: saga_in(self._inside(order.file)))
+        saga = self._loaded(lambda: saga_in(self.workspace.inside(order.file)))
         place = running.place_of(self.workspace, saga.file)
         wanted = Wanted(
             *(saga, order.root or f"root_{ident}", order.input, kernel.principal, kernel.environment),
@@ -280,16 +280,6 @@ class Hosted:
             changing.checked(self.workspace, kernel, done, order.commit)
 
         return {"entry_id": entry_id}, work
-
-    def _inside(self, name: str) -> Path:
-        """A file of the workspace's own folder: what comes over a line names no other."""
-        home = self.workspace.folder.parent.resolve()
-        place = (home / name).resolve()
-        if not place.is_relative_to(home) or place.is_relative_to(self.workspace.folder.resolve()):
-            raise InvalidConfig(
-                f"{name[:100]!a} is not in the workspace's folder", context={"field": "file", "file": name[:200]}
-            )
-        return place
 
     def _loaded(self, load_: Callable[[], Any]) -> Any:
         """Read somebody's code as it is now: what was imported before from the same folder is forgotten, so that what

@@ -5,18 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from onceward.engine.answers import Pending
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import sign_for
 from onceward.engine.kernel import Kernel
+from onceward.engine.principals import authorize
 from onceward.engine.tenure import show_where, vacant
 from onceward.errors import LockConflict, OncewardError
 from onceward.hosting import Hosted
 from onceward.kernel.limits import REQUEST_WAIT_SECONDS, STANDBY_SECONDS
 from onceward.kernel.records import Answer, Request
 from onceward.store.store import Store
+from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
+
+NOTE: Final = "serve.json"
+"""Where whoever runs a server finds it, and the token to act as themselves; only they can read it."""
 
 
 class Service:
@@ -26,6 +32,7 @@ class Service:
         self.workspace, self.url = workspace, url
         self.store: Store = workspace.store()
         """To read from, whoever is the kernel."""
+        self.artifacts = Artifacts(workspace.folder / "artifacts", self.store, workspace.settings.artifacts.max_bytes)
         self.hosted: Hosted | None = None
         self._kernel: Kernel | None = None
         self._mutex = threading.Lock()
@@ -71,6 +78,17 @@ class Service:
         if first is not None:
             kernel.ask(first)
         return kernel.ask(signed)
+
+    def answered(self, principal: str, verb: str, request_id: str) -> dict[str, Any] | None:
+        """What somebody asked with before under an id, if they did: what is made anew each time is made once."""
+        with self.store.read() as rows:
+            found = Requests(rows).under(verb, request_id)
+        return dict(found.request.payload) if found is not None and found.principal == principal else None
+
+    def require(self, principal: str, role: str) -> None:
+        """For what changes no row, and is still not for everybody."""
+        with self.store.read() as rows:
+            authorize(rows, principal, role)
 
     def sweep(self) -> None:
         """A pass of the backlog, as often as the settings want it."""

@@ -237,12 +237,27 @@ class Workspace:
 
     def prepare_seal(self, path: Path | None) -> Receipt:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""
-        from onceward.engine import seals
         from onceward.evidence.seal import read_receipt
 
         older = read_receipt(path.read_bytes(), path.name) if path is not None and path.exists() else None
+        return self.sealed_by(self.principal, older)
+
+    def sealed_by(self, principal: str, older: Receipt | None = None) -> Receipt:
+        """A seal that somebody signs whose key is here; it is theirs to have recorded."""
+        from onceward.engine import seals
+
         with self.reading() as store, store.read() as rows:
-            return seals.prepare(rows, self.keyring.signer(rows, self.principal), older)
+            return seals.prepare(rows, self.keyring.signer(rows, principal), older)
+
+    def inside(self, name: str) -> Path:
+        """A file of the workspace's own folder: what comes over a line names no other."""
+        home = self.folder.parent.resolve()
+        place = (home / name).resolve()
+        if "\0" in name or not place.is_relative_to(home) or place.is_relative_to(self.folder.resolve()):
+            raise InvalidConfig(
+                f"{name[:100]!a} is not in the workspace's folder", context={"field": "file", "file": name[:200]}
+            )
+        return place
 
     def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, Page]:
         """The bundle of a build or session, in a new file."""

@@ -92,6 +92,15 @@ class Artifacts:
             found, size, data = rows_of.find(rows, digest)
         return self._verified(found, size, iter([data]) if data is not None else _pieces(self.path_of(found)))
 
+    def found(self, digest: str) -> tuple[str, int]:
+        """The whole digest of the one artifact that is meant, and how many bytes it has."""
+        if not _PREFIX.fullmatch(digest):
+            raise InvalidConfig(
+                f"{digest[:80]!a} is not a digest or at least its first four letters", context={"field": "artifact"}
+            )
+        with self.store.read() as rows:
+            return rows_of.find(rows, digest)[:2]
+
     def intact(self, digest: str) -> bool:
         """Whether an artifact is there and is what it says."""
         try:

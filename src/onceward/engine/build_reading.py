@@ -24,6 +24,7 @@ from onceward.store.tables.approvals import Approval, approvals_of
 from onceward.store.tables.builds import Builds, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of
 from onceward.store.tables.children import Tokens
+from onceward.store.tables.permits import newest_confirmations
 
 
 def build_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
@@ -70,6 +71,7 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
         said = _with_hint(_summary(rows, build), nobody)
         # What a dead kernel left running runs no more, and nobody can say since when.
         said["steps"] = _steps(rows, build, None if said.get("orphaned") else rows.now())
+        said["needs"] = _needs(rows, build)
         wanted = _wanted(rows, build)
         if wanted:
             said["approvals"] = [
@@ -127,6 +129,31 @@ def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]
                 if ended is not None or now is not None:
                     steps[-1]["seconds"] = round(((ended or now or 0) - started) / 1e6, 3)
     return steps
+
+
+def _needs(rows: Reads, build: Build) -> dict[str, list[str]]:
+    """Each stage and those it needs: what a picture of the plan is drawn from."""
+    body = plan_body(rows, build.plan_hash)
+    return {} if body is None else {s["name"]: list(s["needs"]) for s in msgspec.json.decode(body)["stages"]}
+
+
+def permit_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
+    """The newest confirmation tokens and how they stand; none of them itself."""
+    with store.read() as rows:
+        now, found = rows.now(), newest_confirmations(rows, limit)
+    return [
+        {
+            **{"permit_id": one.permit_id, "build_id": one.subject, "expires_at": iso(one.expires_at)},
+            "state": "used"
+            if one.consumed_at is not None
+            else "void"
+            if one.voided_at is not None
+            else "expired"
+            if one.expires_at <= now
+            else "open",
+        }
+        for one in found
+    ]
 
 
 def _status(build: Build, checkpoint: Checkpoint | None, token: Any, blocked: bool) -> str:

@@ -62,7 +62,7 @@ class Feeding:
             if self._seen is None:
                 self._seen = last_position(rows)
                 return []
-            found = [fed(event) for event in after_position(rows, self._seen, _PAGE)]
+            found = [fed(event) for event in after_position(rows, self._seen, 10 * _PAGE)]
         if found:
             self._seen = found[-1].position
         return found

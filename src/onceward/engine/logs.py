@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -74,6 +75,21 @@ def _of_run(rows: Reads, run: Run, subject: str) -> str:
     raise InvalidConfig(
         f"no attempt at {subject[:80]!a} in run {run.saga_id}", context={"step": subject[:200], "saga_id": run.saga_id}
     )
+
+
+def tail_of(artifacts: Artifacts, spool: Spool, child: str, most: int) -> dict[str, Any]:
+    """The end of each log of a child, and how much there is of it, whether it runs or has ended."""
+    with artifacts.store.read() as rows:
+        child_id = resolve(rows, child)[0]
+        over = is_terminal(rows, child_id)
+        kept = {ref.name: ref for ref in refs_of(rows, child_id) if ref.kind == "log"}
+    said = {name: b"".join(artifacts.read(ref.sha256)) for name, ref in kept.items()} if over else spool.left(child_id)
+    return {
+        "child_id": child_id,
+        "over": over,
+        "logs": {name: data[-most:].decode("utf-8", "replace") for name, data in said.items()},
+        "bytes": {name: len(data) for name, data in said.items()},
+    }
 
 
 def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) -> Iterator[tuple[str, bytes]]:

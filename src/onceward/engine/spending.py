@@ -11,9 +11,10 @@ import msgspec
 from onceward.engine import child_budget
 from onceward.kernel.money import to_usd
 from onceward.store.store import Store
-from onceward.store.tables.budgets import debits_by_child, debits_by_day, debits_by_session
+from onceward.store.tables.budgets import debits_by_child, debits_by_day, debits_by_session, debits_of
 
 DAY_MICROS = 86_400_000_000
+_POINTS = 400
 
 
 def spending(store: Store, by: str) -> dict[str, Any]:
@@ -34,6 +35,30 @@ def spending(store: Store, by: str) -> dict[str, Any]:
         group["cost_usd"] = to_usd(group["lanes"].get("usd_micros", 0))
     groups = sorted(found, key=_dearest) if by == "stage" else found
     return {"by": by, "groups": groups, "lanes": total, "limits": limits}
+
+
+def spent_over_time(store: Store, session_id: str) -> list[dict[str, Any]]:
+    """Each lane of a session, what may be spent, and how its total grew: moments in seconds and totals, few enough to
+    be drawn."""
+    with store.read() as rows:
+        lanes = child_budget.lanes(rows, session_id)
+        curves: dict[str, tuple[list[float], list[int]]] = {}
+        for at, lane, amount in debits_of(rows, session_id):
+            moments, totals = curves.setdefault(lane, ([], []))
+            moments.append(at / 1e6)
+            totals.append(amount + (totals[-1] if totals else 0))
+    said = []
+    for name, lane in lanes.items():
+        moments, totals = curves.get(name, ([], []))
+        every = max(1, len(moments) // _POINTS)
+        # What was carried over from a parent was spent before the first debit here.
+        before = lane.total - (totals[-1] if totals else 0)
+        chosen = [*range(0, len(moments), every), *([len(moments) - 1] if (len(moments) - 1) % every else [])]
+        said.append(
+            {"lane": name, "limit": lane.limit, "total": lane.total}
+            | {"at": [moments[k] for k in chosen], "totals": [totals[k] + before for k in chosen]}
+        )
+    return said
 
 
 def _dearest(group: dict[str, Any]) -> Any:

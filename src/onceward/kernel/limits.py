@@ -163,11 +163,17 @@ SPILL_BYTES: Final = 64 * 1024 * 1024
 HTTP_BODY_BYTES: Final = 1024 * 1024
 """Largest body of a request over HTTP that is not an upload."""
 
+HTTP_HEAD_SECONDS: Final = 10.0
+"""How long whoever calls over HTTP may take to say what they want."""
+
 HTTP_BODY_SECONDS: Final = 10.0
 """How long the body of a request over HTTP may take to come."""
 
 FEED_SECONDS: Final = 0.1
 """How often a server looks for new events while anybody listens."""
+
+FEED_SHARE: Final = 25
+"""Telling all who listen takes at most one part in so many of the time: with very many they are told less often."""
 
 TIDY_SECONDS: Final = 0.5
 """How often a kernel at work brings its stream files up to date."""

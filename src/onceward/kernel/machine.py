@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from onceward.errors import IllegalTransition
 
@@ -90,6 +91,11 @@ class Machine:
 
     def events(self) -> frozenset[str]:
         return frozenset(a.event for a in self.arrows if a.event)
+
+    def document(self) -> dict[str, Any]:
+        arrows = [{"from": a.source, "to": a.target, "reason": a.reason, "event": a.event} for a in self.arrows]
+        said = {"name": self.name, "states": list(self.states), "terminal": list(self.terminal)}
+        return {**said, "transient": list(self.transient), "arrows": arrows}
 
     def mermaid(self) -> str:
         """The machine as a Mermaid state diagram."""

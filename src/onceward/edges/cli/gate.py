@@ -41,6 +41,7 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
         # Whoever cannot have the page hears of it before the work, not after.
         raise NotFound(f"there is no folder for {page_file}", context={"field": "page"})
     found = run_gate(_there(manifest), expect.strip().lower(), given.store_url or "sqlite")
+    _keep(given, manifest, found)
     if page_file is not None:
         from onceward.gate.page import page
 
@@ -52,6 +53,16 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
         if page_file is not None:
             render.say(f"the report as a page: {render.plain(page_file)}")
     return 0 if found["all_passed"] else 1
+
+
+def _keep(given: Globals, manifest: str, found: dict[str, Any]) -> None:
+    """Where there is a workspace it keeps the report, for its pages."""
+    from onceward.gate.reports import keep
+
+    workspace = given.workspace()
+    if workspace.folder.is_dir():
+        name = workspace.sources.new_id("gat").removeprefix("gat_")
+        keep(workspace.folder, name, manifest, workspace.sources.now(), found)
 
 
 def _say(found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
-from onceward.errors import InvalidConfig, LockConflict, NotFound
+from onceward.errors import InvalidConfig
 
 
 @click.group(cls=Group)
@@ -40,7 +40,10 @@ def list_(given: Globals) -> None:
 @pass_globals
 def show(given: Globals, target: str) -> None:
     """All that is known of TARGET's claim."""
-    entry = _entry(given, target)
+    from onceward.engine.targets import lock_named
+
+    given.workspace().store().close()
+    entry = lock_named(given.workspace().locks, target)
     if given.json:
         render.document(entry)
         return
@@ -56,17 +59,16 @@ def show(given: Globals, target: str) -> None:
 @pass_globals
 def clear(given: Globals, target: str, nonce: str | None) -> int:
     """Remove TARGET's claim on your word that nobody works under it. Recorded in the workspace's stream."""
-    entry = _entry(given, target)
-    if entry["liveness"] == "alive" and entry["here"]:
-        raise LockConflict(f"{target} is held by a process that lives: {entry['why']}; end it first")
+    from onceward.engine.targets import claim_of
+
+    given.workspace().store().close()
+    entry = claim_of(given.workspace().locks, target, nonce)
     if nonce is None:
         if not given.json:
             _describe(entry)
         typed = click.prompt("Type the target's name to clear its claim", err=True)
         if typed != target:
             raise InvalidConfig(f"{typed!r} is not {target!r}; nothing was cleared")
-    elif nonce != (entry.get("nonce") or "unreadable"):
-        raise InvalidConfig("the claim has another nonce; look at it again", context={"field": "--yes"})
     workspace = given.workspace()
     asked = ask(given, "locks.clear", {"target": target, "claim": entry})
     if asked.pending:
@@ -77,19 +79,6 @@ def clear(given: Globals, target: str, nonce: str | None) -> int:
     else:
         render.say(f"{target}: {outcome}")
     return 0 if outcome != "not-owned" else 4
-
-
-def _entry(given: Globals, target: str) -> dict[str, Any]:
-    from onceward.engine.targets import lock_list
-    from onceward.locks.claims import check_target
-
-    check_target(target)
-    workspace = given.workspace()
-    workspace.store().close()
-    for entry in lock_list(workspace.locks):
-        if entry["target"] == target:
-            return entry
-    raise NotFound(f"nothing has claimed {target}")
 
 
 def _describe(entry: dict[str, Any]) -> None:

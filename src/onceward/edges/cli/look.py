@@ -26,33 +26,14 @@ def version(given: Globals) -> None:
 @pass_globals
 def machines(given: Globals, name: str | None, mermaid: bool) -> None:
     """Show the lifecycles: states, moves, reasons and events."""
-    from onceward.lifecycles import build, change, child, permit, registry, saga
+    from onceward.lifecycles.machines import MACHINES
 
-    known = {
-        m.name: m
-        for m in (
-            *(build.BUILD, child.CHILD, saga.SAGA, permit.GRANT, registry.COLLECTION, registry.VALUE),
-            *(change.CHANGE, change.CHANGE_SET),
-        )
-    }
+    known = {machine.name: machine for machine in MACHINES}
     if name is not None and name not in known:
         raise NotFound(f"there is no lifecycle {name!r}; there are {', '.join(known)}")
     chosen = [known[name]] if name else list(known.values())
     if given.json:
-        render.document(
-            [
-                {
-                    "name": m.name,
-                    "states": m.states,
-                    "terminal": m.terminal,
-                    "transient": m.transient,
-                    "arrows": [
-                        {"from": a.source, "to": a.target, "reason": a.reason, "event": a.event} for a in m.arrows
-                    ],
-                }
-                for m in chosen
-            ]
-        )
+        render.document([machine.document() for machine in chosen])
         return
     for number, machine in enumerate(chosen):
         if number:

@@ -81,6 +81,12 @@ class Doors:
         self.local = f"owl_{self._secret()}"
         """The token of whoever runs this server, in a file that only they can read; another one after every start."""
 
+    @property
+    def sessions(self) -> int:
+        """How many browsers are in."""
+        with self._mutex:
+            return sum(one.until > self._clock() for one in self._sessions.values())
+
     def code_for(self, principal: str) -> str:
         """A code that lets somebody's browser in, once, soon."""
         code = self._secret()[:48]

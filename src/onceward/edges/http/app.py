@@ -10,17 +10,18 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceward.edges.http import problems
 from onceward.edges.http.access import COOKIE, CSRF, Caller, Doors, Forbidden, Origins, Refused, Unfit
-from onceward.edges.http.routes import Call, Route, asked_of, body_of, query_of
+from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
+from onceward.edges.http.special import Special, received
 from onceward.engine.answers import Pending
 from onceward.errors import OncewardError
-from onceward.kernel.limits import HTTP_BODY_BYTES, HTTP_BODY_SECONDS
+from onceward.kernel.limits import HTTP_BODY_BYTES
 from onceward.serving import Service
 
 SAFE: Final[Mapping[str, str]] = {
@@ -34,9 +35,6 @@ SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _JSON: Final = re.compile(r"application/json(\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
-
-Special = Callable[[Call, Request], Any]
-"""What answers a route of another kind than JSON."""
 
 
 class Gate:
@@ -68,9 +66,7 @@ class Gate:
         await self._app(scope, receive, guarded)
 
 
-def application(
-    service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Mapping[str, Special]
-) -> ASGIApp:
+def application(service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Special) -> ASGIApp:
     """Everything under one roof. Whatever goes wrong is a problem document, and says nothing of how we are made."""
     paths: dict[str, dict[str, Route]] = {}
     for route in table:
@@ -89,7 +85,7 @@ def application(
 class Answering:
     """From a request to its answer."""
 
-    def __init__(self, service: Service, doors: Doors, special: Mapping[str, Special]) -> None:
+    def __init__(self, service: Service, doors: Doors, special: Special) -> None:
         self._service, self._doors, self._special = service, doors, special
 
     def endpoint(self, methods: Mapping[str, Route]) -> Callable[[Request], Any]:
@@ -97,22 +93,22 @@ class Answering:
             route = methods.get(request.method) or methods["GET"]  # HEAD
             caller = await asyncio.to_thread(self._caller, route, request)
             call = Call(
-                *(self._service, self._doors, caller, request.path_params),
+                *(self._service, self._doors, caller, path_of(request.path_params)),
                 query_of(route.query, request.query_params.multi_items()),
                 body_of(route.body, await _body(request)) if route.body is not None else None,
-                request.headers,
+                *(request.headers, route),
             )
             if route.kind != "json":
-                found: Response = await self._special[route.kind](call, request)
+                found: Response = await getattr(self._special, route.kind)(call, request)
                 return found
             return _answer(route, await asyncio.to_thread(_looked, call, route))
 
         return answer
 
     def _caller(self, route: Route, request: Request) -> Caller | None:
-        caller = self._doors.caller(request.headers.get("authorization", ""), request.cookies.get(COOKIE, ""))
         if route.public:
-            return caller
+            return None
+        caller = self._doors.caller(request.headers.get("authorization", ""), request.cookies.get(COOKIE, ""))
         if caller is None:
             raise Refused("say who you are: a token, or a browser's session")
         if route.mutates:
@@ -123,8 +119,9 @@ class Answering:
 def _looked(call: Call, route: Route) -> Any:
     if route.verb:
         return asked_of(call, route)
-    assert route.read is not None
-    return route.read(call)
+    look = route.act or route.read
+    assert look is not None
+    return look(call)
 
 
 def _answer(route: Route, found: Any) -> Response:
@@ -137,21 +134,8 @@ async def _body(request: Request) -> bytes:
     """What was sent, as far as it is JSON, small enough, and there in time."""
     if not _JSON.fullmatch(request.headers.get("content-type", "")):
         raise Unfit("a body is application/json", 415)
-    try:
-        return await asyncio.wait_for(_read(request), HTTP_BODY_SECONDS)
-    except TimeoutError:
-        raise Unfit("the body did not come in time", 408) from None
-    except ClientDisconnect:
-        raise Unfit("whoever asked has gone", 400) from None
-
-
-async def _read(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > HTTP_BODY_BYTES:
-            raise Unfit(f"a body has at most {HTTP_BODY_BYTES} bytes", 413)
-        parts.append(part)
+    parts: list[bytes] = []
+    await received(request, HTTP_BODY_BYTES, parts.append)
     return b"".join(parts)
 
 

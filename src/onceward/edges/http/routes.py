@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from onceward.engine.answers import Pending
 from onceward.engine.verbs import VERBS
 from onceward.engine.work_orders import ORDERS
-from onceward.errors import InvalidConfig
+from onceward.errors import InvalidConfig, NotFound
 from onceward.kernel.canon import parse
+from onceward.kernel.limits import MAX_REQUEST_ID_CHARS
 from onceward.lifecycles.duties import WORKS
 from onceward.serving import Service
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from onceward.edges.http.access import Caller, Doors
 
 PREFIX: Final = "/api/v1"
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
+Read = Callable[["Call"], Any]
+_NAME_CHARS: Final = 500
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -38,10 +42,15 @@ class Call(msgspec.Struct):
     query: Any
     body: Any
     headers: Mapping[str, str]
+    route: Route
 
     @property
     def store(self) -> Any:
         return self.service.store
+
+    @property
+    def artifacts(self) -> Any:
+        return self.service.artifacts
 
     @property
     def workspace(self) -> Any:
@@ -69,10 +78,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Looks, and changes nothing."""
     verb: str = ""
     """What it asks of the kernel: short, or work. Its body is what the verb is asked with, less what the path says."""
+    act: Callable[[Call], Any] | None = None
+    """Does something that is more than one verb, or none."""
+    takes: type[Any] | None = None
+    """What comes in the body of such an act."""
     public: bool = False
-    """Whether anybody may ask, without a credential."""
+    """Whether anybody may ask, without a credential; none is looked at."""
     kind: str = "json"
-    """`json`, or something of its own: `stream`."""
+    """`json`, or what answers it otherwise: `stream`, `text`, `bytes`, `bundle`, `upload`, `signin`, `signout`, `page`,
+    `static`."""
+    page: str = ""
+    """The template of a page."""
 
     @property
     def parameters(self) -> list[str]:
@@ -81,15 +97,25 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body(self) -> type[Any] | None:
         """The shape of its body: with it comes an id, and the same id again is the same answer (K-8)."""
-        return _body(self.verb, self.path) if self.verb else None
+        return _body(self.verb, self.path) if self.verb else self.takes
 
     @property
     def mutates(self) -> bool:
-        return bool(self.verb)
+        return self.method != "GET"
 
     @property
     def status(self) -> int:
         return 202 if self.verb in WORKS else 200
+
+
+def look(noun: str, path: str, name: str, summary: str, answer: Any, read: Read | None, **more: Any) -> Route:
+    said: dict[str, Any] = {"noun": noun, "name": name, "summary": summary, "answer": answer, "read": read, **more}
+    return Route(method="GET", path=PREFIX + path, **said)
+
+
+def act(noun: str, path: str, name: str, summary: str, verb: str = "", **more: Any) -> Route:
+    said: dict[str, Any] = {"method": "POST", "noun": noun, "name": name, "summary": summary, "verb": verb, **more}
+    return Route(path=PREFIX + path, **said)
 
 
 def converted(kind: type[Any], value: Any, what: str) -> Any:
@@ -102,7 +128,7 @@ def converted(kind: type[Any], value: Any, what: str) -> Any:
 
 def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
     """The words behind the question mark: each known, each once, each of its kind."""
-    known = {} if kind is None else {field.name: field for field in msgspec.structs.fields(kind)}
+    known = {} if kind is None else {field.encode_name for field in msgspec.structs.fields(kind)}
     said: dict[str, Any] = {}
     for name, value in items:
         if name not in known or name in said:
@@ -110,6 +136,8 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
                 f"{name[:60]!a} is {'given twice' if name in said else 'nothing that can be asked here'}",
                 context={"field": name[:60]},
             )
+        if "\0" in value:
+            raise InvalidConfig("no text may hold a NUL", context={"field": name})
         said[name] = value
     if kind is None:
         return None
@@ -122,14 +150,28 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
 def body_of(kind: type[Any], data: bytes) -> dict[str, Any]:
     """A body as it was sent, after it was seen to fit."""
     said = parse(data)
+    if b"\\u0000" in data:
+        raise InvalidConfig("no text may hold a NUL", context={"field": "the body"})
     converted(kind, said, "the body")
     return dict(said)
+
+
+def path_of(said: Mapping[str, str]) -> Mapping[str, str]:
+    """The names in a path: short, and of letters that a name can have."""
+    for name, value in said.items():
+        if len(value) > _NAME_CHARS or not value.isprintable():
+            raise NotFound(f"there is no {name} of such a name", context={"field": name})
+    return said
 
 
 def asked_of(call: Call, route: Route) -> dict[str, Any] | Pending:
     """Have the kernel do what a route is for, in the name of who asks."""
     payload = {**call.body, **call.path}
-    answer = call.service.ask(call.principal, route.verb, payload, payload.pop("client_request_id"))
+    return asked(call, route.verb, payload, payload.pop("client_request_id"))
+
+
+def asked(call: Call, verb: str, payload: Any, request_id: str) -> dict[str, Any] | Pending:
+    answer = call.service.ask(call.principal, verb, payload, request_id)
     if isinstance(answer, Pending):
         return answer
     return {**answer.value, "idempotent_replay": True} if answer.replayed else dict(answer.value)
@@ -141,7 +183,7 @@ def _body(verb: str, path: str) -> type[Any]:
     fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in said]
     name = "".join(word.capitalize() for word in verb.split("."))
     return msgspec.defstruct(
-        *(name, [("client_request_id", str), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
+        *(name, [("client_request_id", RequestId), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
     )
 
 

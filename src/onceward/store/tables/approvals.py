@@ -41,6 +41,19 @@ def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
     return [Approval(*row) for row in found]
 
 
+def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
+    """What is undecided in builds that are not over: the newest content of each step."""
+    found = rows.read(
+        f"SELECT {', '.join(f'a.{name}' for name in _FIELDS.split(', '))} FROM approvals a"
+        " JOIN builds b ON b.build_id = a.build_id"
+        " WHERE a.decision IS NULL AND b.state IN ('ACTIVE', 'CRASHED', 'BUDGET_PAUSE') AND NOT EXISTS"
+        " (SELECT 1 FROM approvals n WHERE n.build_id = a.build_id AND n.stage = a.stage AND n.target = a.target"
+        " AND n.wanted_at > a.wanted_at) ORDER BY a.wanted_at DESC LIMIT ?",
+        (limit,),
+    )
+    return [Approval(*row) for row in found]
+
+
 def find_approval(rows: Reads, build_id: str, stage: str, target: str, digest: str) -> Approval | None:
     found = rows.read(
         f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",

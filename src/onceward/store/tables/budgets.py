@@ -99,6 +99,30 @@ def debits_by_child(rows: Reads) -> list[Row]:
     )
 
 
+def lane_totals(rows: Reads) -> list[tuple[str, int]]:
+    """What was ever spent in each lane."""
+    found = rows.read("SELECT budget_lane, CAST(sum(total) AS BIGINT) FROM budget_totals GROUP BY 1 ORDER BY 1")
+    return [(lane, int(total)) for lane, total in found]
+
+
+def debits_since(rows: Reads, moment: int) -> Mapping[str, int]:
+    """What was spent since, by lane."""
+    found = rows.read(
+        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE at >= ? GROUP BY budget_lane"
+        " ORDER BY budget_lane",
+        (moment,),
+    )
+    return {lane: int(amount) for lane, amount in found}
+
+
+def debits_of(rows: Reads, session_id: str) -> list[Row]:
+    """Every debit of a session in its order: when, in which lane, how much."""
+    return rows.read(
+        "SELECT at, budget_lane, amount FROM budget_debits WHERE parent_session_id = ? ORDER BY budget_lane, debit_seq",
+        (session_id,),
+    )
+
+
 def debits_by_day(rows: Reads, micros: int) -> list[Row]:
     """Day since 1970 in UTC, lane and sum, the newest day first."""
     return rows.read(

@@ -31,9 +31,11 @@ class Builds:
         found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,))
         return [Build(*row) for row in found]
 
-    def newest(self, limit: int) -> list[Build]:
+    def newest(self, limit: int, state: str = "") -> list[Build]:
+        """The newest first; of one state, if it is said."""
+        where, params = ("WHERE state = ? ", (state,)) if state else ("", ())
         found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM builds ORDER BY created_at DESC, build_id DESC LIMIT ?", (limit,)
+            f"SELECT {_COLUMNS} FROM builds {where}ORDER BY created_at DESC, build_id DESC LIMIT ?", (*params, limit)
         )
         return [Build(*row) for row in found]
 

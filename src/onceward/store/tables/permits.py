@@ -23,6 +23,13 @@ def mint_confirmation(tx: Writes, permit: Permit, spent: int, now: Micros) -> No
     )
 
 
+def newest_confirmations(rows: Reads, limit: int) -> list[Permit]:
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM confirmation_tokens ORDER BY minted_at DESC, permit_id DESC LIMIT ?", (limit,)
+    )
+    return [Permit(*row) for row in found]
+
+
 def find_confirmation(rows: Reads, secret_hash: str) -> Permit | None:
     found = rows.read(f"SELECT {_FIELDS} FROM confirmation_tokens WHERE token_hash = ?", (secret_hash,))
     return Permit(*found[0]) if found else None

@@ -43,13 +43,9 @@ class Requests:
 
     def find(self, request: Request) -> Ledger | None:
         """The ledger's row of this id; URM_IDEMPOTENCY_KEY_CONFLICT if it was for another payload."""
-        rows = self._rows.read(
-            f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?",
-            (request.verb, request.request_id),
-        )
-        if not rows:
+        found = self.under(request.verb, request.request_id)
+        if found is None:
             return None
-        found = Ledger(*rows[0])
         ours = request.payload_hash()
         if found.payload_hash != ours or found.principal != request.principal:
             raise RequestConflict(
@@ -57,6 +53,11 @@ class Requests:
                 context={"stored": found.payload_hash, "given": ours, "request_id": request.request_id},
             )
         return found
+
+    def under(self, verb: str, request_id: str) -> Ledger | None:
+        """The ledger's row of this id, whatever it was for."""
+        rows = self._rows.read(f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?", (verb, request_id))
+        return Ledger(*rows[0]) if rows else None
 
     def open(self, limit: int) -> list[Ledger]:
         """Requests that wait for an answer, in the order they were filed."""
