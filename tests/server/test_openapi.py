@@ -51,11 +51,10 @@ def test_nothing_that_fits_or_does_not_fit_the_description_breaks_the_server(run
     token = json.loads((running.scene.folder / "serve.json").read_text())["token"]
     lines = [f"{name} = {json.dumps(value)}" for name, value in names_in(running).items()]
     (tmp_path / "schemathesis.toml").write_text("[parameters]\n" + "\n".join(lines) + "\n")
+    command = [ST, "--config-file", tmp_path / "schemathesis.toml", "run", f"{running.url}/api/v1/openapi.json"]
+    options = f"--checks {CHECKS} --phases examples,coverage,fuzzing --max-examples 6 --workers 2 --seed 1 --no-color"
     done = subprocess.run(
-        [ST, "--config-file", tmp_path / "schemathesis.toml", "run", f"{running.url}/api/v1/openapi.json"]
-        + ["-H", f"Authorization: Bearer {token}", "--checks", CHECKS, "--phases", "examples,coverage,fuzzing"]
-        + ["--max-examples", "6", "--workers", "2", "--request-timeout", "20", "--exclude-path-regex", ENDLESS]
-        + ["--seed", "1", "--no-color"],
+        [*command, "-H", f"Authorization: Bearer {token}", "--exclude-path-regex", ENDLESS, *options.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,
