@@ -7,7 +7,7 @@ import msgspec
 from onceward.kernel.chain import Event
 from onceward.store.store import Store
 from onceward.store.tables.events import events_after as after_position
-from onceward.store.tables.events import events_of, last_position
+from onceward.store.tables.events import events_of, head_of, last_position
 
 _PAGE = 500
 
@@ -18,7 +18,6 @@ class Fed(msgspec.Struct, frozen=True):
     stream: str
     seq: int
     position: int
-    name: str
     line: bytes
 
     def id_in(self, stream: str | None) -> int:
@@ -27,11 +26,11 @@ class Fed(msgspec.Struct, frozen=True):
 
     def sent(self, stream: str | None) -> bytes:
         """As a server-sent event: its line is one line, whatever it says."""
-        return b"id: %d\nevent: %s\ndata: %s\n\n" % (self.id_in(stream), self.name.encode(), self.line)
+        return b"id: %d\ndata: %s\n\n" % (self.id_in(stream), self.line)
 
 
 def fed(event: Event) -> Fed:
-    return Fed(event.stream, event.seq, event.position, event.facts()["event"], event.line())
+    return Fed(event.stream, event.seq, event.position, event.line())
 
 
 def events_after(store: Store, stream: str | None, after: int) -> list[Fed]:
@@ -66,3 +65,16 @@ class Feeding:
         if found:
             self._seen = found[-1].position
         return found
+
+
+def position_now(store: Store) -> int:
+    """The id of the newest event of all."""
+    with store.read() as rows:
+        return last_position(rows)
+
+
+def newest_events(store: Store, stream: str, limit: int) -> tuple[list[Fed], int]:
+    """The last events of a stream, the newest first, and how many there are."""
+    with store.read() as rows:
+        total, _ = head_of(rows, stream)
+        return [fed(event) for event in events_of(rows, stream, max(0, total - limit))][::-1], total

@@ -20,7 +20,7 @@ from onceward.edges.http.access import COOKIE, CSRF, Caller, Doors, Forbidden, O
 from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
 from onceward.edges.http.special import Special, received
 from onceward.engine.answers import Pending
-from onceward.errors import OncewardError
+from onceward.errors import NotFound, OncewardError
 from onceward.kernel.limits import HTTP_BODY_BYTES
 from onceward.serving import Service
 
@@ -34,6 +34,7 @@ SAFE: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_UNFIT: Final = {404: NotFound("there is nothing here"), 405: Unfit("that cannot be done here", 405)}
 _JSON: Final = re.compile(r"application/json(\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
 
 
@@ -76,7 +77,7 @@ def application(service: Service, doors: Doors, origins: Origins, table: Sequenc
         routes=[
             Path(path, answering.endpoint(methods), methods=list(methods), name=path) for path, methods in paths.items()
         ],
-        exception_handlers={OncewardError: _problem, HTTPException: _unfit, Exception: _bug},
+        exception_handlers={OncewardError: refusing(special), HTTPException: refusing(special), Exception: _bug},
     )
     served.router.redirect_slashes = False
     return Gate(served, origins)
@@ -139,18 +140,16 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OncewardError)
-    return problems.problem(error)
+def refusing(special: Special) -> Any:
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, OncewardError):
+            return special.refused(request, error)
+        assert isinstance(error, HTTPException)
+        answer = special.refused(request, _UNFIT.get(error.status_code, Unfit("the request does not fit", 400)))
+        answer.headers.update(error.headers or {})
+        return answer
 
-
-async def _unfit(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {404: ("NOT_FOUND", "there is nothing here"), 405: ("INVALID_CONFIG", "that cannot be done here")}
-    code, message = said.get(error.status_code, ("INVALID_CONFIG", "the request does not fit"))
-    answer = problems.answer(code, message, error.status_code)
-    answer.headers.update(error.headers or {})
-    return answer
+    return refuse
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -13,7 +13,8 @@ from onceward.edges.http.api import ROUTES
 from onceward.edges.http.app import application
 from onceward.edges.http.feed import Feed
 from onceward.edges.http.listening import Place, listening, server
-from onceward.edges.http.special import Special
+from onceward.edges.web.answering import Web
+from onceward.edges.web.pages import PAGES
 from onceward.kernel.canon import canonical
 from onceward.serving import NOTE, Service
 from onceward.wiring import Workspace
@@ -32,8 +33,8 @@ class Served:
         self.doors = Doors(self.service)
         self.feed = Feed(self.service)
         origins = Origins(place.scheme, place.known_as(self.port))
-        special = Special(self.feed, secure=place.scheme == "https")
-        self._server = server(application(self.service, self.doors, origins, ROUTES, special), place)
+        web = Web(self.feed, secure=place.scheme == "https")
+        self._server = server(application(self.service, self.doors, origins, (*ROUTES, *PAGES), web), place)
 
     def link(self) -> str:
         """What lets whoever runs this in with a browser, once."""

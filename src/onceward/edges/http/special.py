@@ -14,10 +14,11 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from onceward.edges.http import problems
 from onceward.edges.http.access import COOKIE, SESSION_SECONDS, Unfit
 from onceward.edges.http.feed import Feed
 from onceward.edges.http.routes import Call
-from onceward.errors import InvalidConfig
+from onceward.errors import InvalidConfig, OncewardError
 from onceward.kernel.limits import HTTP_BODY_SECONDS
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -41,6 +42,9 @@ class Special:
         if stream is not None:
             stream = await asyncio.to_thread(self._feed.require, stream)
         return Patient(self._feed.listen(stream, int(last)), media_type="text/event-stream")
+
+    def refused(self, request: Request, error: OncewardError) -> Response:
+        return problems.problem(error)
 
     async def text(self, call: Call, request: Request) -> Response:
         assert call.route.read is not None

@@ -1,0 +1,287 @@
+"""The pages: each a row of a table like the API's, and answered from the same readings (I-4)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from onceward.edges.http import reads
+from onceward.edges.http.routes import Call, Query, Read, Route
+from onceward.edges.web import views
+from onceward.edges.web.forms import act_named, acts
+from onceward.engine import build_reading, change_reading, reading, saga_reading
+from onceward.engine.explain import explain
+from onceward.engine.overview import overview
+from onceward.engine.spending import spending
+from onceward.engine.targets import lock_list
+from onceward.engine.tokens import token_list
+from onceward.errors import OncewardError
+
+NAV: Final = (
+    ("/", "Overview"),
+    ("/builds", "Builds"),
+    ("/sessions", "Sessions"),
+    ("/changes", "Changes"),
+    ("/sagas", "Sagas"),
+    ("/grants", "Grants"),
+    ("/registry", "Registry"),
+    ("/locks", "Locks"),
+    ("/streams", "Streams"),
+    ("/spend", "Spend"),
+    ("/evidence", "Evidence"),
+    ("/gate", "Gate"),
+    ("/people", "People"),
+    ("/do", "Do"),
+)
+
+
+class Chosen(Query, frozen=True):
+    step: str = ""
+    """Whose log is shown."""
+
+
+class Queue(Query, frozen=True):
+    status: str = ""
+    before: str = ""
+
+
+class Way(Query, frozen=True):
+    view: Annotated[str, msgspec.Meta(pattern="^(split|unified)$")] = "split"
+
+
+class Report(Query, frozen=True):
+    report: str = ""
+
+
+class Asked(Query, frozen=True):
+    of: str = ""
+
+
+class Check(Query, frozen=True):
+    check: Annotated[str, msgspec.Meta(pattern="^(verify|replay|doctor|)$")] = ""
+
+
+class Stamped(Query, frozen=True):
+    v: str = ""
+    """What the file was when the page was made: with it, it may be kept for ever."""
+
+
+class Given(Query, frozen=True):
+    """What a form begins with: names of its own, whatever they are."""
+
+    given: str = ""
+    """As JSON."""
+
+
+def _page(path: str, name: str, template: str, read: Read, **more: Any) -> Route:
+    said: dict[str, Any] = {"noun": "pages", "summary": f"a page: {name}", "kind": "page", "page": template, **more}
+    return Route(method="GET", path=path, name=f"page {name}", read=read, answer=str, **said)
+
+
+def _overview(call: Call) -> dict[str, Any]:
+    days = spending(call.store, "day")["groups"][:30]
+    return {"seen": overview(call.store), "days": views.days(days), "builds": build_reading.build_list(call.store, 8)}
+
+
+def _builds(call: Call) -> dict[str, Any]:
+    return {"builds": build_reading.build_list(call.store, 200)}
+
+
+def _build(call: Call) -> dict[str, Any]:
+    found = build_reading.build_status(call.store, call.path["build"])
+    session = reading.session_status(call.store, found["build_id"])
+    return {
+        "build": found,
+        "graph": views.graph(found),
+        "timeline": views.timeline(session["children"], found["state"] == "ACTIVE" and not found.get("orphaned")),
+        "tally": views.tally(found["steps"]),
+        "raised": views.raised(found),
+        "told": _told(call, found["build_id"]),
+        **_log(call, found),
+    }
+
+
+def _log(call: Call, found: dict[str, Any]) -> dict[str, Any]:
+    """The log of the step that was chosen, or of the one that matters most."""
+    chosen = views.chosen_step(found["steps"], call.query.step)
+    if chosen is None:
+        return {"log_of": None, "log": None}
+    return {"log_of": chosen, "log": views.logs_of(call, chosen["child_id"])}
+
+
+def _told(call: Call, *words: str) -> Any:
+    """In plain words; a page does not fail because nothing can be said."""
+    try:
+        return msgspec.to_builtins(explain(call.store, list(words)))
+    except OncewardError:
+        return None
+
+
+def _session(call: Call) -> dict[str, Any]:
+    found = reading.session_status(call.store, call.path["session"])
+    running = any(child["phase"] != "terminal" for child in found["children"])
+    return {
+        "session": found,
+        "timeline": views.timeline(found["children"], running),
+        "told": _told(call, found["session_id"]),
+    }
+
+
+def _child(call: Call) -> dict[str, Any]:
+    found = reading.session_status(call.store, call.path["child"])
+    child = found["children"][0]
+    return {
+        "session": found,
+        "child": child,
+        "log": views.logs_of(call, child["child_id"]),
+        "artifacts": reading.artifact_list(call.store, child["child_id"]),
+        "told": _told(call, child["child_id"]),
+    }
+
+
+def _artifact(call: Call) -> dict[str, Any]:
+    return {**views.shown(call.artifacts, call.path["sha256"]), "told": _told(call, call.path["sha256"])}
+
+
+def _changes(call: Call) -> dict[str, Any]:
+    status = [call.query.status] if call.query.status else []
+    found = change_reading.change_list(call.store, status, "", 50, call.query.before)
+    return {"changes": found, "counts": change_reading.change_counts(call.store), "chosen": call.query.status}
+
+
+def _change(call: Call) -> dict[str, Any]:
+    found = change_reading.change_status(call.store, call.path["entry"], call.workspace.policy)
+    return {
+        "change": found,
+        "files": views.files(reads.diff(call)),
+        "history": change_reading.change_history(call.store, found["entry_id"]),
+        "view": call.query.view,
+        "told": _told(call, found["entry_id"]),
+    }
+
+
+def _sagas(call: Call) -> dict[str, Any]:
+    return {"sagas": saga_reading.saga_list(call.store, 200)}
+
+
+def _saga(call: Call) -> dict[str, Any]:
+    found = saga_reading.saga_status(call.store, call.path["saga"])
+    session = reading.session_status(call.store, found["saga_id"])
+    return {
+        "saga": found,
+        "timeline": views.timeline(session["children"], found["standing"] == "running"),
+        "told": _told(call, found["saga_id"]),
+    }
+
+
+def _grants(call: Call) -> dict[str, Any]:
+    return {"grants": saga_reading.grant_list(call.store, 200)}
+
+
+def _grant(call: Call) -> dict[str, Any]:
+    found = saga_reading.grant_named(call.store, call.path["grant"])
+    return {"grant": found, "told": _told(call, found["grant_id"])}
+
+
+def _registry(call: Call) -> dict[str, Any]:
+    return {"collections": saga_reading.registry_list(call.store)}
+
+
+def _locks(call: Call) -> dict[str, Any]:
+    return {"locks": lock_list(call.workspace.locks)}
+
+
+def _streams(call: Call) -> dict[str, Any]:
+    return {"streams": reading.stream_list(call.store)}
+
+
+def _stream(call: Call) -> dict[str, Any]:
+    stream = reading.stream_named(call.store, call.path["stream"])
+    return {"stream": stream, **views.events(call.store, stream)}
+
+
+def _spend(call: Call) -> dict[str, Any]:
+    found = spending(call.store, call.query.by)
+    days = found["groups"] if call.query.by == "day" else spending(call.store, "day")["groups"]
+    return {"spent": found, "days": views.days(days[:60])}
+
+
+def _evidence(call: Call) -> dict[str, Any]:
+    look: dict[str, Read] = {"verify": reads.verify, "replay": views.replayed, "doctor": reads.examined}
+    checked = look[call.query.check](call) if call.query.check else None
+    sinks = reading.outbox_status(call.store, call.workspace.settings.sinks())
+    return {"check": call.query.check, "found": checked, "sinks": sinks}
+
+
+def _gate(call: Call) -> dict[str, Any]:
+    kept = reads.gate_reports(call)
+    chosen = [one for one in kept if one["report"] == call.query.report] or kept[:1]
+    return {"reports": kept, "shown": chosen[0] if chosen else None}
+
+
+def _people(call: Call) -> dict[str, Any]:
+    return {
+        "people": reading.principal_list(call.store),
+        "tokens": token_list(call.store)[::-1],
+        "keys": reading.key_list(call.store, call.workspace.keyring),
+        "left": reading.duties_left(call.store),
+    }
+
+
+def _explain(call: Call) -> dict[str, Any]:
+    of = call.query.of.strip()
+    found, error = None, ""
+    if of:
+        try:
+            found = msgspec.to_builtins(explain(call.store, of.split()))
+        except OncewardError as refused:
+            error = refused.message
+    return {"of": of, "told": found, "error": error, "place": views.place_of(found) if found else None}
+
+
+def _acts(call: Call) -> dict[str, Any]:
+    return {"acts": acts()}
+
+
+def _act(call: Call) -> dict[str, Any]:
+    return {"act": act_named(call.path["act"], call.query.given)}
+
+
+PAGES: Final[tuple[Route, ...]] = (
+    _page("/", "overview", "overview.html", _overview),
+    _page("/builds", "builds", "builds.html", _builds),
+    _page("/builds/{build}", "build", "build.html", _build, query=Chosen),
+    _page("/sessions", "sessions", "sessions.html", lambda c: {"sessions": reading.session_list(c.store, 200)}),
+    _page("/sessions/{session}", "session", "session.html", _session),
+    _page("/children/{child}", "child", "child.html", _child),
+    _page("/artifacts/{sha256}", "artifact", "artifact.html", _artifact),
+    _page("/changes", "changes", "changes.html", _changes, query=Queue),
+    _page("/changes/{entry}", "change", "change.html", _change, query=Way),
+    _page("/sagas", "sagas", "sagas.html", _sagas),
+    _page("/sagas/{saga}", "saga", "saga.html", _saga),
+    _page("/grants", "grants", "grants.html", _grants),
+    _page("/grants/{grant}", "grant", "grant.html", _grant),
+    _page("/registry", "registry", "registry.html", _registry),
+    _page("/locks", "locks", "locks.html", _locks),
+    _page("/streams", "streams", "streams.html", _streams),
+    _page("/streams/{stream}", "stream", "stream.html", _stream),
+    _page("/spend", "spend", "spend.html", _spend, query=reads.By),
+    _page("/evidence", "evidence", "evidence.html", _evidence, query=Check),
+    _page("/gate", "gate", "gate.html", _gate, query=Report),
+    _page("/people", "people", "people.html", _people),
+    _page("/explain", "explain", "explain.html", _explain, query=Asked),
+    _page("/do", "acts", "acts.html", _acts),
+    _page("/do/{act}", "act", "act.html", _act, query=Given),
+    _page("/signin", "sign in", "signin.html", lambda c: {}, public=True),
+    Route(
+        method="GET",
+        path="/static/{file}",
+        name="static",
+        summary="what the pages are made of",
+        noun="pages",
+        kind="static",
+        query=Stamped,
+        public=True,
+    ),
+)

@@ -1,0 +1,129 @@
+"""From what was read to a page: templates that escape everything, and the few words they share."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from onceward.kernel.money import to_usd
+
+HERE: Final = Path(__file__).parent
+STATIC: Final = HERE / "static"
+_LINE: Final = 2000
+_TONES: Final = {
+    "good": "SUCCESS REUSED SKIPPED done ok good sound alive verified_complete active kernel consumed applied approve",
+    "busy": "ACTIVE running started leased cut_in_progress verify_in_progress",
+    "wait": "BUDGET_PAUSE CRASHED IN_DOUBT marked review_pending reviewed_deferred reviewed_approved"
+    " cut_applied draft undecided unfinished parked stuck unknown warn open next standby defer",
+    "bad": "FAILED BLOCKED failed stopped dead reviewed_rejected reject revoked verify_failed_escalated fail refused",
+}
+TONE: Final = {word: tone for tone, words in _TONES.items() for word in words.split()}
+# What would move the cursor, colour the terminal or turn the text round is shown, and does nothing.
+_ODD: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def visible(text: Any) -> str:
+    """Somebody's text with nothing hidden in it, and no line longer than a page can show."""
+    shown = _ODD.sub(_sign, str(text).replace("\r\n", "\n"))
+    return "\n".join(_short(line) for line in shown.split("\n"))
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LINE else f"{line[:_LINE]} … ({len(line) - _LINE:,} more characters)"
+
+
+def tone(word: Any) -> str:
+    """Whether a state is good, busy, waits or is bad: for its colour, beside its word."""
+    return TONE.get(str(word), "calm")
+
+
+def words(name: Any) -> str:
+    return str(name).replace("_", " ").replace("-", " ").lower()
+
+
+def short(ident: Any) -> str:
+    """An id as people tell it apart: what kind it is, and its end."""
+    text = str(ident)
+    kind, _, rest = text.rpartition("_")
+    return f"{kind}_…{rest[-8:]}" if kind and len(rest) > 14 else text if len(text) <= 20 else f"{text[:12]}…"
+
+
+def moment(said: Any) -> str:
+    return str(said)[:19].replace("T", " ") if said else ""
+
+
+def ago(said: Any) -> str:
+    """How long since, in a word or two."""
+    if not said:
+        return ""
+    then = datetime.fromisoformat(str(said).replace("Z", "+00:00"))
+    return lasting((datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())
+
+
+def lasting(seconds: float) -> str:
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name}"
+    if seconds < 1:
+        return f"{max(round(seconds * 1000), 0)} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{int(seconds)} s"
+
+
+def amount(lane: str, value: int | None) -> str:
+    """So much of a lane, as people say it."""
+    if value is None:
+        return "no limit"
+    return f"${to_usd(value)}" if lane == "usd_micros" else f"{value:,}"
+
+
+def size(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
+
+
+def pretty(value: Any) -> str:
+    return visible(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+@cache
+def stamp() -> str:
+    """What the pages' own files are, in a few letters: a new one is loaded anew."""
+    made = hashlib.sha256()
+    for path in sorted(STATIC.rglob("*")):
+        if path.is_file():
+            made.update(path.read_bytes())
+    return made.hexdigest()[:12]
+
+
+@cache
+def environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters = (visible, tone, words, short, moment, ago, lasting, size, pretty)
+    found.filters |= {made.__name__: made for made in filters}
+    found.globals |= {"stamp": stamp, "amount": amount}
+    return found
+
+
+def rendered(template: str, **said: Any) -> str:
+    return environment().get_template(template).render(**said)

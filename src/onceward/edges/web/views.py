@@ -1,0 +1,236 @@
+"""What pages draw: pictures of time and of plans, differences side by side, text that cannot do anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from onceward.edges.http import reads
+from onceward.edges.http.routes import Call
+from onceward.edges.web.rendering import lasting
+from onceward.engine.artifacts import Artifacts
+from onceward.engine.feeding import newest_events
+from onceward.engine.logs import tail_of
+from onceward.engine.spool import Spool
+from onceward.kernel.money import to_usd
+from onceward.lifecycles.plan import step_name
+
+_BARS: Final = 60
+_NODES: Final = 48
+_TEXT: Final = 256 * 1024
+_LOG: Final = 32 * 1024
+_DIFF_LINES: Final = 1500
+_PLACES: Final = {
+    "build": "/builds/",
+    "session": "/sessions/",
+    "child": "/children/",
+    "saga": "/sagas/",
+    "grant": "/grants/",
+    "change": "/changes/",
+    "artifact": "/artifacts/",
+    "stream": "/streams/",
+}
+
+
+def place_of(found: Mapping[str, Any]) -> str | None:
+    """The page of something that was explained."""
+    place = _PLACES.get(str(found["kind"]).split()[-1])
+    return f"{place}{found['id']}" if place else None
+
+
+def tally(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many steps stand how, and how much of the work is done."""
+    counts = Counter(step["status"] for step in steps)
+    done = sum(counts[status] for status in ("SUCCESS", "SKIPPED", "REUSED"))
+    return {"counts": dict(counts), "done": done, "total": len(steps), "share": _share(done, len(steps))}
+
+
+def raised(build: Mapping[str, Any]) -> dict[str, str]:
+    """What a paused build might be let spend: twice what it was, for a person to change."""
+    why = build.get("why", {})
+    lane, limit = why.get("lane"), why.get("limit")
+    if not lane or not isinstance(limit, int):
+        return {}
+    return {"usd": to_usd(2 * limit)} if lane == "usd_micros" else {lane: str(2 * limit)}
+
+
+def _share(part: float, whole: float) -> float:
+    return round(100 * part / whole, 2) if whole else 0.0
+
+
+def days(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Money by day, the oldest first, for a chart."""
+    found = [(one["key"], one["lanes"].get("usd_micros", 0) / 1e6) for one in reversed(groups)]
+    return {"at": [_seconds(day) for day, _ in found], "usd": [usd for _, usd in found]}
+
+
+def _seconds(said: str) -> float:
+    then = datetime.fromisoformat(said.replace("Z", "+00:00"))
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+
+
+def graph(build: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps and what they need; of very many, stages."""
+    needs, steps = build["needs"], build["steps"]
+    if len(steps) > _NODES:
+        return _stages(needs, steps)
+    targets: dict[str, list[str]] = {}
+    for step in steps:
+        targets.setdefault(step["stage"], []).append(step["target"])
+    nodes = [
+        {"id": step_name(s["stage"], s["target"]), "label": step_name(s["stage"], s["target"]), "status": s["status"]}
+        for s in steps
+    ]
+    edges = []
+    for step in steps:
+        own = step_name(step["stage"], step["target"])
+        for need in needs.get(step["stage"], ()):
+            alike = [step["target"]] if step["target"] in targets.get(need, ()) else targets.get(need, [])
+            edges += [[step_name(need, target), own] for target in alike]
+    return {"nodes": nodes, "edges": edges}
+
+
+def _stages(needs: Mapping[str, Sequence[str]], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Counter[str]] = {}
+    for step in steps:
+        found.setdefault(step["stage"], Counter())[step["status"]] += 1
+    order = ("running", "FAILED", "IN_DOUBT", "BLOCKED", "queued", "waiting", "SUCCESS", "REUSED", "SKIPPED")
+    nodes = []
+    for stage, counts in found.items():
+        status = next((one for one in order if counts[one]), "waiting")
+        done = sum(counts[one] for one in ("SUCCESS", "SKIPPED", "REUSED"))
+        label = f"{stage} {done:,}/{sum(counts.values()):,}"
+        nodes.append({"id": stage, "label": label, "status": status})
+    return {"nodes": nodes, "edges": [[need, stage] for stage, some in needs.items() for need in some]}
+
+
+def timeline(children: Sequence[Mapping[str, Any]], running: bool) -> dict[str, Any]:
+    """When each child ran, as shares of the whole time: the newest of very many."""
+    begun = [child for child in children if child.get("started_at")]
+    if not begun:
+        return {"bars": [], "ticks": [], "left_out": 0, "running": running}
+    shown = sorted(begun, key=lambda child: str(child["started_at"]))[-_BARS:]
+    first = min(_seconds(child["started_at"]) for child in shown)
+    ends = [_seconds(child["ended_at"]) for child in shown if child.get("ended_at")]
+    last = max([*ends, datetime.now(UTC).timestamp()] if running else ends or [first])
+    whole = max(last - first, 0.001)
+    bars = []
+    for child in shown:
+        start = _seconds(child["started_at"])
+        end = _seconds(child["ended_at"]) if child.get("ended_at") else last
+        bars.append(
+            {
+                **{"child_id": child["child_id"], "label": _label(child), "status": _ended(child)},
+                **{"x": _share(start - first, whole), "width": max(_share(end - start, whole), 0.4)},
+                "seconds": lasting(end - start),
+            }
+        )
+    ticks = [{"x": 25 * n, "label": lasting(whole * n / 4)} for n in range(5)]
+    return {"bars": bars, "ticks": ticks, "left_out": len(begun) - len(shown), "running": running}
+
+
+def _label(child: Mapping[str, Any]) -> str:
+    work = child.get("work") or {}
+    if isinstance(work, dict) and work.get("stage"):
+        return step_name(work["stage"], work.get("target") or "")
+    if isinstance(work, dict) and work.get("step"):
+        return f"undo {work['step']}" if work.get("side") == "compensation" else str(work["step"])
+    argv = work.get("argv") if isinstance(work, dict) else None
+    return " ".join(map(str, argv))[:60] if argv else str(child["child_id"])
+
+
+def _ended(child: Mapping[str, Any]) -> str:
+    if child["phase"] != "terminal":
+        return "running"
+    return "done" if child.get("reason") in (None, "completed") else "failed"
+
+
+def chosen_step(steps: Sequence[Mapping[str, Any]], wanted: str) -> Mapping[str, Any] | None:
+    """The step whose log is shown: the one that was asked for, that runs, that failed, or the last."""
+    told = [step for step in steps if step.get("child_id")]
+    for one in told:
+        if wanted and step_name(one["stage"], one["target"]) == wanted:
+            return one
+    for status in ("running", "FAILED", "IN_DOUBT"):
+        found = [step for step in told if step["status"] == status]
+        if found:
+            return found[-1]
+    return told[-1] if told else None
+
+
+def logs_of(call: Call, child_id: str) -> dict[str, Any]:
+    return tail_of(call.artifacts, Spool(call.workspace.folder / "running"), child_id, _LOG)
+
+
+def shown(artifacts: Artifacts, digest: str) -> dict[str, Any]:
+    """The beginning of an artifact, if it is text: bytes that are none are only told of."""
+    whole, size = artifacts.found(digest)
+    data = b""
+    for piece in artifacts.read(whole):
+        data += piece
+        if len(data) > _TEXT:
+            break
+    text: str | None = None
+    if b"\0" not in data[:_TEXT]:
+        try:
+            text = data[:_TEXT].decode("utf-8")
+        except UnicodeDecodeError as error:
+            # A letter may be cut in two where we stopped.
+            text = data[: error.start].decode("utf-8") if size > _TEXT and error.start > _TEXT - 4 else None
+    return {"sha256": whole, "size": size, "text": text, "cut": size > _TEXT}
+
+
+def files(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every file of a change with its lines beside each other as well as one below the other."""
+    found = []
+    for one in diff["files"]:
+        lines = list(one.get("lines", ()))
+        kept = lines[:_DIFF_LINES]
+        found.append(
+            {
+                **{"path": one["path"], "what": one["what"], "note": one.get("note", "")},
+                **{"old_path": one.get("old_path", ""), "added": one.get("added", 0), "removed": one.get("removed", 0)},
+                **{"before": one.get("before"), "after": one.get("after")},
+                **{"before_mode": one.get("before_mode"), "after_mode": one.get("after_mode")},
+                **{"lines": kept, "pairs": _pairs(kept), "left_out": len(lines) - len(kept)},
+            }
+        )
+    return found
+
+
+def _pairs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    """Lines that went beside those that came in their place."""
+    found: list[tuple[Any, Any]] = []
+    gone: list[Any] = []
+    came: list[Any] = []
+
+    def even() -> None:
+        for number in range(max(len(gone), len(came))):
+            found.append((gone[number] if number < len(gone) else None, came[number] if number < len(came) else None))
+        gone.clear()
+        came.clear()
+
+    for line in lines:
+        if line["sign"] == "-":
+            gone.append(line)
+        elif line["sign"] == "+":
+            came.append(line)
+        else:
+            even()
+            found.append((line, line))
+    even()
+    return found
+
+
+def events(store: Any, stream: str) -> dict[str, Any]:
+    """The newest events of a stream, the newest first."""
+    told, total = newest_events(store, stream, 200)
+    return {"events": [msgspec.json.decode(one.line) | {"seq": one.seq} for one in told], "total": total}
+
+
+def replayed(call: Call) -> dict[str, Any]:
+    return reads.replay(msgspec.structs.replace(call, query=reads.Subject()))
