@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import uuid
 
 import pytest
 
+from conftest import KINDS, schema_url
 from onceward.client import Client
+from scene import copied
+from server.browsing import Tab, browsers
 from typing_in import Typed, start
 
 
@@ -39,8 +43,31 @@ class Running:
         self.process.communicate(timeout=30)
 
 
+@pytest.fixture(params=KINDS)
+def scene(request, template, tmp_path):
+    """One of its own for each test: here much more happens."""
+    url = "sqlite"
+    if request.param == "postgresql":
+        url = schema_url(request.getfixturevalue("postgres_url"), f"served{uuid.uuid4().hex[:12]}")
+    return copied(template, tmp_path, url)
+
+
 @pytest.fixture
 def running(scene):
     served = Running(scene)
     yield served
     served.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with browsers() as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser, running):
+    found = Tab(browser, running).sign_in()
+    yield found
+    found.close()
+    assert found.foreign == [] and found.dialogs == []

@@ -81,7 +81,12 @@ def _form(route: Route) -> Form:
     places = [Field(name, "text", True) for name in route.parameters]
     assert route.body is not None
     asked = [
-        Field(one.encode_name, "pairs" if one.encode_name in _PAIRS else _kind(one.type), one.required)
+        Field(
+            one.encode_name,
+            "pairs" if one.encode_name in _PAIRS else _kind(one.type),
+            one.required,
+            "yes" if one.default is True else "",
+        )
         for one in msgspec.structs.fields(route.body)
         if one.encode_name not in _NOT_ASKED
     ]

@@ -28,7 +28,7 @@ const Acting = (() => {
   function value(field) {
     const text = field.value.trim();
     switch (field.dataset.kind) {
-      case "flag": return field.type === "checkbox" ? field.checked || undefined : text === "yes" || undefined;
+      case "flag": return field.type === "checkbox" ? field.checked : text === "yes";
       case "whole": return text === "" ? undefined : Number(text);
       case "lines": return text === "" ? undefined : text.split("\n").map((line) => line.trim()).filter(Boolean);
       case "pairs": return text === "" ? undefined : pairs(text);

@@ -79,7 +79,7 @@
     rows[Math.min(Math.max(at + by, 0), rows.length - 1)].focus();
   }
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog[open]")) return;
     if (Date.now() - going < 1200 && GOES[event.key]) { location.assign(GOES[event.key]); return; }
     going = 0;
     const keys = {
