@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 
 from onceward.edges.http.api import ROUTES
+from onceward.edges.web.pages import PAGES
 from onceward.lifecycles.duties import ROLE_OF
 from typing_in import Typed, start, until
 
@@ -87,7 +88,7 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
     hosts = {"good": server.host, "foreign": "evil.example", "rebound": f"evil.example:{server.host.split(':')[1]}"}
     origins = {"none": None, "same": f"http://{server.host}", "foreign": "http://evil.example", "null": "null"}
     wrong = []
-    for route, who, host, origin in product(ROUTES, tokens, hosts, origins):
+    for route, who, host, origin in product((*ROUTES, *PAGES), tokens, hosts, origins):
         from_here = host == "good" and origin in ("none", "same")
         known = who in ("viewer", "right") or route.public
         if route.kind == "stream" and known and from_here:

@@ -25,7 +25,8 @@ class Running:
         self.start()
 
     def start(self):
-        self.process = start(self.cli, "serve", "--port", "0", "--json", *self.options)
+        port = getattr(self, "url", ":0").rsplit(":", 1)[1]
+        self.process = start(self.cli, "serve", "--port", port, "--json", *self.options)
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         said = json.loads(line)
@@ -35,6 +36,13 @@ class Running:
     @property
     def ids(self):
         return self.scene.ids
+
+    def kill(self):
+        """With -9, and another one at the same place at once."""
+        self.client.close()
+        self.process.kill()
+        self.process.communicate()
+        self.start()
 
     def stop(self):
         self.client.close()

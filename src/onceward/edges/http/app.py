@@ -35,6 +35,7 @@ SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _UNFIT: Final = {404: NotFound("there is nothing here"), 405: Unfit("that cannot be done here", 405)}
+_HEADERS, _HEADER_BYTES = 100, 32 * 1024
 _JSON: Final = re.compile(r"application/json(\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
 
 
@@ -59,12 +60,25 @@ class Gate:
                 ]
             await send(message)
 
+        unfit = _unfit(scope["headers"])
+        if unfit is not None:
+            await problems.problem(unfit)(scope, receive, guarded)
+            return
         page = not scope["path"].startswith("/api/")
         objection = self._origins.objection(scope["method"], Headers(scope=scope), page)
         if objection:
             await problems.problem(Forbidden(objection))(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
+
+
+def _unfit(headers: list[tuple[bytes, bytes]]) -> Unfit | None:
+    """What is said beside a request: not too much, and of its length in one way only."""
+    if len(headers) > _HEADERS or sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES:
+        return Unfit("too much is said in the headers", 431)
+    if {b"transfer-encoding", b"content-length"} <= {name for name, _ in headers}:
+        return Unfit("the length of a body is said in one way only", 400)
+    return None
 
 
 def application(service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Special) -> ASGIApp:

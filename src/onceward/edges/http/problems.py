@@ -30,6 +30,9 @@ def answer(
         **({"instance": instance} if instance else {}),
     }
     headers = {"WWW-Authenticate": 'Bearer realm="onceward"'} if status == 401 else {}
+    if status in (408, 413, 431):
+        # What else may come on this line is not looked at.
+        headers["Connection"] = "close"
     if status == 429:
         headers["Retry-After"] = "60"
     return JSONResponse(body, status, headers, MEDIA)
