@@ -11,7 +11,7 @@ GATE := 8a7884d4bb6993da9670d777fec1eceac51faf7b4e46d8be76a51fa90cee4822
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gate mutants explore format rules docs record bench crash tamper contend clean
+.PHONY: help demo test check gate mutants explore format rules docs record screenshot bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
 record: $(VENV)/user.stamp ## record the demo anew as docs/demo.svg (needs tmux)
 	@$(BIN)/python tools/record.py
 
+screenshot: $(VENV)/dev.stamp ## take docs/dashboard.png anew (needs Chromium)
+	@$(BIN)/python tools/screenshot.py
+
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
 	@$(BIN)/python benchmarks/locks.py
@@ -82,6 +85,7 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/builds.py
 	@$(BIN)/python benchmarks/evidence.py
 	@$(BIN)/python benchmarks/changes.py
+	@$(BIN)/python benchmarks/serving.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \

@@ -5,7 +5,7 @@ from onceward.client import Client
 
 client = Client.here()                        # the server of this folder; or Client(url, token)
 begun = client.run_build(plan="plan.py")      # the same request again is the same answer: nothing runs twice
-for event in client.events(f"build:{begun['build_id']}"):
+for event in client.events(f"session:{begun['build_id']}"):
     print(event["event"])
 ```
 """

@@ -192,3 +192,9 @@ def test_the_build_guide_can_be_typed_in(tmp_path):
     assert "4 steps: 4 reused" in done.stderr
     assert "exit 137" in done.stdout and "exit 3" in done.stdout
     assert done.stderr.count("SUCCESS") >= 4
+
+
+@pytest.mark.rule("I-3", "K-8")
+def test_the_guide_to_the_server_can_be_typed_in(tmp_path):
+    done = guide(tmp_path, "watch-and-approve")
+    assert done.stdout.rstrip().endswith("SUCCESS") and "WORKER_START" in done.stdout

@@ -55,16 +55,16 @@ class Feeding:
     def forget(self) -> None:
         self._seen = None
 
-    def look(self, store: Store) -> list[Fed]:
-        """What is new; the first look only finds out where it begins."""
+    def look(self, store: Store) -> tuple[list[Fed], bool]:
+        """What is new, and whether there is more; the first look only finds out where it begins."""
         with store.read() as rows:
             if self._seen is None:
                 self._seen = last_position(rows)
-                return []
-            found = [fed(event) for event in after_position(rows, self._seen, 10 * _PAGE)]
+                return [], False
+            found = [fed(event) for event in after_position(rows, self._seen, _PAGE)]
         if found:
             self._seen = found[-1].position
-        return found
+        return found, len(found) == _PAGE
 
 
 def position_now(store: Store) -> int:

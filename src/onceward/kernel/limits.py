@@ -169,10 +169,10 @@ HTTP_HEAD_SECONDS: Final = 10.0
 HTTP_BODY_SECONDS: Final = 10.0
 """How long the body of a request over HTTP may take to come."""
 
-FEED_SECONDS: Final = 0.1
+FEED_SECONDS: Final = 0.25
 """How often a server looks for new events while anybody listens."""
 
-FEED_SHARE: Final = 25
+FEED_SHARE: Final = 40
 """Telling all who listen takes at most one part in so many of the time: with very many they are told less often."""
 
 TIDY_SECONDS: Final = 0.5

@@ -6,11 +6,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
+from itertools import accumulate
+from typing import Any, Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from onceward.engine.feeding import Fed, Feeding, events_after
 from onceward.engine.reading import stream_named
@@ -20,42 +24,76 @@ from onceward.serving import Service
 
 _BEHIND: Final = 100
 """How many pieces somebody may be behind who listens; further, and they come again, with their last id."""
+_SLICE: Final = 64 * 1024
+"""How much is put into a line at a time: no more is ever copied for one who listens."""
+_BEAT_SECONDS: Final = 15.0
 BEAT: Final = b": beat\n\n"
+HELLO: Final = b"retry: 1000\n\n"
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What came at one time for those who listen to one stream, or to all: the same bytes for everybody."""
+    """What came at one time for those who listen to one stream, or to all: the same bytes for everybody, ready to be
+    sent."""
 
-    first: int
-    last: int
-    events: list[Fed]
+    ids: list[int]
+    starts: list[int]
+    """Where each event begins."""
+    told: bytes
     sent: bytes
 
-    def after(self, stream: str | None, last: int) -> bytes:
-        """What of it comes after an id."""
-        if last < self.first:
+    def after(self, last: int) -> bytes:
+        """What of it comes after an id: almost always all of it."""
+        if last < self.ids[0]:
             return self.sent
-        return b"".join(event.sent(stream) for event in self.events if event.id_in(stream) > last)
+        left = bisect_right(self.ids, last)
+        return _framed(self.told[self.starts[left] :]) if left < len(self.ids) else b""
 
 
 class Listener:
-    """Somebody who listens to one stream, or to all."""
+    """Somebody who listens to one stream, or to all. Lives on the loop."""
 
-    def __init__(self, stream: str | None) -> None:
-        self.stream = stream
+    def __init__(self, stream: str | None, line: Any) -> None:
+        self.stream, self._line = stream, line
         self.pieces: deque[Piece] = deque()
-        self.came = asyncio.Event()
-        self.over = False
+        self.over = asyncio.Event()
+        self._last: int | None = None
+        self._rest = memoryview(b"")
 
-    def offer(self, piece: Piece | None) -> None:
-        """Called on the loop. Who is too far behind is let go of rather than held in memory: their browser asks for the
-        rest."""
-        if piece is None or len(self.pieces) >= _BEHIND:
-            self.over = True
-            self.pieces.clear()
+    def begin(self, last: int) -> None:
+        """All that was there before an id has been told: what comes goes straight into the line."""
+        self._last, self._line = last, self._line.take(self.flush)
+        self.flush()
+
+    def offer(self, piece: Piece) -> None:
+        """Who is too far behind is let go of rather than held in memory: their browser asks for the rest."""
+        if len(self.pieces) >= _BEHIND:
+            self.end()
         else:
             self.pieces.append(piece)
-        self.came.set()
+            self.flush()
+
+    def flush(self) -> None:
+        """As much as the line takes now; it says when it takes more."""
+        while self._last is not None and not self._line.get_write_buffer_size():
+            if self._line.is_closing():
+                return
+            if not self._rest:
+                if not self.pieces:
+                    return
+                piece = self.pieces.popleft()
+                self._rest = memoryview(piece.after(self._last))
+                self._last = max(self._last, piece.ids[-1])
+            self._line.write(self._rest[:_SLICE])
+            self._rest = self._rest[_SLICE:]
+
+    def beat(self) -> None:
+        free = self._last is not None and not self._rest and not self._line.get_write_buffer_size()
+        if free and not self._line.is_closing():
+            self._line.write(_framed(BEAT))
+
+    def end(self) -> None:
+        self.pieces.clear()
+        self.over.set()
 
 
 class Feed:
@@ -82,37 +120,21 @@ class Feed:
         events_after(self._service.store, found, 10**18)
         return found
 
-    async def listen(self, stream: str | None, after: int) -> AsyncIterator[bytes]:
-        """What came since an id, and then whatever comes, as server-sent events; a beat where nothing does."""
-        listener = Listener(stream)
+    def join(self, listener: Listener) -> None:
         with self._mutex:
             self._loop = asyncio.get_running_loop()
             self._listeners.add(listener)
         self._wake.set()
-        try:
-            yield b"retry: 1000\n\n"
-            # Whoever came was already listening when this is read: what both tell of is told once.
-            last = after
-            while some := await asyncio.to_thread(events_after, self._service.store, stream, last):
-                last = some[-1].id_in(stream)
-                yield b"".join(event.sent(stream) for event in some)
-            while not listener.over:
-                try:
-                    async with asyncio.timeout(15):
-                        await listener.came.wait()
-                except TimeoutError:
-                    yield BEAT
-                    continue
-                listener.came.clear()
-                while listener.pieces:
-                    piece = listener.pieces.popleft()
-                    told = piece.after(stream, last)
-                    last = max(last, piece.last)
-                    if told:
-                        yield told
-        finally:
-            with self._mutex:
-                self._listeners.discard(listener)
+
+    def leave(self, listener: Listener) -> None:
+        with self._mutex:
+            self._listeners.discard(listener)
+
+    async def before(self, stream: str | None, after: int) -> AsyncIterator[tuple[int, bytes]]:
+        """What came since an id, page by page, each with the last id in it."""
+        while some := await asyncio.to_thread(events_after, self._service.store, stream, after):
+            after = some[-1].id_in(stream)
+            yield after, b"".join(event.sent(stream) for event in some)
 
     @property
     def listeners(self) -> int:
@@ -120,64 +142,120 @@ class Feed:
             return len(self._listeners)
 
     def _run(self) -> None:
-        busy = 0.0
+        beaten = time.monotonic()
         while not self._stop.is_set():
             if not self.listeners:
                 self._feeding.forget()
                 self._wake.wait()
                 self._wake.clear()
                 continue
+            busy = time.thread_time()
             try:
-                events = self._feeding.look(self._service.store)
+                events, more = self._feeding.look(self._service.store)
             except OncewardError:
-                events = []
-            if events:
-                busy = self._tell(events)
-            self._stop.wait(max(FEED_SECONDS, busy * FEED_SHARE))
-        self._offer([(None, listener) for listener in self._everybody()])
+                events, more = [], False
+            everybody = self._everybody()
+            pieces = _pieces({listener.stream for listener in everybody}, events) if events else {}
+            beat = time.monotonic() - beaten >= _BEAT_SECONDS
+            if beat:
+                beaten = time.monotonic()
+            busy = time.thread_time() - busy
+            if pieces or beat:
+                busy += self._on_loop(lambda some=everybody, new=pieces, beat=beat: _hand_out(some, new, beat))
+            # With very many who listen, and very much to tell, they are behind rather than in the way of who works.
+            self._stop.wait(max(0.0 if more else FEED_SECONDS, busy * FEED_SHARE))
+        self._on_loop(lambda: _let_go(self._everybody()))
 
-    def _tell(self, events: list[Fed]) -> float:
-        """Hand everybody what is theirs; answers how long sending it took."""
-        everybody = self._everybody()
-        pieces: dict[str | None, Piece] = {None: _piece(None, events)}
-        streams = {listener.stream for listener in everybody} - {None}
-        for stream in streams:
-            own = [event for event in events if event.stream == stream]
-            if own:
-                pieces[stream] = _piece(stream, own)
-        return self._offer([(pieces[one.stream], one) for one in everybody if one.stream in pieces])
-
-    def _offer(self, told: list[tuple[Piece | None, Listener]]) -> float:
-        if self._loop is None or self._loop.is_closed() or not told:
+    def _on_loop(self, act: Any) -> float:
+        """Have something done on the loop, and wait for it; answers how long the loop was at it."""
+        if self._loop is None or self._loop.is_closed():
             return 0.0
-        began, done = time.thread_time(), threading.Event()
-        spent = [0.0]
+        done, spent = threading.Event(), [0.0]
 
-        def hand_out() -> None:
+        def timed() -> None:
             at = time.thread_time()
-            for piece, listener in told:
-                listener.offer(piece)
-            assert self._loop is not None
-            # Those who were woken have run before this is called.
-            self._loop.call_soon(finished, at)
-
-        def finished(at: float) -> None:
+            act()
             spent[0] = time.thread_time() - at
             done.set()
 
-        self._loop.call_soon_threadsafe(hand_out)
+        self._loop.call_soon_threadsafe(timed)
         done.wait(5)
-        return spent[0] + time.thread_time() - began
+        return spent[0]
 
     def _everybody(self) -> list[Listener]:
         with self._mutex:
             return list(self._listeners)
 
 
-def _piece(stream: str | None, events: list[Fed]) -> Piece:
-    return Piece(
-        events[0].id_in(stream),
-        events[-1].id_in(stream),
-        events,
-        b"".join(event.sent(stream) for event in events),
-    )
+class Listening(Response):
+    """The answer to somebody who listens: it ends when they go, or are let go of."""
+
+    def __init__(self, feed: Feed, stream: str | None, after: int) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._feed, self._stream, self._after = feed, stream, after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = scope["onceward.line"]
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        listener = Listener(self._stream, line)
+        # Who comes listens before what was there is read: what both tell of is told once.
+        self._feed.join(listener)
+        try:
+            gone = asyncio.ensure_future(_gone(receive))
+            telling = asyncio.ensure_future(self._tell(listener, send))
+            over = asyncio.ensure_future(listener.over.wait())
+            await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done() and telling.exception() is None:
+                await asyncio.wait((gone, over), return_when=asyncio.FIRST_COMPLETED)
+            for task in (gone, telling, over):
+                task.cancel()
+        finally:
+            self._feed.leave(listener)
+            line.transport.close()
+
+    async def _tell(self, listener: Listener, send: Send) -> None:
+        """All that was there before; then, on this very turn of the loop, what has come meanwhile."""
+        told = self._after
+        await send({"type": "http.response.body", "body": HELLO, "more_body": True})
+        async for last, page in self._feed.before(self._stream, self._after):
+            async with asyncio.timeout(30):
+                await send({"type": "http.response.body", "body": page, "more_body": True})
+            told = last
+        listener.begin(told)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _pieces(streams: set[str | None], events: list[Fed]) -> dict[str | None, Piece]:
+    """What is new for each who listens to something, made once."""
+    found = {}
+    for stream in streams:
+        own = events if stream is None else [event for event in events if event.stream == stream]
+        if own:
+            parts = [event.sent(stream) for event in own]
+            starts = [0, *accumulate(map(len, parts))][:-1]
+            told = b"".join(parts)
+            found[stream] = Piece([event.id_in(stream) for event in own], starts, told, _framed(told))
+    return found
+
+
+def _hand_out(listeners: list[Listener], pieces: dict[str | None, Piece], beat: bool) -> None:
+    for listener in listeners:
+        if listener.stream in pieces:
+            listener.offer(pieces[listener.stream])
+        elif beat:
+            listener.beat()
+
+
+def _let_go(listeners: list[Listener]) -> None:
+    for listener in listeners:
+        listener.end()
+
+
+def _framed(data: bytes) -> bytes:
+    """As a chunk of an answer whose length nobody knows: made once for all lines it goes into."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -7,7 +7,7 @@ import ipaddress
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
@@ -100,10 +100,30 @@ class Waiting(H11Protocol):
     """Whoever calls says in time what they want, or hangs up, or is hung up on."""
 
     _late: asyncio.TimerHandle | None = None
+    _room: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        app = self.app
+
+        async def with_line(scope: Any, receive: Any, send: Any) -> None:
+            # What very many listen to goes straight into their lines.
+            scope["onceward.line"] = self
+            await app(scope, receive, send)
+
+        self.app = with_line
         self._wait()
+
+    def take(self, room: Callable[[], None]) -> Any:
+        """The line itself, for who fills it; they are told whenever all that was in it is gone."""
+        self.transport.set_write_buffer_limits(high=0)
+        self._room = room
+        return self.transport
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._room is not None:
+            self._room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -119,6 +139,7 @@ class Waiting(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._heard()
+        self._room = None
         super().connection_lost(exc)
 
     def _wait(self) -> None:

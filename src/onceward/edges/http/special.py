@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 
 from onceward.edges.http import problems
 from onceward.edges.http.access import COOKIE, SESSION_SECONDS, Unfit
-from onceward.edges.http.feed import Feed
+from onceward.edges.http.feed import Feed, Listening
 from onceward.edges.http.routes import Call
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.kernel.limits import HTTP_BODY_SECONDS
@@ -41,7 +41,9 @@ class Special:
             raise InvalidConfig("an event's id is a number", context={"field": "Last-Event-ID"})
         if stream is not None:
             stream = await asyncio.to_thread(self._feed.require, stream)
-        return Patient(self._feed.listen(stream, int(last)), media_type="text/event-stream")
+        if request.scope["http_version"] != "1.1":
+            raise Unfit("events are told over HTTP/1.1", 505)
+        return Listening(self._feed, stream, int(last))
 
     def refused(self, request: Request, error: OncewardError) -> Response:
         return problems.problem(error)
@@ -132,20 +134,6 @@ class Special:
         answer = JSONResponse({})
         answer.delete_cookie(COOKIE, path="/", secure=self._secure, httponly=True, samesite="strict")
         return answer
-
-
-class Patient(StreamingResponse):
-    """A stream whose reader is let go of when it takes nothing for a while: it can come again where it was."""
-
-    async def stream_response(self, send: Any) -> None:
-        async def in_time(message: Any) -> None:
-            async with asyncio.timeout(30):
-                await send(message)
-
-        try:
-            await super().stream_response(in_time)
-        except TimeoutError:
-            return
 
 
 async def received(request: Request, most: int, take: Any) -> int:
