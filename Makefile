@@ -11,7 +11,7 @@ GATE := 8a7884d4bb6993da9670d777fec1eceac51faf7b4e46d8be76a51fa90cee4822
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gate mutants explore format rules docs record screenshot bench crash tamper contend clean
+.PHONY: help demo test check gate mutants explore format rules docs record screenshot pages fuzz bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,12 @@ record: $(VENV)/user.stamp ## record the demo anew as docs/demo.svg (needs tmux)
 screenshot: $(VENV)/dev.stamp ## take docs/dashboard.png anew (needs Chromium)
 	@$(BIN)/python tools/screenshot.py
 
+pages: $(VENV)/dev.stamp ## every page, light and dark, wide and narrow, into test-output/pages, to be looked at
+	@ONCEWARD_PAGES=1 $(BIN)/python -m pytest -q tests/server/test_pages.py -n $(N)
+
+fuzz: $(VENV)/dev.stamp ## the API held against its description for longer, on both stores
+	@ONCEWARD_FUZZ=$${EXAMPLES:-100} $(BIN)/python -m pytest -q tests/server/test_openapi.py -n $(N) --timeout 3600
+
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
 	@$(BIN)/python benchmarks/locks.py
@@ -89,8 +95,8 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
-	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 \
-	  $(BIN)/python -m pytest -q tests/crashes tests/engine/test_children.py -n $(N)
+	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 ONCEWARD_HTTP_REQUESTS=1000 \
+	  $(BIN)/python -m pytest -q tests/crashes tests/server/test_killed.py tests/engine/test_children.py -n $(N)
 
 tamper: $(VENV)/dev.stamp ## the long tamper campaign: every byte of a scene and of its bundle, on both stores
 	@ONCEWARD_TAMPER=1 ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/evidence -n $(N) --timeout 3600

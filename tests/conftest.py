@@ -127,3 +127,12 @@ def scene(request, template, tmp_path_factory):
     if request.param == "postgresql":
         url = schema_url(request.getfixturevalue("postgres_url"), f"scene{uuid.uuid4().hex[:12]}")
     return scenes.copied(template, tmp_path_factory.mktemp("scene"), url)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What could not be tried here, and how it can."""
+    said = {
+        report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if "apt-get" in str(report.longrepr)
+    }
+    for reason in sorted(said):
+        terminalreporter.write_line(f"NOT TRIED: {reason.removeprefix('Skipped: ')}", yellow=True)

