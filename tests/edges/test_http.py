@@ -36,8 +36,8 @@ class Client:
         return answer.status, json.loads(data) if data else None, answer.headers
 
 
-def serve(cli):
-    process = start(cli, "serve", "--port", "0", "--json")
+def serve(cli, lasting=False):
+    process = start(cli, "serve", "--port", "0", "--json", lasting=lasting)
     said = json.loads(process.stdout.readline() or process.communicate()[1])
     note = json.loads((cli.folder / ".onceward" / "serve.json").read_text())
     return process, Client(said["url"], note["token"])
@@ -53,6 +53,17 @@ def cli(store_url, tmp_path):
 @pytest.fixture
 def server(cli):
     process, client = serve(cli)
+    yield client
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A server for those who only are refused: nobody of them changes anything."""
+    typed = Typed(tmp_path_factory.mktemp("shared"), "sqlite")
+    typed("init", check=0)
+    process, client = serve(typed, lasting=True)
     yield client
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
@@ -151,12 +162,12 @@ OF_THEIR_OWN = {"locks.clear", "seals.add"}
         ("GET", "/builds?colour=blue", None, {}, 400),
         ("GET", "/builds", None, {"Authorization": "Basic cm9vdDpyb290"}, 401),
         ("GET", "/builds", None, {"Sec_Fetch_Site": "cross-site"}, 403),
-        ("GET", "/builds", None, {"Cookie": "onceward=guessed", "Authorization": None}, 401),
+        ("GET", "/builds", None, {"Cookie": "onceward_7423=guessed", "Authorization": None}, 401),
         ("GET", "/events", None, {"Last_Event_ID": "soon"}, 400),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_code(server, method, path, body, headers, status):
-    found, said, kept = server(method, path, body, **headers)
+def test_what_does_not_fit_is_refused_with_its_code(shared, method, path, body, headers, status):
+    found, said, kept = shared(method, path, body, **headers)
     assert found == status
     assert kept["Content-Type"] == "application/problem+json" and said["status"] == status and said["code"]
     assert "default-src 'none'" in kept["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in kept

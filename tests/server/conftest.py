@@ -18,15 +18,15 @@ from typing_in import Typed, start
 class Running:
     """A server that runs, and who may come."""
 
-    def __init__(self, scene, *options):
-        self.scene = scene
+    def __init__(self, scene, *options, lasting=False):
+        self.scene, self.lasting = scene, lasting
         self.cli = Typed(scene.folder.parent, scene.settings.store.url)
         self.options = options
         self.start()
 
     def start(self):
         port = getattr(self, "url", ":0").rsplit(":", 1)[1]
-        self.process = start(self.cli, "serve", "--port", port, "--json", *self.options)
+        self.process = start(self.cli, "serve", "--port", port, "--json", *self.options, lasting=self.lasting)
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         said = json.loads(line)

@@ -18,9 +18,18 @@ from cryptography.x509.oid import NameOID
 
 from onceward.client import Client
 from onceward.errors import InvalidConfig, OncewardError
+from scene import copied
 from server.conftest import Running
 
-pytestmark = pytest.mark.parametrize("scene", ["sqlite"], indirect=True)
+SQLITE = pytest.mark.parametrize("scene", ["sqlite"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def shared(template, tmp_path_factory):
+    """A server for those who only are refused."""
+    served = Running(copied(template, tmp_path_factory.mktemp("shared"), "sqlite"), lasting=True)
+    yield served
+    served.stop()
 
 
 def place(running):
@@ -66,8 +75,8 @@ def request(running, *more, path="/api/v1/health", method="GET", body=b""):
         (["X-Forwarded-Host: evil.example", "X-Forwarded-For: 10.0.0.1", "Forwarded: host=evil.example"], b"200"),
     ],
 )
-def test_tricks_with_headers_come_to_nothing(running, sent, status):
-    answer = raw(running, request(running, *sent))
+def test_tricks_with_headers_come_to_nothing(shared, sent, status):
+    answer = raw(shared, request(shared, *sent))
     assert answer.split(b" ")[1] == status
     assert b"Access-Control" not in answer and b"evil" not in answer
 
@@ -76,11 +85,12 @@ def test_tricks_with_headers_come_to_nothing(running, sent, status):
 @pytest.mark.parametrize(
     "path", ["/static/../pages.py", "/static/%2e%2e%2fpages.py", "/static/..%5cpages.py", "//etc/passwd"]
 )
-def test_no_path_leads_out(running, path):
-    answer = raw(running, request(running, path=path))
+def test_no_path_leads_out(shared, path):
+    answer = raw(shared, request(shared, path=path))
     assert answer.split(b" ")[1] in (b"404", b"400") and b"import" not in answer
 
 
+@SQLITE
 @pytest.mark.rule("I-3")
 @pytest.mark.guarantee("G23")
 def test_who_is_slow_is_hung_up_on_and_nobody_waits_for_them(running):
@@ -112,6 +122,7 @@ def test_who_is_slow_is_hung_up_on_and_nobody_waits_for_them(running):
     assert sum(b"INVALID_CONFIG" in answer for answer in answers) == 10
 
 
+@SQLITE
 @pytest.mark.rule("I-3")
 def test_contents_are_brought_by_their_digest_and_read_by_range(running):
     client = running.client
@@ -141,6 +152,7 @@ def test_contents_are_brought_by_their_digest_and_read_by_range(running):
     line.close()
 
 
+@SQLITE
 @pytest.mark.rule("I-3", "H-9")
 def test_who_may_only_look_brings_nothing(running):
     token = running.cli("--as", "ro", "tokens", "new", "--json", check=0).stdout
@@ -170,6 +182,7 @@ def _certify(key, certificate):
     key.write_bytes(secret.private_bytes(*form))
 
 
+@SQLITE
 @pytest.mark.rule("I-3")
 @pytest.mark.guarantee("G23")
 def test_a_server_for_others_speaks_tls_and_goes_by_its_names_only(scene, tmp_path):
@@ -200,6 +213,7 @@ def test_a_server_for_others_speaks_tls_and_goes_by_its_names_only(scene, tmp_pa
         served.stop()
 
 
+@SQLITE
 @pytest.mark.rule("I-3")
 @pytest.mark.guarantee("G23")
 def test_who_guesses_codes_is_told_to_wait(running):
@@ -214,6 +228,7 @@ def test_who_guesses_codes_is_told_to_wait(running):
     assert statuses == [401] * 10 + [429] * 2
 
 
+@SQLITE
 @pytest.mark.rule("I-3")
 def test_a_client_says_what_it_does_not_know_before_it_asks(running):
     with pytest.raises(TypeError, match="not colour"):

@@ -15,7 +15,8 @@ from onceward.errors import OncewardError
 from onceward.kernel.canon import sha256_hex
 from onceward.serving import Service
 
-COOKIE: Final = "onceward"
+COOKIE: Final = "onceward_{port}"
+"""Browsers keep cookies by machine, whatever the port: each server has one of its own."""
 CSRF: Final = "x-onceward-csrf"
 CODE_SECONDS: Final = 300
 SESSION_SECONDS: Final = 12 * 3600
@@ -71,8 +72,9 @@ class Session(msgspec.Struct):
 class Doors:
     """Every way to be let in, all of them gone with this process."""
 
-    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: Service, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
+        self.cookie = COOKIE.format(port=port)
         self._codes: dict[str, tuple[str, float]] = {}
         self._sessions: dict[str, Session] = {}
         self._tries: list[float] = []

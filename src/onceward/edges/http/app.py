@@ -16,7 +16,7 @@ from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceward.edges.http import problems
-from onceward.edges.http.access import COOKIE, CSRF, Caller, Doors, Forbidden, Origins, Refused, Unfit
+from onceward.edges.http.access import CSRF, Caller, Doors, Forbidden, Origins, Refused, Unfit
 from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
 from onceward.edges.http.special import Special, received
 from onceward.engine.answers import Pending
@@ -123,7 +123,9 @@ class Answering:
     def _caller(self, route: Route, request: Request) -> Caller | None:
         if route.public:
             return None
-        caller = self._doors.caller(request.headers.get("authorization", ""), request.cookies.get(COOKIE, ""))
+        caller = self._doors.caller(
+            request.headers.get("authorization", ""), request.cookies.get(self._doors.cookie, "")
+        )
         if caller is None:
             raise Refused("say who you are: a token, or a browser's session")
         if route.mutates:

@@ -43,7 +43,12 @@ def document(table: tuple[Route, ...]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "`onceward tokens new`"},
-                "browser": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": f"and {CSRF} to change"},
+                "browser": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": COOKIE.format(port=7423),
+                    "description": f"and {CSRF} to change",
+                },
             },
         },
     }

@@ -30,10 +30,10 @@ class Served:
         self.port = self._socket.getsockname()[1]
         self.url = place.url(self.port)
         self.service = Service(workspace, self.url)
-        self.doors = Doors(self.service)
+        self.doors = Doors(self.service, self.port)
         self.feed = Feed(self.service)
         origins = Origins(place.scheme, place.known_as(self.port))
-        web = Web(self.feed, secure=place.scheme == "https")
+        web = Web(self.feed, self.doors, secure=place.scheme == "https")
         self._server = server(application(self.service, self.doors, origins, (*ROUTES, *PAGES), web), place)
 
     def link(self) -> str:

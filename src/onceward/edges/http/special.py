@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from onceward.edges.http import problems
-from onceward.edges.http.access import COOKIE, SESSION_SECONDS, Unfit
+from onceward.edges.http.access import SESSION_SECONDS, Doors, Unfit
 from onceward.edges.http.feed import Feed, Listening
 from onceward.edges.http.routes import Call
 from onceward.errors import InvalidConfig, OncewardError
@@ -31,8 +31,8 @@ _IN_MEMORY: Final = 1 << 20
 class Special:
     """One method for each kind."""
 
-    def __init__(self, feed: Feed, secure: bool) -> None:
-        self._feed, self._secure = feed, secure
+    def __init__(self, feed: Feed, doors: Doors, secure: bool) -> None:
+        self._feed, self._doors, self._secure = feed, doors, secure
 
     async def stream(self, call: Call, request: Request) -> Response:
         stream = call.path.get("stream")
@@ -119,7 +119,7 @@ class Special:
         value, session = await asyncio.to_thread(call.doors.sign_in, code, token)
         answer = JSONResponse({"principal": session.principal, "csrf": session.csrf})
         answer.set_cookie(
-            *(COOKIE, value),
+            *(call.doors.cookie, value),
             max_age=SESSION_SECONDS,
             path="/",
             secure=self._secure,
@@ -132,7 +132,7 @@ class Special:
         if call.caller is not None:
             call.doors.sign_out(call.caller)
         answer = JSONResponse({})
-        answer.delete_cookie(COOKIE, path="/", secure=self._secure, httponly=True, samesite="strict")
+        answer.delete_cookie(call.doors.cookie, path="/", secure=self._secure, httponly=True, samesite="strict")
         return answer
 
 

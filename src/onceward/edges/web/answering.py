@@ -9,7 +9,6 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from onceward.edges.http.access import COOKIE
 from onceward.edges.http.routes import Call
 from onceward.edges.http.special import Special
 from onceward.edges.web.forms import form_of
@@ -42,7 +41,9 @@ class Web(Special):
         if request.url.path.startswith("/api/"):
             return super().refused(request, error)
         if error.http_status == 401:
-            answer = HTMLResponse(rendered("signin.html", here=_nobody(), over=COOKIE in request.cookies), 401)
+            answer = HTMLResponse(
+                rendered("signin.html", here=_nobody(), over=self._doors.cookie in request.cookies), 401
+            )
             answer.headers["WWW-Authenticate"] = 'Bearer realm="onceward"'
             return answer
         said = {"error": error.document(), "status": error.http_status, "meaning": _meaning(error.code)}
