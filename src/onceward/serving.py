@@ -13,7 +13,7 @@ from onceward.engine.asker import sign_for
 from onceward.engine.kernel import Kernel
 from onceward.engine.principals import authorize
 from onceward.engine.tenure import show_where, vacant
-from onceward.errors import LockConflict, OncewardError
+from onceward.errors import LockConflict, LockLost, OncewardError
 from onceward.hosting import Hosted
 from onceward.kernel.limits import REQUEST_WAIT_SECONDS, STANDBY_SECONDS
 from onceward.kernel.records import Answer, Request
@@ -36,7 +36,7 @@ class Service:
         self.hosted: Hosted | None = None
         self._kernel: Kernel | None = None
         self._mutex = threading.Lock()
-        self._stop = threading.Event()
+        self._stop, self.stopping = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self.failure: str = ""
         """Why this is no kernel any more, if it was one."""
@@ -84,6 +84,11 @@ class Service:
         with self.store.read() as rows:
             found = Requests(rows).under(verb, request_id)
         return dict(found.request.payload) if found is not None and found.principal == principal else None
+
+    def require_going(self) -> None:
+        """For what takes long and changes nothing: it is not waited for when the server is to end."""
+        if self.stopping.is_set():
+            raise LockLost("the server is stopping; ask again when it is back")
 
     def require(self, principal: str, role: str) -> None:
         """For what changes no row, and is still not for everybody."""

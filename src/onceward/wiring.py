@@ -252,8 +252,13 @@ class Workspace:
     def inside(self, name: str) -> Path:
         """A file of the workspace's own folder: what comes over a line names no other."""
         home = self.folder.parent.resolve()
-        place = (home / name).resolve()
-        if "\0" in name or not place.is_relative_to(home) or place.is_relative_to(self.folder.resolve()):
+        try:
+            place = (home / name).resolve()
+            place.exists()
+            inside = place.is_relative_to(home) and not place.is_relative_to(self.folder.resolve())
+        except (OSError, ValueError, RuntimeError):
+            inside = False
+        if not inside:
             raise InvalidConfig(
                 f"{name[:100]!a} is not in the workspace's folder", context={"field": "file", "file": name[:200]}
             )

@@ -49,6 +49,11 @@ class Unfit(OncewardError):
         return self._status
 
 
+class Busy(Refused):
+    status = 503
+    code = "LOCK_CONFLICT"
+
+
 class TooMany(Refused):
     status = 429
     code = "TRANSFORM_RATE_LIMIT"

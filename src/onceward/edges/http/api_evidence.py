@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from onceward.edges.http import reads, shapes
 from onceward.edges.http.routes import act, look
 from onceward.engine import reading
-from onceward.engine.explain import explain
 from onceward.engine.targets import lock_list, lock_named
 from onceward.engine.tokens import token_list
 
@@ -64,7 +61,7 @@ EVIDENCE: Final = (
         "explain",
         "anything here in plain words, with the next command",
         shapes.Explanation,
-        lambda c: msgspec.to_builtins(explain(c.store, c.query.of.split())),
+        lambda c: reads.told(c, c.query.of),
         query=reads.About,
     ),
     look(

@@ -106,6 +106,8 @@ class Feed:
         self._listeners: set[Listener] = set()
         self._mutex = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
+        self._looking = threading.Event()
+        """Set while it is known from where on events are offered."""
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
@@ -120,11 +122,14 @@ class Feed:
         events_after(self._service.store, found, 10**18)
         return found
 
-    def join(self, listener: Listener) -> None:
+    async def join(self, listener: Listener) -> None:
+        """From here on whatever comes is offered; what was there before must be read after this."""
         with self._mutex:
             self._loop = asyncio.get_running_loop()
             self._listeners.add(listener)
         self._wake.set()
+        if not self._looking.is_set():
+            await asyncio.to_thread(self._looking.wait)
 
     def leave(self, listener: Listener) -> None:
         with self._mutex:
@@ -144,14 +149,14 @@ class Feed:
     def _run(self) -> None:
         beaten = time.monotonic()
         while not self._stop.is_set():
-            if not self.listeners:
-                self._feeding.forget()
+            if self._idle():
                 self._wake.wait()
                 self._wake.clear()
                 continue
             busy = time.thread_time()
             try:
                 events, more = self._feeding.look(self._service.store)
+                self._looking.set()
             except OncewardError:
                 events, more = [], False
             everybody = self._everybody()
@@ -164,7 +169,16 @@ class Feed:
                 busy += self._on_loop(lambda some=everybody, new=pieces, beat=beat: _hand_out(some, new, beat))
             # With very many who listen, and very much to tell, they are behind rather than in the way of who works.
             self._stop.wait(max(0.0 if more else FEED_SECONDS, busy * FEED_SHARE))
+        self._looking.set()
         self._on_loop(lambda: _let_go(self._everybody()))
+
+    def _idle(self) -> bool:
+        """Whether nobody listens; then how far it had looked is forgotten: who comes next waits for a first look."""
+        with self._mutex:
+            if not self._listeners:
+                self._looking.clear()
+                self._feeding.forget()
+            return not self._listeners
 
     def _on_loop(self, act: Any) -> float:
         """Have something done on the loop, and wait for it; answers how long the loop was at it."""
@@ -199,9 +213,9 @@ class Listening(Response):
         line = scope["onceward.line"]
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         listener = Listener(self._stream, line)
-        # Who comes listens before what was there is read: what both tell of is told once.
-        self._feed.join(listener)
         try:
+            # Who comes listens before what was there is read: what both tell of is told once.
+            await self._feed.join(listener)
             gone = asyncio.ensure_future(_gone(receive))
             telling = asyncio.ensure_future(self._tell(listener, send))
             over = asyncio.ensure_future(listener.over.wait())

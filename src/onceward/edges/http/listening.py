@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import resource
 import signal
 import socket
@@ -76,6 +77,13 @@ class Place(msgspec.Struct, frozen=True):
 
 class Server(uvicorn.Server):
     """Ends when it is told to, and leaves the rest of us time to end as well."""
+
+    ending: Callable[[], None] = staticmethod(lambda: None)
+    """Called when it is to end, before anybody is waited for."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self.ending)
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Some who ask wait for a kernel elsewhere: they must not keep others waiting.
@@ -175,7 +183,18 @@ def listening(place: Place) -> socket.socket:
     return found
 
 
+class _Worth(logging.Filter):
+    """What an operator is told: our own errors, and not what others send or that we end."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        ended = kind is not None and issubclass(kind, asyncio.CancelledError)
+        return record.levelno >= logging.ERROR and not ended
+
+
 def server(app: Any, place: Place) -> Server:
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(_Worth())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(hard, 8192) if hard != resource.RLIM_INFINITY else 8192
     if soft < most:

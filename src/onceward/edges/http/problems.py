@@ -33,6 +33,6 @@ def answer(
     if status in (408, 413, 431):
         # What else may come on this line is not looked at.
         headers["Connection"] = "close"
-    if status == 429:
-        headers["Retry-After"] = "60"
+    if status in (429, 503):
+        headers["Retry-After"] = "60" if status == 429 else "2"
     return JSONResponse(body, status, headers, MEDIA)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from onceward import __version__
-from onceward.edges.http.access import CODE_SECONDS
+from onceward.edges.http.access import CODE_SECONDS, Busy
 from onceward.edges.http.routes import Call, Query, RequestId, asked
 from onceward.engine import doctor, reading, saga_reading
 from onceward.engine.answers import Pending
 from onceward.engine.change_reading import change_diff
+from onceward.engine.explain import explain
 from onceward.engine.logs import tail_of
 from onceward.engine.metrics import metrics as numbers
 from onceward.engine.spool import Spool
@@ -152,16 +155,29 @@ def diff(call: Call) -> dict[str, Any]:
     return said
 
 
+def told(call: Call, of: str) -> dict[str, Any]:
+    """What is explained, by its name; or, as on the command line, a build and a step of it."""
+    words = of.split()
+    try:
+        found = explain(call.store, [of.strip()])
+    except NotFound:
+        if len(words) != 2:
+            raise
+        found = explain(call.store, words)
+    said: dict[str, Any] = msgspec.to_builtins(found)
+    return said
+
+
 def verify(call: Call) -> dict[str, Any]:
-    """One at a time: whoever comes meanwhile waits."""
-    with _verifying:
-        said: dict[str, Any] = call.workspace.verify([], None).document()
+    """One at a time; given up when the server is to end."""
+    with _alone(_verifying):
+        said: dict[str, Any] = call.workspace.verify([], lambda *_: call.service.require_going()).document()
         return said
 
 
 def replay(call: Call) -> dict[str, Any]:
-    with _verifying:
-        (found,) = call.workspace.replay(call.query.of or None)
+    with _alone(_verifying):
+        (found,) = call.workspace.replay(call.query.of or None, 1, lambda _: call.service.require_going())
     said = {"identical": found.difference is None, "sha256": found.sha256, "events": found.events}
     said |= {"children": found.children, "sessions": found.sessions}
     return {**said, **({"first_difference": msgspec.to_builtins(found.difference)} if found.difference else {})}
@@ -201,7 +217,7 @@ def gate_run(call: Call) -> dict[str, Any]:
     """Plays nothing of this workspace, and changes nothing in it: what comes of it is kept under the request's id."""
     call.service.require(call.principal, "operator")
     name = sha256_hex(f"{call.principal}|{call.body['client_request_id']}".encode())[:24]
-    with _gating:
+    with _alone(_gating):
         for known in reports.kept(call.workspace.folder):
             if known["report"] == name:
                 return known
@@ -219,6 +235,17 @@ def code(call: Call) -> dict[str, Any]:
 
 def session_budget(call: Call) -> list[dict[str, Any]]:
     return reading.lane_list(call.store, reading.subject_named(call.store, call.path["session"]))
+
+
+@contextmanager
+def _alone(lock: threading.Lock) -> Iterator[None]:
+    """What takes long is done for one at a time: whoever comes meanwhile is told so, and keeps nobody waiting."""
+    if not lock.acquire(blocking=False):
+        raise Busy("somebody else has asked for this already; ask again when it is done")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 _verifying, _gating = threading.Lock(), threading.Lock()

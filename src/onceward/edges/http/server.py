@@ -36,6 +36,8 @@ class Served:
         web = Web(self.feed, self.doors, secure=place.scheme == "https")
         self._server = server(application(self.service, self.doors, origins, (*ROUTES, *PAGES), web), place)
 
+        self._server.ending = self._end
+
     def link(self) -> str:
         """What lets whoever runs this in with a browser, once."""
         return f"{self.url}/signin#code={self.doors.code_for(self._workspace.principal)}"
@@ -50,8 +52,13 @@ class Served:
             self._server.run(sockets=[self._socket])
         finally:
             note.unlink(missing_ok=True)
-            self.feed.close()
+            self._end()
             self.service.stop()
+
+    def _end(self) -> None:
+        """Those who listen are let go of, and what takes long is given up."""
+        self.service.stopping.set()
+        self.feed.close()
 
     def _announce(self, ready: Callable[[], None]) -> None:
         pause = threading.Event()

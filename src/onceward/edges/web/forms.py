@@ -58,7 +58,7 @@ def acts() -> dict[str, list[Form]]:
     return found
 
 
-def form_of(name: str, **given: Any) -> Form:
+def form_of(name: str, /, **given: Any) -> Form:
     """An operation's form; what is given is filled in."""
     form = _forms()[name]
     fields = [

@@ -238,7 +238,7 @@ def _explain(call: Call) -> dict[str, Any]:
     found, error = None, ""
     if of:
         try:
-            found = msgspec.to_builtins(explain(call.store, of.split()))
+            found = reads.told(call, of)
         except OncewardError as refused:
             error = refused.message
     return {"of": of, "told": found, "error": error, "place": views.place_of(found) if found else None}
