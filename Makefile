@@ -11,7 +11,7 @@ GATE := 8a7884d4bb6993da9670d777fec1eceac51faf7b4e46d8be76a51fa90cee4822
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gate mutants explore format rules docs record screenshot pages fuzz bench crash tamper contend clean
+.PHONY: help demo test thorough check gate mutants explore format rules docs record screenshot pages fuzz bench crash tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ demo: $(VENV)/user.stamp ## watch it at work: a build that costs money, killed w
 
 test: $(VENV)/dev.stamp ## run the tests on SQLite and on a real PostgreSQL
 	@$(BIN)/python -m pytest -n $(N) --dist worksteal -q
+
+thorough: $(VENV)/dev.stamp ## the rest of the tests: all that `make test` leaves out on PostgreSQL
+	@ONCEWARD_PART=rest $(BIN)/python -m pytest -n $(N) --dist worksteal -q
 
 check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .

@@ -140,7 +140,8 @@ def test_steps_that_are_freed_together_still_keep_to_their_stage(site, words):
     if "jobs" in words:
         assert most[0] == 1
     else:
-        assert all(b - a > 0.8 for a, b in pairwise(starts))
+        # A start may be seen late, so two may seem nearer than they are; all of them together cannot.
+        assert all(b - a > 0.3 for a, b in pairwise(starts)) and starts[-1] - starts[0] > 2.7
 
 
 @pytest.mark.rule("B-3")
