@@ -42,6 +42,7 @@ class Client:
         self._patience, self._context = patience, context
         self._line: http.client.HTTPConnection | None = None
         self._known: dict[str, Any] | None = None
+        self._kind = ""
 
     @classmethod
     def here(cls, folder: Path | str | None = None, **options: Any) -> Client:
@@ -85,6 +86,7 @@ class Client:
                 snake(operation["operationId"]): {**operation, "method": method.upper(), "path": path}
                 for path, methods in said["paths"].items()
                 for method, operation in methods.items()
+                if _own(operation)
             }
             self._schemas = said["components"]["schemas"]
         return self._known
@@ -104,9 +106,13 @@ class Client:
                 if answer.status != 200:
                     raise _problem(answer.read())
                 for event in _read(answer):
+                    # A beat, too, says that somebody is there.
                     deadline, pause = time.monotonic() + self._patience, _PAUSE[0]
-                    after = event["id"]
-                    yield event
+                    if event is not None:
+                        after = event["id"]
+                        yield event
+            except ssl.SSLCertVerificationError as error:
+                raise _untrusted(error) from None
             except (OSError, http.client.HTTPException):
                 if time.monotonic() > deadline:
                     raise
@@ -138,7 +144,8 @@ class Client:
         query = {key: said[key] for key in asked if key in said}
         path += f"?{urlencode(query)}" if query else ""
         if "requestBody" not in operation:
-            return _decoded(self._sent(operation["method"], path, None))
+            data = self._sent(operation["method"], path, None)
+            return json.loads(data) if self._kind == "application/json" else data
         body = {key: said[key] for key in schema if key in said}
         if "client_request_id" in schema:
             body.setdefault("client_request_id", LiveSources().new_id("req"))
@@ -148,7 +155,7 @@ class Client:
         """What was taken and not yet answered is asked for again: it is the same request."""
         deadline, pause = time.monotonic() + self._patience, _PAUSE[0]
         while True:
-            said = _decoded(self._sent(method, path, body, {"Content-Type": "application/json"}))
+            said = json.loads(self._sent(method, path, body, {"Content-Type": "application/json"}))
             if not (isinstance(said, dict) and said.get("status") == "asked" and "request_id" in said):
                 return said
             if time.monotonic() > deadline:
@@ -175,6 +182,7 @@ class Client:
                 self._line.request(method, path, body, {**self._headers(), **(headers or {})})
                 answer = self._line.getresponse()
                 data = answer.read()
+                self._kind = answer.headers.get_content_type()
                 if answer.status < 300:
                     return data
                 error = _problem(data) if answer.status not in _AGAIN else None
@@ -182,6 +190,9 @@ class Client:
                     raise error
                 if error is None and time.monotonic() > deadline:
                     raise ConnectionError(f"the server answers {answer.status}")
+            except ssl.SSLCertVerificationError as error:
+                self.close()
+                raise _untrusted(error) from None
             except (OSError, http.client.HTTPException):
                 self.close()
                 if time.monotonic() > deadline:
@@ -199,15 +210,22 @@ class Client:
         return {"Authorization": f"Bearer {self._token}"}
 
 
+def _own(operation: Mapping[str, Any]) -> bool:
+    """Whether it is asked and answered in one go; `events` and `bring` are for what is not."""
+    answers = operation["responses"].get("200", {}).get("content", {})
+    asked = operation.get("requestBody", {}).get("content", {"application/json": {}})
+    return "text/event-stream" not in answers and "application/json" in asked
+
+
 def snake(name: str) -> str:
     return re.sub(r"(?<!^)([A-Z])", lambda found: f"_{found[1].lower()}", name)
 
 
-def _decoded(data: bytes) -> Any:
-    try:
-        return json.loads(data) if data else None
-    except ValueError:
-        return data
+def _untrusted(error: ssl.SSLCertVerificationError) -> OncewardError:
+    return InvalidConfig(
+        f"the server's certificate is not trusted here: {error.verify_message}",
+        recovery=[Recovery("trust it: Client(url, token, context=ssl.create_default_context(cafile=FILE))")],
+    )
 
 
 def _problem(data: bytes) -> OncewardError:
@@ -218,10 +236,13 @@ def _problem(data: bytes) -> OncewardError:
         return StoredError({"code": "EXECUTION_FAILED", "message": data[:200].decode("utf-8", "replace")})
 
 
-def _read(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Server-sent events, each whole or not at all."""
+def _read(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any] | None]:
+    """Server-sent events, each whole or not at all; nothing for whatever else is said."""
     number = -1
+    yield None
     while line := answer.readline():
+        if line.startswith(b":"):
+            yield None
         if line.startswith(b"id: "):
             number = int(line[4:])
         elif line.startswith(b"data: ") and line.endswith(b"\n"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import linecache
 import sys
+import sysconfig
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -101,7 +102,7 @@ class Hosted:
             if self._stopping:
                 raise LockLost("the server is stopping; ask again when it is back")
             self._works[key] = (thread, stop)
-        thread.start()
+            thread.start()
 
     def _carry(self, request: Request, subject: Subject, do: Do, stop: threading.Event, key: str) -> None:
         said: dict[str, Any] = {"verb": request.verb, "request_id": request.request_id, **subject, "outcome": "done"}
@@ -111,12 +112,11 @@ class Hosted:
             said |= {"outcome": "failed", "error": {"code": error.code, "message": error.message[:1000]}}
         except Exception as bug:
             said |= {"outcome": "failed", "error": {"code": "EXECUTION_FAILED", "message": type(bug).__name__}}
-        finally:
-            with self._mutex:
-                self._works.pop(key, None)
         with suppress(OncewardError):
             # One that can write no more has an heir, who finds what was left.
             self.kernel.store.write(lambda tx: tx.append("workspace", "WORK_ENDED", self.kernel.principal, said))
+        with self._mutex:
+            self._works.pop(key, None)
 
     def stop(self) -> None:
         """Ask everything to end, and wait until it has."""
@@ -287,9 +287,8 @@ class Hosted:
         home = str(self.workspace.folder.parent.resolve())
         with _loading:
             for name, module in list(sys.modules.items()):
-                if str(getattr(module, "__file__", None) or "").startswith(f"{home}/") and "site-packages" not in str(
-                    getattr(module, "__file__", "")
-                ):
+                file = str(getattr(module, "__file__", None) or "")
+                if file.startswith(f"{home}/") and not file.startswith(_OURS):
                     del sys.modules[name]
             importlib.invalidate_caches()
             linecache.checkcache()
@@ -297,11 +296,16 @@ class Hosted:
                 return load_()
             except OncewardError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise ExecutionFailed(f"it cannot be read: {type(error).__name__}: {error}") from None
 
 
 _loading = threading.Lock()
+_OURS = tuple(
+    f"{Path(place).resolve()}/"
+    for place in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(__file__).parent))
+)
+"""Python's own and ours: below a project's folder or not, they are nobody's plan."""
 
 
 def _next(ident: str, number: int) -> str:

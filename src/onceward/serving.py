@@ -115,17 +115,21 @@ class Service:
         ended = threading.Event()
         serving = threading.Thread(target=self._serve, args=(kernel, ended), name="kernel", daemon=True)
         with self._mutex:
-            self._kernel, self.hosted, self._ended = kernel, hosted, ended
-            self.failure = ""
+            late = self._stop.is_set()
+            if not late:
+                self._kernel, self.hosted, self._ended, self._serving = kernel, hosted, ended, serving
+                self.failure = ""
+        if late:
+            kernel.close()
+            return
         serving.start()
-        self._serving = serving
 
     def _serve(self, kernel: Kernel, ended: threading.Event) -> None:
         try:
             kernel.run(ended)
-        except OncewardError as error:
+        except BaseException as error:
             # It may write no more, and somebody else can; whoever looks is told.
-            self.failure = error.message
+            self.failure = error.message if isinstance(error, OncewardError) else type(error).__name__
             threading.Thread(target=self._leave, name="leave").start()
 
     def _leave(self) -> None:

@@ -56,7 +56,8 @@ async def listen(feed, line, after):
     async def send(message):
         line.got += message.get("body", b"")
 
-    await Listening(feed, None, after)({"onceward.line": line}, asyncio.Event().wait, send)
+    scope = {"onceward.line": line, "method": "GET"}
+    await Listening(feed, None, after, lambda: True)(scope, asyncio.Event().wait, send)
 
 
 def happen(service, count=1):

@@ -79,10 +79,10 @@ class Answers:
                 return told(self._work(request, self._store.reserve(request, "req")))
         return told(self._store.answer(request, self._run(request)))
 
-    def carry_out(self) -> int:
-        """Answer what other processes asked, in the order they asked; answers how many."""
+    def carry_out(self, works: bool = True) -> int:
+        """Answer what other processes asked, in order; answers how many. Who is only here to answer leaves work to others."""
         with self._store.read() as rows:
-            waiting = Requests(rows).open(_TAKE)
+            waiting = [one for one in Requests(rows).open(_TAKE) if works or one.verb not in WORKS]
         for ledger in waiting:
             self._answer(ledger)
         return len(waiting)
@@ -104,7 +104,7 @@ class Answers:
             if error.retryable or error.code == "LOCK_LOST":
                 raise
             self._refuse(request, error)
-        except Exception as bug:
+        except (Exception, SystemExit) as bug:
             self._refuse(request, ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"))
 
     def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:

@@ -13,6 +13,7 @@ from onceward.engine.principals import authorize
 from onceward.errors import LockConflict
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
+from onceward.lifecycles.duties import WORKS
 from onceward.store.store import Store
 from onceward.store.tables.requests import Requests
 
@@ -44,7 +45,8 @@ class Asker:
                 found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
                 return told(Answer(found.value()))
-            if tenure.vacant(self.store) and self._take_over():
+            # Work is for a kernel that hosts: whoever takes over for a moment would only refuse it.
+            if request.verb not in WORKS and tenure.vacant(self.store) and self._take_over():
                 continue
             if time.monotonic() >= deadline:
                 return Pending(request.request_id)
@@ -57,7 +59,7 @@ class Asker:
         except LockConflict:
             return False
         try:
-            kernel.carry_out()
+            kernel.carry_out(works=False)
         finally:
             kernel.close()
         return True

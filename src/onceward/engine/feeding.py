@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from onceward.kernel.chain import Event
@@ -33,17 +35,12 @@ def fed(event: Event) -> Fed:
     return Fed(event.stream, event.seq, event.position, event.line())
 
 
-def events_after(store: Store, stream: str | None, after: int) -> list[Fed]:
+def events_after(store: Store, stream: str | None, after: int, limit: int = _PAGE) -> list[Fed]:
     """A page of what came after an id, of one stream or of all."""
     with store.read() as rows:
         if stream is None:
-            return [fed(event) for event in after_position(rows, after, _PAGE)]
-        found = []
-        for event in events_of(rows, stream, after):
-            found.append(fed(event))
-            if len(found) >= _PAGE:
-                break
-        return found
+            return [fed(event) for event in after_position(rows, after, limit)]
+        return [fed(event) for event in islice(events_of(rows, stream, after), limit)]
 
 
 class Feeding:

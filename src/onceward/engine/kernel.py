@@ -178,9 +178,9 @@ class Kernel:
         self._heed()
         return answer
 
-    def carry_out(self) -> int:
+    def carry_out(self, works: bool = True) -> int:
         """Answer what other processes asked, in the order they asked; answers how many."""
-        answered = self.answers.carry_out()
+        answered = self.answers.carry_out(works)
         if answered:
             self._heed()
         return answered

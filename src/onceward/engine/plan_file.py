@@ -103,7 +103,7 @@ def imported(name: object, folder: Path) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise refuse("python", f"{name} cannot be imported: {type(error).__name__}: {error}") from None
     return found
 

@@ -108,6 +108,13 @@ def principal_named(store: Store, name: str) -> dict[str, Any]:
     )
 
 
+def has_role(store: Store, name: str) -> bool:
+    """Whether somebody may still do anything here, and be it only look."""
+    with store.read() as rows:
+        found = Principals(rows).find(name)
+    return found is not None and bool(found.roles)
+
+
 def duties_left(store: Store) -> str:
     """Which duties are not separated, in words; empty where each could be somebody else's."""
     with store.read() as rows:

@@ -24,6 +24,8 @@ def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) 
         raise InvalidConfig("a token is made known by the SHA-256 of it", context={"field": "token_hash"})
     if not 1 <= seconds <= TOKEN_SECONDS:
         raise InvalidConfig(f"a token lasts between 1 and {TOKEN_SECONDS} seconds", context={"field": "seconds"})
+    if token_of(tx, token_hash) is not None:
+        raise InvalidConfig("this token is known already; make another one", context={"field": "token_hash"})
     token_id, expires_at = tx.sources.new_id("tok"), tx.now + seconds * 1_000_000
     said = {"token_id": token_id, "principal": actor, "token_hash": token_hash, "note": note, "expires_at": expires_at}
     event = tx.append("workspace", "TOKEN_MADE", actor, said)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.engine.reading import has_role
 from onceward.engine.tokens import bearer_of
 from onceward.errors import OncewardError
 from onceward.kernel.canon import sha256_hex
@@ -66,12 +67,15 @@ class Caller(msgspec.Struct, frozen=True):
     session: str = ""
     """The hash of a browser's cookie; empty for programs."""
     csrf: str = ""
+    token: str = ""
+    """What let them in: who it is taken from is out."""
 
 
 class Session(msgspec.Struct):
     principal: str
     csrf: str
     until: float
+    token: str
 
 
 class Doors:
@@ -80,9 +84,9 @@ class Doors:
     def __init__(self, service: Service, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
         self.cookie = COOKIE.format(port=port)
-        self._codes: dict[str, tuple[str, float]] = {}
+        self._codes: dict[str, tuple[str, float, str]] = {}
         self._sessions: dict[str, Session] = {}
-        self._tries: list[float] = []
+        self._failures: list[float] = []
         self._mutex = threading.Lock()
         self._secret = service.workspace.sources.secret
         self.local = f"owl_{self._secret()}"
@@ -94,23 +98,24 @@ class Doors:
         with self._mutex:
             return sum(one.until > self._clock() for one in self._sessions.values())
 
-    def code_for(self, principal: str) -> str:
-        """A code that lets somebody's browser in, once, soon."""
+    def code_for(self, principal: str, token: str) -> str:
+        """A code that lets somebody's browser in, once, soon; for as long as the token is good that they came with."""
         code = self._secret()[:48]
         with self._mutex:
             now = self._clock()
             self._codes = {kept: found for kept, found in self._codes.items() if found[1] > now}
-            self._codes[sha256_hex(code.encode())] = (principal, now + CODE_SECONDS)
+            self._codes[sha256_hex(code.encode())] = (principal, now + CODE_SECONDS, token)
         return code
 
     def sign_in(self, code: str, token: str) -> tuple[str, Session]:
         """A browser's session, for a code or a token; answers the cookie's value."""
-        self._count_try()
-        principal = self._redeem(code) if code else self._bearer(token)
+        token = self._redeem(code) if code else token
+        principal = self._bearer(token)
         if principal is None:
+            self._count_failure()
             raise Refused("the code or token is not good, or not any more")
         value = self._secret()
-        session = Session(principal, self._secret(), self._clock() + SESSION_SECONDS)
+        session = Session(principal, self._secret(), self._clock() + SESSION_SECONDS, token)
         with self._mutex:
             now = self._clock()
             self._sessions = {kept: one for kept, one in self._sessions.items() if one.until > now}
@@ -128,15 +133,28 @@ class Doors:
             principal = self._bearer(token.strip()) if kind.lower() == "bearer" else None
             if principal is None:
                 raise Refused("the token is not good, or not any more")
-            return Caller(principal)
+            return self._with_a_role(Caller(principal, token=token.strip()))
         if not cookie:
             return None
         hashed = sha256_hex(cookie.encode())
         with self._mutex:
             found = self._sessions.get(hashed)
-        if found is None or found.until <= self._clock():
+        if found is None or found.until <= self._clock() or self._bearer(found.token) != found.principal:
             raise Refused("the session is over; sign in again")
-        return Caller(found.principal, hashed, found.csrf)
+        return self._with_a_role(Caller(found.principal, hashed, found.csrf, found.token))
+
+    def still(self, caller: Caller | None) -> bool:
+        """Whether somebody who came may still be here."""
+        if caller is None:
+            return False
+        with self._mutex:
+            known = not caller.session or caller.session in self._sessions
+        return known and self._bearer(caller.token) == caller.principal
+
+    def _with_a_role(self, caller: Caller) -> Caller:
+        if not has_role(self._service.store, caller.principal):
+            raise Forbidden(f"{caller.principal} has no role here any more")
+        return caller
 
     def require_header(self, caller: Caller, csrf: str) -> None:
         """A browser shows that it is our own page that asks."""
@@ -148,25 +166,27 @@ class Doors:
         with self._mutex:
             for session in self._sessions.values():
                 session.until -= seconds
-            self._codes = {kept: (who, until - seconds) for kept, (who, until) in self._codes.items()}
+            self._codes = {kept: (who, until - seconds, token) for kept, (who, until, token) in self._codes.items()}
 
-    def _redeem(self, code: str) -> str | None:
+    def _redeem(self, code: str) -> str:
+        """The token behind a code that is still good; nothing otherwise."""
         with self._mutex:
             found = self._codes.pop(sha256_hex(code.encode("utf-8", "replace")), None)
-        return found[0] if found is not None and found[1] > self._clock() else None
+        return found[2] if found is not None and found[1] > self._clock() else ""
 
     def _bearer(self, token: str) -> str | None:
         if hmac.compare_digest(token.encode("utf-8", "replace"), self.local.encode()):
             return self._service.workspace.principal
         return bearer_of(self._service.store, token) if token else None
 
-    def _count_try(self) -> None:
+    def _count_failure(self) -> None:
+        """Who guesses is told to wait; who has something good is let in meanwhile."""
         with self._mutex:
             now = self._clock()
-            self._tries = [at for at in self._tries if at > now - 60]
-            if len(self._tries) >= TRIES:
+            self._failures = [at for at in self._failures if at > now - 60]
+            if len(self._failures) >= TRIES:
                 raise TooMany("too many tries to sign in; wait a minute")
-            self._tries.append(now)
+            self._failures.append(now)
 
 
 class Forbidden(Refused):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -16,7 +18,7 @@ from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceward.edges.http import problems
-from onceward.edges.http.access import CSRF, Caller, Doors, Forbidden, Origins, Refused, Unfit
+from onceward.edges.http.access import CSRF, Busy, Caller, Doors, Forbidden, Origins, Refused, Unfit
 from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
 from onceward.edges.http.special import Special, received
 from onceward.engine.answers import Pending
@@ -35,6 +37,8 @@ SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _UNFIT: Final = {404: NotFound("there is nothing here"), 405: Unfit("that cannot be done here", 405)}
+_ASKING: Final = 32
+"""How much one may ask at the same time."""
 _HEADERS, _HEADER_BYTES = 100, 32 * 1024
 _JSON: Final = re.compile(r"application/json(\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
 
@@ -102,27 +106,44 @@ class Answering:
 
     def __init__(self, service: Service, doors: Doors, special: Special) -> None:
         self._service, self._doors, self._special = service, doors, special
+        self._busy: Counter[str] = Counter()
 
     def endpoint(self, methods: Mapping[str, Route]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             route = methods.get(request.method) or methods["GET"]  # HEAD
-            caller = await asyncio.to_thread(self._caller, route, request)
-            call = Call(
-                *(self._service, self._doors, caller, path_of(request.path_params)),
-                query_of(route.query, request.query_params.multi_items()),
-                body_of(route.body, await _body(request)) if route.body is not None else None,
-                *(request.headers, route),
-            )
-            if route.kind != "json":
-                found: Response = await getattr(self._special, route.kind)(call, request)
-                return found
-            return _answer(route, await asyncio.to_thread(_looked, call, route))
+            caller = None if route.public else await asyncio.to_thread(self._caller, route, request)
+            with self._room_for(caller):
+                return await self._answered(route, caller, request)
 
         return answer
 
-    def _caller(self, route: Route, request: Request) -> Caller | None:
+    @contextmanager
+    def _room_for(self, caller: Caller | None) -> Iterator[None]:
+        """So many at a time for each: nobody keeps everybody else waiting."""
+        who = caller.principal if caller is not None else ""
+        if who and self._busy[who] >= _ASKING:
+            raise Busy("too much is asked at once; ask again in a moment")
+        self._busy[who] += 1
+        try:
+            yield
+        finally:
+            self._busy[who] -= 1
+
+    async def _answered(self, route: Route, caller: Caller | None, request: Request) -> Response:
+        call = Call(
+            *(self._service, self._doors, caller, path_of(request.path_params)),
+            query_of(route.query, request.query_params.multi_items()),
+            body_of(route.body, await _body(request)) if route.body is not None else None,
+            *(request.headers, route),
+        )
+        if route.kind != "json":
+            found: Response = await getattr(self._special, route.kind)(call, request)
+            return found
         if route.public:
-            return None
+            return _answer(route, _looked(call, route))
+        return _answer(route, await asyncio.to_thread(_looked, call, route))
+
+    def _caller(self, route: Route, request: Request) -> Caller:
         caller = self._doors.caller(
             request.headers.get("authorization", ""), request.cookies.get(self._doors.cookie, "")
         )

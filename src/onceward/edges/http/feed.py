@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import accumulate
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ _BEHIND: Final = 100
 """How many pieces somebody may be behind who listens; further, and they come again, with their last id."""
 _SLICE: Final = 64 * 1024
 """How much is put into a line at a time: no more is ever copied for one who listens."""
+_TOGETHER: Final = 100
 _BEAT_SECONDS: Final = 15.0
 BEAT: Final = b": beat\n\n"
 HELLO: Final = b"retry: 1000\n\n"
@@ -58,6 +59,7 @@ class Listener:
         self.over = asyncio.Event()
         self._last: int | None = None
         self._rest = memoryview(b"")
+        self._flushing = False
 
     def begin(self, last: int) -> None:
         """All that was there before an id has been told: what comes goes straight into the line."""
@@ -74,6 +76,15 @@ class Listener:
 
     def flush(self) -> None:
         """As much as the line takes now; it says when it takes more."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            self._fill()
+        finally:
+            self._flushing = False
+
+    def _fill(self) -> None:
         while self._last is not None and not self._line.get_write_buffer_size():
             if self._line.is_closing():
                 return
@@ -83,8 +94,9 @@ class Listener:
                 piece = self.pieces.popleft()
                 self._rest = memoryview(piece.after(self._last))
                 self._last = max(self._last, piece.ids[-1])
-            self._line.write(self._rest[:_SLICE])
-            self._rest = self._rest[_SLICE:]
+            # Taken out before it is written: a line may ask for more while it is given something.
+            part, self._rest = self._rest[:_SLICE], self._rest[_SLICE:]
+            self._line.write(part)
 
     def beat(self) -> None:
         free = self._last is not None and not self._rest and not self._line.get_write_buffer_size()
@@ -106,6 +118,8 @@ class Feed:
         self._listeners: set[Listener] = set()
         self._mutex = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
+        self.catching_up = asyncio.Semaphore(64)
+        """How many are told at once what was there before: what they hold is theirs alone."""
         self._looking = threading.Event()
         """Set while it is known from where on events are offered."""
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -129,7 +143,7 @@ class Feed:
             self._listeners.add(listener)
         self._wake.set()
         if not self._looking.is_set():
-            await asyncio.to_thread(self._looking.wait)
+            await asyncio.to_thread(self._looking.wait, 30)
 
     def leave(self, listener: Listener) -> None:
         with self._mutex:
@@ -137,9 +151,10 @@ class Feed:
 
     async def before(self, stream: str | None, after: int) -> AsyncIterator[tuple[int, bytes]]:
         """What came since an id, page by page, each with the last id in it."""
-        while some := await asyncio.to_thread(events_after, self._service.store, stream, after):
-            after = some[-1].id_in(stream)
-            yield after, b"".join(event.sent(stream) for event in some)
+        while some := await asyncio.to_thread(events_after, self._service.store, stream, after, _TOGETHER):
+            after, page = some[-1].id_in(stream), b"".join(event.sent(stream) for event in some)
+            del some
+            yield after, page
 
     @property
     def listeners(self) -> int:
@@ -204,14 +219,17 @@ class Feed:
 class Listening(Response):
     """The answer to somebody who listens: it ends when they go, or are let go of."""
 
-    def __init__(self, feed: Feed, stream: str | None, after: int) -> None:
+    def __init__(self, feed: Feed, stream: str | None, after: int, allowed: Callable[[], bool]) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
-        self._feed, self._stream, self._after = feed, stream, after
+        self._feed, self._stream, self._after, self._allowed = feed, stream, after, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = scope["onceward.line"]
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
         listener = Listener(self._stream, line)
         try:
             # Who comes listens before what was there is read: what both tell of is told once.
@@ -219,23 +237,31 @@ class Listening(Response):
             gone = asyncio.ensure_future(_gone(receive))
             telling = asyncio.ensure_future(self._tell(listener, send))
             over = asyncio.ensure_future(listener.over.wait())
+            watching = asyncio.ensure_future(self._watch(listener))
             await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
             if telling.done() and telling.exception() is None:
                 await asyncio.wait((gone, over), return_when=asyncio.FIRST_COMPLETED)
-            for task in (gone, telling, over):
+            for task in (gone, telling, over, watching):
                 task.cancel()
         finally:
             self._feed.leave(listener)
             line.transport.close()
 
+    async def _watch(self, listener: Listener) -> None:
+        """Who may not come any more hears no more."""
+        while await asyncio.to_thread(self._allowed):
+            await asyncio.sleep(_BEAT_SECONDS)
+        listener.end()
+
     async def _tell(self, listener: Listener, send: Send) -> None:
         """All that was there before; then, on this very turn of the loop, what has come meanwhile."""
         told = self._after
         await send({"type": "http.response.body", "body": HELLO, "more_body": True})
-        async for last, page in self._feed.before(self._stream, self._after):
-            async with asyncio.timeout(30):
-                await send({"type": "http.response.body", "body": page, "more_body": True})
-            told = last
+        async with self._feed.catching_up:
+            async for last, page in self._feed.before(self._stream, self._after):
+                async with asyncio.timeout(30):
+                    await send({"type": "http.response.body", "body": page, "more_body": True})
+                told = last
         listener.begin(told)
 
 

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.limits import HTTP_HEAD_SECONDS
+from onceward.kernel.limits import HTTP_BODY_SECONDS, HTTP_HEAD_SECONDS
 
 _THREADS: Final = 40
 _LATE: Final = (
@@ -82,12 +82,16 @@ class Server(uvicorn.Server):
     """Called when it is to end, before anybody is waited for."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.to_thread(self.ending)
+        with ThreadPoolExecutor(1, "ending") as own:
+            await asyncio.get_running_loop().run_in_executor(own, self.ending)
         await super().shutdown(sockets)
+        # What was asked and not yet begun is not begun any more.
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Some who ask wait for a kernel elsewhere: they must not keep others waiting.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "answer"))
+        self._pool = ThreadPoolExecutor(_THREADS, "answer")
+        asyncio.get_running_loop().set_default_executor(self._pool)
         await super().startup(sockets)
 
     @contextmanager
@@ -142,6 +146,9 @@ class Waiting(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+            # They have their answer, and what they still may send is not waited for for ever.
+            self.loop.call_later(HTTP_BODY_SECONDS, self._close_unread, self.cycle)
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._wait()
 
@@ -158,6 +165,10 @@ class Waiting(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _close_unread(self, cycle: Any) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
 
     def _hang_up(self) -> None:
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:

@@ -138,8 +138,9 @@ def metrics(call: Call) -> str:
 
 
 def examined(call: Call) -> dict[str, Any]:
-    checks = doctor.examine_machine(__version__)
-    checks += doctor.examine_store(call.store, call.workspace.settings.sinks(), call.workspace.seal_file)
+    with _alone(_verifying):
+        checks = doctor.examine_machine(__version__)
+        checks += doctor.examine_store(call.store, call.workspace.settings.sinks(), call.workspace.seal_file)
     said = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
     return {"ok": not any(check.status == "fail" for check in checks), "checks": said}
 
@@ -229,7 +230,8 @@ def gate_run(call: Call) -> dict[str, Any]:
 
 
 def code(call: Call) -> dict[str, Any]:
-    made = call.doors.code_for(call.principal)
+    assert call.caller is not None
+    made = call.doors.code_for(call.principal, call.caller.token)
     return {"code": made, "seconds": CODE_SECONDS, "url": f"{call.service.url}/signin#code={made}"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -40,25 +41,34 @@ class Served:
 
     def link(self) -> str:
         """What lets whoever runs this in with a browser, once."""
-        return f"{self.url}/signin#code={self.doors.code_for(self._workspace.principal)}"
+        return f"{self.url}/signin#code={self.doors.code_for(self._workspace.principal, self.doors.local)}"
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until told to stop."""
         self.service.start()
         note = self._workspace.folder / NOTE
         try:
-            _write_note(note, {"url": self.url, "token": self.doors.local, "pid": os.getpid()})
+            said = {"url": self.url, "token": self.doors.local, "pid": os.getpid()}
+            _write_note(note, said)
+            threading.Thread(target=self._keep_note, args=(note, said), daemon=True).start()
             threading.Thread(target=self._announce, args=(ready,), daemon=True).start()
             self._server.run(sockets=[self._socket])
         finally:
-            note.unlink(missing_ok=True)
             self._end()
+            if _noted(note) == os.getpid():
+                note.unlink(missing_ok=True)
             self.service.stop()
 
     def _end(self) -> None:
         """Those who listen are let go of, and what takes long is given up."""
         self.service.stopping.set()
         self.feed.close()
+
+    def _keep_note(self, note: Path, said: dict[str, Any]) -> None:
+        """Another server of this workspace may have put its own in the place of ours, and taken it away again."""
+        while not self.service.stopping.wait(2):
+            if _noted(note) is None:
+                _write_note(note, said)
 
     def _announce(self, ready: Callable[[], None]) -> None:
         pause = threading.Event()
@@ -68,8 +78,18 @@ class Served:
         ready()
 
 
+def _noted(path: Path) -> int | None:
+    """Whose note it is; None where there is none."""
+    try:
+        return int(json.loads(path.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _write_note(path: Path, said: dict[str, Any]) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(canonical(said))
+    fresh.replace(path)

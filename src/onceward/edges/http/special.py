@@ -43,7 +43,7 @@ class Special:
             stream = await asyncio.to_thread(self._feed.require, stream)
         if request.scope["http_version"] != "1.1":
             raise Unfit("events are told over HTTP/1.1", 505)
-        return Listening(self._feed, stream, int(last))
+        return Listening(self._feed, stream, int(last), lambda: call.doors.still(call.caller))
 
     def refused(self, request: Request, error: OncewardError) -> Response:
         return problems.problem(error)

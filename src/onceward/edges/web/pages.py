@@ -227,7 +227,7 @@ def _gate(call: Call) -> dict[str, Any]:
 def _people(call: Call) -> dict[str, Any]:
     return {
         "people": reading.principal_list(call.store),
-        "tokens": token_list(call.store)[::-1],
+        "tokens": token_list(call.store)[::-1][:200],
         "keys": reading.key_list(call.store, call.workspace.keyring),
         "left": reading.duties_left(call.store),
     }

@@ -1,7 +1,10 @@
 // Whatever changes something: sent as JSON, with an id that was made with the form, so that it is done once.
 "use strict";
 const Acting = (() => {
-  const csrf = document.querySelector('meta[name="onceward"]')?.dataset.csrf || "";
+  const csrf = localStorage.getItem("onceward-csrf") || "";
+  // What is asked and not yet answered for good: asked again, it is the same request, whatever became of its form.
+  const asked = new Map();
+  const busy = new Set();
   const hex = (bytes) => Array.from(bytes, (one) => one.toString(16).padStart(2, "0")).join("");
   const fresh = (count) => hex(crypto.getRandomValues(new Uint8Array(count)));
 
@@ -20,7 +23,9 @@ const Acting = (() => {
     if (answer.status === 401) location.reload();
     if (!answer.ok) {
       const ways = (said.recovery || []).map((way) => way.command || way.action);
-      throw new Error([said.detail || `The server answered ${answer.status}.`, ...ways].join("\n"));
+      const error = new Error([said.detail || `The server answered ${answer.status}.`, ...ways].join("\n"));
+      error.final = answer.status < 500;
+      throw error;
     }
     return said;
   }
@@ -66,24 +71,37 @@ const Acting = (() => {
       delete body[name];
       return encodeURIComponent(said);
     });
-    if (form.dataset.once) body.client_request_id = form.dataset.id ||= `web-${fresh(16)}`;
-    if (form.dataset.flow === "confirm") return confirmed(path, body);
-    if (form.dataset.flow === "token") return token(path, body);
-    return send(form.dataset.method, path, body);
+    const key = JSON.stringify([path, body]);
+    if (busy.has(key)) return null;
+    if (!asked.has(key)) asked.set(key, { id: `web-${fresh(16)}`, secret: fresh(32) });
+    const { id, secret } = asked.get(key);
+    busy.add(key);
+    try {
+      if (form.dataset.once) body.client_request_id = id;
+      const flow = { confirm: confirmed, token }[form.dataset.flow];
+      const said = await (flow ? flow(path, body, secret) : send(form.dataset.method, path, body));
+      if (said.status !== "asked") asked.delete(key);
+      return said;
+    } catch (error) {
+      if (error.final) asked.delete(key);
+      throw error;
+    } finally {
+      busy.delete(key);
+    }
   }
 
   // The token that lets a paused build go on never leaves this page: its hash is made known, its proof is shown.
-  async function confirmed(path, body) {
-    const proof = await sha256(`onceward|${fresh(32)}`);
+  async function confirmed(path, body, secret) {
+    const proof = await sha256(`onceward|${secret}`);
     await send("POST", path.replace(/resume$/, "confirm"), {
-      client_request_id: `${body.client_request_id}-token-${fresh(4)}`,
+      client_request_id: `${body.client_request_id}-token`,
       token_hash: await sha256(proof),
     });
-    return send("POST", path, { ...body, client_request_id: `${body.client_request_id}-${fresh(4)}`, proof });
+    return send("POST", path, { ...body, proof });
   }
 
-  async function token(path, body) {
-    const made = `owt_${fresh(32)}`;
+  async function token(path, body, secret) {
+    const made = `owt_${secret}`;
     const hash = await sha256(await sha256(`onceward|${made}`));
     const said = await send("POST", path, { ...body, token_hash: hash });
     return { ...said, shown: made };
@@ -102,18 +120,15 @@ const Acting = (() => {
   async function submitted(form) {
     const refused = form.querySelector(".refused");
     const button = form.querySelector("button");
-    if (button.disabled || !(await sure(form))) return;
+    if (!(await sure(form))) return;
     refused.hidden = true;
     button.disabled = true;
     try {
       const said = await act(form);
-      delete form.dataset.id;
-      done(form, said);
+      if (said) done(form, said);
     } catch (error) {
       refused.textContent = error.message;
       refused.hidden = false;
-      // What was refused is not what is sent next: another id.
-      delete form.dataset.id;
     } finally {
       button.disabled = false;
     }

@@ -12,6 +12,8 @@
       body: JSON.stringify(body),
     });
     if (answer.ok) {
+      // Kept by this server's own pages only: the cookie alone, which others of this machine may see, changes nothing.
+      localStorage.setItem("onceward-csrf", (await answer.json()).csrf);
       if (location.pathname === "/signin") location.replace("/");
       else location.reload();
       return;
