@@ -165,7 +165,7 @@ def test_who_may_only_look_brings_nothing(running):
     looker.close()
 
 
-def _certify(key, certificate):
+def certify(key, certificate):
     """A certificate for this machine that nobody signed but its own key."""
     secret = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -187,7 +187,7 @@ def _certify(key, certificate):
 @pytest.mark.guarantee("G23")
 def test_a_server_for_others_speaks_tls_and_goes_by_its_names_only(scene, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    _certify(key, certificate)
+    certify(key, certificate)
     served = Running(scene, "--host", "0.0.0.0", "--name", "localhost", "--tls-cert", certificate, "--tls-key", key)
     try:
         assert served.url.startswith("https://localhost:")

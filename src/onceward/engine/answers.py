@@ -80,7 +80,7 @@ class Answers:
         return told(self._store.answer(request, self._run(request)))
 
     def carry_out(self, works: bool = True) -> int:
-        """Answer what other processes asked, in order; answers how many. Who is only here to answer leaves work to others."""
+        """Answer what other processes asked, in order; answers how many. Who is only here for that leaves work alone."""
         with self._store.read() as rows:
             waiting = [one for one in Requests(rows).open(_TAKE) if works or one.verb not in WORKS]
         for ledger in waiting:
