@@ -197,4 +197,4 @@ def test_the_build_guide_can_be_typed_in(tmp_path):
 @pytest.mark.rule("I-3", "K-8")
 def test_the_guide_to_the_server_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "watch-and-approve")
-    assert done.stdout.rstrip().endswith("SUCCESS") and "WORKER_START" in done.stdout
+    assert done.stdout.rstrip().endswith("SUCCESS") and "BUILD_CREATED" in done.stdout

@@ -80,7 +80,7 @@ class Answers:
         return told(self._store.answer(request, self._run(request)))
 
     def carry_out(self, works: bool = True) -> int:
-        """Answer what other processes asked, in order; answers how many. Who is only here for that leaves work alone."""
+        """Answer what other processes asked, in order; answers how many. Who is only here for that leaves work be."""
         with self._store.read() as rows:
             waiting = [one for one in Requests(rows).open(_TAKE) if works or one.verb not in WORKS]
         for ledger in waiting:
