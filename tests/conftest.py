@@ -148,9 +148,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _left_out(item: pytest.Item) -> bool:
-    far = item.path.parent.name in ("engine", "evidence", "edges", "replays")
-    told = "both_stores" not in item.keywords or item.path.parent.name != "edges"
-    return far and told and "postgresql" in item.name and zlib.crc32(item.name.encode()) % 4 > 0
+    far = item.path.parent.name in ("engine", "evidence", "edges", "replays", "crashes")
+    return far and "postgresql" in item.name and zlib.crc32(item.name.encode()) % 4 > 0
 
 
 def pytest_collection_modifyitems(config, items):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from onceward.edges.http.access import CODE_SECONDS, SESSION_SECONDS, Doors, Refused
 from onceward.edges.http.feed import Feed, Listening
 from onceward.engine.feeding import Feeding, position_now
 from onceward.serving import Service
@@ -48,6 +49,25 @@ def service(scene):
     made.start()
     yield made
     made.stop()
+
+
+@pytest.mark.guarantee("G23")
+def test_codes_and_sessions_run_out(service):
+    clock = [0.0]
+    doors = Doors(service, 7423, lambda: clock[0])
+    late, code = (doors.code_for("tester", doors.local) for _ in range(2))
+    value, session = doors.sign_in(code, "")
+    assert doors.caller("", value).principal == "tester" and session.principal == "tester"
+    with pytest.raises(Refused):
+        doors.sign_in(code, "")
+    clock[0] = CODE_SECONDS + 1
+    with pytest.raises(Refused):
+        doors.sign_in(late, "")
+    clock[0] = SESSION_SECONDS - 1
+    assert doors.still(doors.caller("", value))
+    clock[0] = SESSION_SECONDS + 1
+    with pytest.raises(Refused, match="over"):
+        doors.caller("", value)
 
 
 async def listen(feed, line, after):

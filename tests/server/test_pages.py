@@ -215,6 +215,13 @@ def test_a_link_lets_in_once_and_a_session_ends(browser, running):
     assert page.goto(f"{running.url}/builds").status == 401
     assert "over" in page.inner_text("#said")
     tab.shot("signed-out")
+    # A session is over with its server, too: whoever looks is told so, and comes back to where they were.
+    tab.sign_in()
+    page = tab.visit("/sagas")
+    running.kill()
+    page.wait_for_selector("#signin", timeout=20_000)
+    assert "over" in page.inner_text("#said") and page.url.endswith("/sagas")
+    tab.shot("session-over")
     tab.close()
     other.close()
 

@@ -185,3 +185,17 @@ def test_who_sends_no_body_though_they_have_their_answer_is_hung_up_on(running):
         answer += piece
     assert b"text/event-stream" in answer and answer.endswith(b"\r\n\r\n")
     head.close()
+
+
+@pytest.mark.rule("I-3")
+def test_names_with_a_slash_and_texts_that_speak_of_a_nul_are_taken(running):
+    client = running.client
+    client.add_principal(name="team/bob", roles=["viewer"])
+    assert client.take_roles(name="team/bob", roles=["viewer"])["roles"] == []
+    assert client.spawn(argv=["printf", "\\u0000 is written so"])["session_id"]
+    with pytest.raises(OncewardError, match="NUL"):
+        client.spawn(argv=["printf", "\0"])
+    made = hashlib.sha256(b"twice").hexdigest()
+    client.new_token(token_hash=made, seconds=60)
+    with pytest.raises(OncewardError, match="known already"):
+        client.new_token(token_hash=made, seconds=60)

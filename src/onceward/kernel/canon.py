@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -44,6 +45,14 @@ def check(value: Any, depth: int = 0) -> None:
 def digest(value: Any) -> str:
     """SHA-256 of the canonical bytes, in lower-case hex."""
     return sha256_hex(canonical(value))
+
+
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def holds_nul(text: bytes) -> bool:
+    """Whether a JSON text has a NUL in it; one that only speaks of it, behind a backslash of its own, has not."""
+    return _NUL.search(text) is not None
 
 
 def sha256_hex(data: bytes) -> str:

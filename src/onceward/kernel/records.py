@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import bounded, sha256_hex
+from onceward.kernel.canon import bounded, holds_nul, sha256_hex
 from onceward.kernel.limits import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.sources import Micros
@@ -170,7 +170,7 @@ class Request(msgspec.Struct, frozen=True):
                 context={"field": "client_request_id"},
             )
         payload = bounded(self.payload, "the request payload")
-        if b"\\u0000" in payload:
+        if holds_nul(payload):
             raise InvalidConfig("the request payload holds a NUL, which is no text", context={"field": "payload"})
         return payload
 

@@ -161,13 +161,6 @@ class Doors:
         if caller.session and not hmac.compare_digest(caller.csrf.encode(), csrf.encode("utf-8", "replace")):
             raise Forbidden("this does not come from a page of this server")
 
-    def age(self, seconds: float) -> None:
-        """Let all sessions and codes be that much older."""
-        with self._mutex:
-            for session in self._sessions.values():
-                session.until -= seconds
-            self._codes = {kept: (who, until - seconds, token) for kept, (who, until, token) in self._codes.items()}
-
     def _redeem(self, code: str) -> str:
         """The token behind a code that is still good; nothing otherwise."""
         with self._mutex:

@@ -37,6 +37,8 @@ SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _UNFIT: Final = {404: NotFound("there is nothing here"), 405: Unfit("that cannot be done here", 405)}
+_LONG: Final = re.compile(r"\{(step|name)\}")
+"""What may have a slash in its name."""
 _ASKING: Final = 32
 """How much one may ask at the same time."""
 _HEADERS, _HEADER_BYTES = 100, 32 * 1024
@@ -93,7 +95,8 @@ def application(service: Service, doors: Doors, origins: Origins, table: Sequenc
     answering = Answering(service, doors, special)
     served = Starlette(
         routes=[
-            Path(path, answering.endpoint(methods), methods=list(methods), name=path) for path, methods in paths.items()
+            Path(_LONG.sub(r"{\1:path}", path), answering.endpoint(methods), methods=list(methods), name=path)
+            for path, methods in paths.items()
         ],
         exception_handlers={OncewardError: refusing(special), HTTPException: refusing(special), Exception: _bug},
     )

@@ -13,7 +13,7 @@ from onceward.engine.answers import Pending
 from onceward.engine.verbs import VERBS
 from onceward.engine.work_orders import ORDERS
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel.canon import parse
+from onceward.kernel.canon import holds_nul, parse
 from onceward.kernel.limits import MAX_REQUEST_ID_CHARS
 from onceward.lifecycles.duties import WORKS
 from onceward.serving import Service
@@ -150,7 +150,7 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
 def body_of(kind: type[Any], data: bytes) -> dict[str, Any]:
     """A body as it was sent, after it was seen to fit."""
     said = parse(data)
-    if b"\\u0000" in data:
+    if holds_nul(data):
         raise InvalidConfig("no text may hold a NUL", context={"field": "the body"})
     converted(kind, said, "the body")
     return dict(said)
