@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +71,12 @@ def test_codes_and_sessions_run_out(service):
         doors.caller("", value)
 
 
+def alone(scene):
+    """On a thread of its own: the driver of the browser has a loop on ours."""
+    with ThreadPoolExecutor(1) as own:
+        return own.submit(lambda: asyncio.run(scene())).result()
+
+
 async def listen(feed, line, after):
     """Somebody who listens, as the server answers them; ends when they are let go of."""
 
@@ -106,7 +113,7 @@ def test_what_happens_while_the_feed_wakes_up_is_told(service, monkeypatch):
         listening.cancel()
         return last
 
-    last = asyncio.run(scene())
+    last = alone(scene)
     feed.close()
     assert line.ids == list(range(before + 1, last + 1))
 
@@ -134,6 +141,6 @@ def test_who_takes_nothing_is_let_go_of_and_others_miss_nothing(service, monkeyp
         listening.cancel()
         return last
 
-    last = asyncio.run(scene())
+    last = alone(scene)
     feed.close()
     assert good.ids == list(range(before + 1, last + 1)) and feed.listeners == 0

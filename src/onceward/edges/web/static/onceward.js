@@ -37,9 +37,15 @@
     source.onopen = () => say("live", "good");
     source.onerror = () => {
       say("not connected", "wait");
-      if (source?.readyState === EventSource.CLOSED) { leave(); setTimeout(listen, 3000); }
+      if (source?.readyState === EventSource.CLOSED) { leave(); setTimeout(listen, 3000); asks(); }
     };
     source.onmessage = heard;
+  }
+
+  // Refused rather than broken: perhaps the session is over.
+  async function asks() {
+    const answer = await fetch("/api/v1/whoami").catch(() => null);
+    if (answer?.status === 401) location.reload();
   }
 
   function leave() {
