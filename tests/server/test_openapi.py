@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from onceward.client import snake
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.openapi import document
 
@@ -89,12 +90,8 @@ def test_everything_there_is_is_answered_as_it_is_described(running):
         query = {"of": running.ids["paused"]} if route.name in ("explain", "replay") else {}
         for number in range(max([len(values) for values in places.values()], default=1)):
             words = {name: values[number % len(values)] for name, values in places.items()}
-            said = getattr(client, _snake(route.name))(**words, **query)
+            said = getattr(client, snake(route.name))(**words, **query)
             msgspec.convert(said, route.answer)
-
-
-def _snake(name):
-    return re.sub(r"(?<!^)([A-Z])", lambda found: f"_{found[1].lower()}", name)
 
 
 @pytest.mark.rule("I-3")

@@ -66,7 +66,7 @@ class Gate:
                 ]
             await send(message)
 
-        unfit = _unfit(scope["headers"])
+        unfit = _overdone(scope["headers"])
         if unfit is not None:
             await problems.problem(unfit)(scope, receive, guarded)
             return
@@ -78,7 +78,7 @@ class Gate:
         await self._app(scope, receive, guarded)
 
 
-def _unfit(headers: list[tuple[bytes, bytes]]) -> Unfit | None:
+def _overdone(headers: list[tuple[bytes, bytes]]) -> Unfit | None:
     """What is said beside a request: not too much, and of its length in one way only."""
     if len(headers) > _HEADERS or sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES:
         return Unfit("too much is said in the headers", 431)

@@ -41,32 +41,17 @@ class Web(Special):
         if request.url.path.startswith("/api/"):
             return super().refused(request, error)
         if error.http_status == 401:
-            answer = HTMLResponse(
-                rendered("signin.html", here=_nobody(), over=self._doors.cookie in request.cookies), 401
-            )
+            answer = HTMLResponse(rendered("signin.html", over=self._doors.cookie in request.cookies), 401)
             answer.headers["WWW-Authenticate"] = 'Bearer realm="onceward"'
             return answer
         said = {"error": error.document(), "status": error.http_status, "meaning": _meaning(error.code)}
-        return HTMLResponse(rendered("error.html", here=_nobody(), **said), error.http_status)
+        return HTMLResponse(rendered("error.html", **said), error.http_status)
 
     def _rendered(self, call: Call, path: str) -> str:
         assert call.route.read is not None
         said = call.route.read(call)
-        here = _nobody() if call.caller is None else _here(call, path)
-        return rendered(call.route.page, here=here, form_of=form_of, over=False, **said)
-
-
-def _nobody() -> dict[str, Any]:
-    return {
-        "principal": "",
-        "csrf": "",
-        "nav": (),
-        "path": "",
-        "position": 0,
-        "state": "",
-        "workspace": "",
-        "roles": (),
-    }
+        around = {"here": _here(call, path)} if call.caller is not None else {"over": False}
+        return rendered(call.route.page, form_of=form_of, **around, **said)
 
 
 def _here(call: Call, path: str) -> dict[str, Any]:
@@ -74,7 +59,6 @@ def _here(call: Call, path: str) -> dict[str, Any]:
     return {
         "principal": call.principal,
         "roles": principal_named(call.store, call.principal)["roles"],
-        "csrf": call.caller.csrf,
         "nav": NAV,
         "path": path,
         "position": position_now(call.store),
