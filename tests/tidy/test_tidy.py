@@ -29,11 +29,6 @@ def names_of(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: f.name)
-def test_files_stay_small(file):
-    assert len(file.read_text("utf-8").splitlines()) <= 400
-
-
 @pytest.mark.rule("K-2")
 @pytest.mark.parametrize("file", PURE, ids=lambda f: f"{f.parent.name}-{f.name}")
 def test_pure_rooms_do_no_input_read_no_clock_and_draw_no_randomness(file):
