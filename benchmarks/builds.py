@@ -17,7 +17,14 @@ from run import postgres
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
 """Those that do not agree with the others about their dependencies."""
-STEPS = {"onceward": 2000, "dbos": 1000, "prefect": 200, "redun": 300, "joblib": 1000, "diskcache": 2000}
+STEPS = {
+    "onceward": 2000,
+    "dbos": 1000,
+    "prefect": 200,
+    "redun": 300,
+    "joblib": 1000,
+    "diskcache": 2000,
+}
 Rates = dict[tuple[str, str, str], list[float]]
 
 
@@ -52,12 +59,19 @@ def one_round(number: int, url: str, found: Rates, bytes_: dict[str, float]) -> 
                 places = {"sqlite": f"{path}|", "postgresql": f"{path}/pg|{url}&schema=w{number}"}
                 (path / "pg").mkdir()
             elif peer == "dbos":
-                places = {"sqlite": f"sqlite:///{path}/d.db", "postgresql": _database(base, rest, f"dbos{number}")}
+                places = {
+                    "sqlite": f"sqlite:///{path}/d.db",
+                    "postgresql": _database(base, rest, f"dbos{number}"),
+                }
             for store, place in places.items():
                 for job in ("w1", "w2"):
                     found.setdefault((job, store, peer), []).append(ask(peer, job, place, count))
             if peer in ("onceward", "dbos"):
-                files = path.glob("d.db*") if peer == "dbos" else (path / ".onceward").glob("onceward.db*")
+                files = (
+                    path.glob("d.db*")
+                    if peer == "dbos"
+                    else (path / ".onceward").glob("onceward.db*")
+                )
                 bytes_[peer] = sum(file.stat().st_size for file in files) / count
     for store in ("sqlite", "postgresql"):
         with folder() as path:
@@ -104,7 +118,9 @@ def memory(count: int) -> tuple[float, float]:
     """Megabytes after the import, and growth from the thousandth step to the last."""
     with folder() as path:
         text = GROWTH.format(here=str(HERE), count=count, place=str(path))
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=900, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=900, check=True
+        )
     imported, grown = done.stdout.split()
     return float(imported), float(grown)
 
@@ -142,11 +158,19 @@ def main() -> None:
         rate = ask("onceward", "w2", f"{path}|", 20_000)
     _tell("P-5", "W2, 20,000 steps: steps/s", rate, 20_000)
     _tell("P-5", "W2 / DBOS (sqlite)", rate / statistics.median(found["w2", "sqlite", "dbos"]), 15)
-    _tell("P-9", f"cost of a step after {asked.many:,} / after none", flat(asked.many), 1.2, most=True)
+    _tell(
+        "P-9", f"cost of a step after {asked.many:,} / after none", flat(asked.many), 1.2, most=True
+    )
     imported, grown = memory(20_000)
     _tell("P-10", "MB after import", imported, 40, most=True)
     _tell("P-10", "MB more over 20,000 steps", grown, 10, most=True)
-    _tell("P-11", f"bytes a step (DBOS {bytes_['dbos']:.0f})", bytes_["onceward"], bytes_["dbos"], most=True)
+    _tell(
+        "P-11",
+        f"bytes a step (DBOS {bytes_['dbos']:.0f})",
+        bytes_["onceward"],
+        bytes_["dbos"],
+        most=True,
+    )
 
 
 def _ratio(found: Rates, job: str, ours: str, theirs: str) -> float:

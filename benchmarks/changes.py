@@ -82,7 +82,9 @@ def cutting(folder: Path, size: int, others: int) -> tuple[float, float]:
     proposal.bring(kernel.artifacts)
     for unit in proposal.manifest.unit:
         adopted = kernel.artifacts.adopt(unit.after or "")
-        kernel.store.write(lambda tx, b=adopted, p=unit.path: kernel.artifacts.record(tx, "bench", p, "after", b))
+        kernel.store.write(
+            lambda tx, b=adopted, p=unit.path: kernel.artifacts.record(tx, "bench", p, "after", b)
+        )
     cutter = TreeCutter(tree, kernel.artifacts, proposal.manifest, "cst_bench")
 
     def cut() -> None:
@@ -119,11 +121,15 @@ def main() -> None:
         for megabytes in (1, 10, 100):
             seconds, copied = cutting(Path(place) / f"b{megabytes}", megabytes << 20, 0)
             rates[megabytes] = seconds / megabytes
-            print(f"cut of {megabytes:3d} MB: {seconds:6.3f} s, {seconds / copied:5.2f} x a copy with a sync")
+            print(
+                f"cut of {megabytes:3d} MB: {seconds:6.3f} s, {seconds / copied:5.2f} x a copy with a sync"
+            )
         print(f"  the cost of a byte, 100 MB against 10 MB: {rates[100] / rates[10]:.2f} x")
         small, _ = cutting(Path(place) / "t1", 1 << 20, 1_000)
         large, _ = cutting(Path(place) / "t20", 1 << 20, 20_000)
-        print(f"1 MB in a tree of 20,000 other files against 1,000: {large / small:.2f} x ({large:.3f} s)")
+        print(
+            f"1 MB in a tree of 20,000 other files against 1,000: {large / small:.2f} x ({large:.3f} s)"
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def functions(children: Children, count: int = COUNT) -> tuple[float, list[float
     rate = count / (time.perf_counter() - begun)
     for _ in range(100):
         asked = time.perf_counter()
-        (child_id,) = children.spawn([Function(call=lambda task: waits.append(time.perf_counter()), name="now")])
+        (child_id,) = children.spawn(
+            [Function(call=lambda task: waits.append(time.perf_counter()), name="now")]
+        )
         children.wait(child_id)
         waits[-1] -= asked
     return rate, waits
@@ -45,7 +47,9 @@ def functions(children: Children, count: int = COUNT) -> tuple[float, list[float
 
 def commands(children: Children, count: int = 200) -> float:
     begun = time.perf_counter()
-    for child_id in children.spawn([Command(argv=["/bin/true"], cwd=Path("/")) for _ in range(count)]):
+    for child_id in children.spawn(
+        [Command(argv=["/bin/true"], cwd=Path("/")) for _ in range(count)]
+    ):
         children.wait(child_id)
     return count / (time.perf_counter() - begun)
 
@@ -63,7 +67,14 @@ def ours(store: str, jobs: int) -> tuple[float, float, list[float]]:
 
 def peer(kind: str, url: str, jobs: int) -> float:
     done = subprocess.run(
-        [sys.executable, str(HERE / "queues.py"), kind, url, str(jobs), "150" if kind == "dbos" else str(COUNT)],
+        [
+            sys.executable,
+            str(HERE / "queues.py"),
+            kind,
+            url,
+            str(jobs),
+            "150" if kind == "dbos" else str(COUNT),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -102,21 +113,33 @@ def main() -> None:
                     waits.setdefault(store, []).extend(waited)
             for jobs in (2, 8):
                 folder = Path(tempfile.mkdtemp(prefix="onceward-bench-peer-"))
-                found.setdefault(("huey", "sqlite", jobs), []).append(peer("huey", str(folder / "huey.db"), jobs))
+                found.setdefault(("huey", "sqlite", jobs), []).append(
+                    peer("huey", str(folder / "huey.db"), jobs)
+                )
                 dbos_url = f"sqlite:///{folder}/dbos.sqlite"
                 found.setdefault(("dbos", "sqlite", jobs), []).append(peer("dbos", dbos_url, jobs))
                 base = url.split("?")[0]
-                found.setdefault(("procrastinate", "postgresql", jobs), []).append(peer("procrastinate", url, jobs))
-                found.setdefault(("dbos", "postgresql", jobs), []).append(peer("dbos", _named(base, url), jobs))
+                found.setdefault(("procrastinate", "postgresql", jobs), []).append(
+                    peer("procrastinate", url, jobs)
+                )
+                found.setdefault(("dbos", "postgresql", jobs), []).append(
+                    peer("dbos", _named(base, url), jobs)
+                )
                 shutil.rmtree(folder, ignore_errors=True)
-    print(f"Durable children and tasks per second, {COUNT} no-op each, medians of {ROUNDS} interleaved rounds\n")
-    for (name, store, jobs), rates in sorted(found.items(), key=lambda item: (item[0][1], item[0][2], item[0][0])):
+    print(
+        f"Durable children and tasks per second, {COUNT} no-op each, medians of {ROUNDS} interleaved rounds\n"
+    )
+    for (name, store, jobs), rates in sorted(
+        found.items(), key=lambda item: (item[0][1], item[0][2], item[0][0])
+    ):
         print(f"  {store:10s} {jobs} at a time  {name:18s} {statistics.median(rates):8,.0f}")
     print()
     for store, spent in waits.items():
         ordered = sorted(spent)
         p99 = ordered[int(len(ordered) * 0.99)]
-        print(f"  {store:10s} queue to start: p50 {ordered[len(ordered) // 2] * 1e3:5.2f} ms  p99 {p99 * 1e3:5.2f} ms")
+        print(
+            f"  {store:10s} queue to start: p50 {ordered[len(ordered) // 2] * 1e3:5.2f} ms  p99 {p99 * 1e3:5.2f} ms"
+        )
     print()
     for store, name, must in (
         ("sqlite", "dbos", 8),
@@ -125,10 +148,14 @@ def main() -> None:
         ("postgresql", "procrastinate", 2),
     ):
         for jobs in (2, 8):
-            pairs = zip(found["onceward function", store, jobs], found[name, store, jobs], strict=True)
+            pairs = zip(
+                found["onceward function", store, jobs], found[name, store, jobs], strict=True
+            )
             ratio = statistics.median(a / b for a, b in pairs)
             told = "met" if ratio >= must else "MISSED"
-            print(f"  P-6  {store:10s} {jobs} at a time / {name:14s} {ratio:6.2f}   must {must}   {told}")
+            print(
+                f"  P-6  {store:10s} {jobs} at a time / {name:14s} {ratio:6.2f}   must {must}   {told}"
+            )
     ratio = flat()
     told = "met" if ratio <= 1.2 else "MISSED"
     print(f"  P-9  cost of a child at 100,000 tokens / at none {ratio:5.2f}   must 1.2   {told}")

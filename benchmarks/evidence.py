@@ -45,7 +45,9 @@ class Writer:
         self.position, self.streams, self.heads = 0, 0, {}
         self.at = 1_700_000_000_000_000
 
-    def add(self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]) -> None:
+    def add(
+        self, stream: str, source: str, name: str, context: dict[str, Any], detail: dict[str, Any]
+    ) -> None:
         if stream not in self.heads:
             self.streams += 1
             self.run("INSERT INTO streams VALUES (?, ?)", (self.streams, stream))
@@ -64,7 +66,9 @@ def fill(path: Path, events: int) -> int:
     database = SqliteDatabase(path, LiveSources())
     migrate.migrate(database, LiveSources())
     connection = apsw.Connection(str(path))
-    for (name,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")):
+    for (name,) in list(
+        connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+    ):
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("BEGIN")
@@ -89,8 +93,16 @@ def _build(connection: apsw.Connection, writer: Writer, build: str, plan_hash: s
         writer.add(session, "build", name, context, detail)
 
     moved("BUILD_CREATED", plan_hash=plan_hash, to="PENDING", transition_seq=1)
-    writer.add(session, "session", "SESSION_OPENED", context, {"limits": {}, "max_active_children": 2})
-    moved("BUILD_STARTED", **{"from": "PENDING"}, reason="build_started", to="ACTIVE", transition_seq=2)
+    writer.add(
+        session, "session", "SESSION_OPENED", context, {"limits": {}, "max_active_children": 2}
+    )
+    moved(
+        "BUILD_STARTED",
+        **{"from": "PENDING"},
+        reason="build_started",
+        to="ACTIVE",
+        transition_seq=2,
+    )
     connection.execute("INSERT INTO sessions VALUES (?, 2, ?, ?, 1)", (build, STEPS, STEPS))
     made = hashlib.sha256()
     for step in range(1, STEPS + 1):
@@ -98,26 +110,60 @@ def _build(connection: apsw.Connection, writer: Writer, build: str, plan_hash: s
         target, hash_ = f"t{step:06d}", digest([build, step])
         work = canonical({"context_hash": hash_, "stage": "s", "target": target}).decode()
         order = rules.Order(child, build, "function", work)
-        token = rules.born(rules.spawn(order, 3, step, Owner("h", "b", 1, "1", 1), "bench"), writer.at)
+        token = rules.born(
+            rules.spawn(order, 3, step, Owner("h", "b", 1, "1", 1), "bench"), writer.at
+        )
         token = rules.moved(token, rules.lease(token, step, 1, "bench"))
-        ended = rules.Ended("completed", {"context_hash": hash_, "outputs": result_digest([]), "spent": {"tokens": 3}})
+        ended = rules.Ended(
+            "completed",
+            {"context_hash": hash_, "outputs": result_digest([]), "spent": {"tokens": 3}},
+        )
         for name in ("WORKER_START", "WORKER_PASS"):
             writer.at += 7
             begins = name == "WORKER_START"
-            move = rules.start(token, writer.at, "bench") if begins else rules.finish(token, ended, "bench")
-            said = {**move.said(), "parent_stream_id": session, "parent_seq": writer.heads[session][1] + 1}
+            move = (
+                rules.start(token, writer.at, "bench")
+                if begins
+                else rules.finish(token, ended, "bench")
+            )
+            said = {
+                **move.said(),
+                "parent_stream_id": session,
+                "parent_seq": writer.heads[session][1] + 1,
+            }
             writer.add(session, "child", name, context, said)
             writer.add(f"child:{child}", "child", name, context, said)
             token = msgspec.structs.replace(rules.moved(token, move), updated_at=writer.at)
         row = {**msgspec.structs.asdict(token), "position": writer.position}
         marks = ", ".join("?" * len(row))
-        connection.execute(f"INSERT INTO urm_dispatch_token ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
-        connection.execute("INSERT INTO budget_debits VALUES (?, 'tokens', ?, ?, 3, 0, 1)", (build, step, child))
-        checkpoint = (build, "s", target, hash_, "SUCCESS", "executed", "[]", 0, 3, 1, child, None, None, 1)
+        connection.execute(
+            f"INSERT INTO urm_dispatch_token ({', '.join(row)}) VALUES ({marks})",
+            tuple(row.values()),
+        )
+        connection.execute(
+            "INSERT INTO budget_debits VALUES (?, 'tokens', ?, ?, 3, 0, 1)", (build, step, child)
+        )
+        checkpoint = (
+            build,
+            "s",
+            target,
+            hash_,
+            "SUCCESS",
+            "executed",
+            "[]",
+            0,
+            3,
+            1,
+            child,
+            None,
+            None,
+            1,
+        )
         connection.execute(f"INSERT INTO checkpoints VALUES ({', '.join('?' * 14)})", checkpoint)
         made.update(manifest_line("s", target, "[]"))
     connection.execute(
-        "INSERT INTO budget_totals VALUES (?, 'tokens', 'running_total_v1', NULL, ?, 0)", (build, 3 * STEPS)
+        "INSERT INTO budget_totals VALUES (?, 'tokens', 'running_total_v1', NULL, ?, 0)",
+        (build, 3 * STEPS),
     )
     ends = {"from": "ACTIVE", "to": "SUCCESS", "reason": "normal_completion", "transition_seq": 3}
     moved("BUILD_SUCCEEDED", outputs=made.hexdigest(), **ends)
@@ -178,7 +224,9 @@ def main() -> None:
             line = f"{events:>10,} {events / limit:>10,.0f}"
             for what in WHAT:
                 words = [sys.executable, __file__, "--measure", path, "--what", what]
-                told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+                told = subprocess.run(
+                    words, capture_output=True, text=True, check=True
+                ).stdout.split()
                 seconds, memory = float(told[0]), float(told[1])
                 line += f" {events / seconds:>10,.0f} {limit / seconds:>6.2f} {memory:>8.1f}"
             print(line, flush=True)

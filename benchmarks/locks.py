@@ -34,7 +34,9 @@ def soft(folder: Path) -> Callable[[], bool]:
     return theirs(folder, SoftFileLock)
 
 
-def theirs(folder: Path, kind: type[FileLock] | type[SoftFileLock] = FileLock) -> Callable[[], bool]:
+def theirs(
+    folder: Path, kind: type[FileLock] | type[SoftFileLock] = FileLock
+) -> Callable[[], bool]:
     def once() -> bool:
         # A new object each time, as a dispatcher that meets a target for the first time has one.
         lock = kind(folder / "filelock")
@@ -93,7 +95,12 @@ def together(make: Callable[[Path], Callable[[], bool]], folder: Path) -> float:
 
 
 def main() -> None:
-    kinds = {"onceward TargetLock": ours, "filelock FileLock": theirs, "SoftFileLock": soft, "raw O_EXCL": raw}
+    kinds = {
+        "onceward TargetLock": ours,
+        "filelock FileLock": theirs,
+        "SoftFileLock": soft,
+        "raw O_EXCL": raw,
+    }
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(5):
         for name, make in kinds.items():
@@ -108,7 +115,9 @@ def main() -> None:
     for way, must in (("alone", 1), ("8 processes", 2)):
         pairs = zip(found["onceward TargetLock", way], found["filelock FileLock", way], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
-        print(f"  P-8  {way:12s} / filelock {ratio:6.2f}   must {must}   {'met' if ratio >= must else 'MISSED'}")
+        print(
+            f"  P-8  {way:12s} / filelock {ratio:6.2f}   must {must}   {'met' if ratio >= must else 'MISSED'}"
+        )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def langgraph(url: str) -> None:
     graph: Any = StateGraph(_State)
     graph.add_node("step", lambda state: {"n": state["n"] + 1})
     graph.add_edge(START, "step")
-    graph.add_conditional_edges("step", lambda state: END if state["n"] >= state["limit"] else "step")
+    graph.add_conditional_edges(
+        "step", lambda state: END if state["n"] >= state["limit"] else "step"
+    )
     if url.startswith("postgresql"):
         from langgraph.checkpoint.postgres import PostgresSaver as Saver
     else:

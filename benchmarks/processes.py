@@ -52,7 +52,11 @@ def rate(once: Callable[[], None], jobs: int) -> float:
 
 def main() -> None:
     processes = Processes()
-    kinds = {"onceward child": ours(processes, itertools.count()), "posix_spawn": bare, "subprocess.run": captured}
+    kinds = {
+        "onceward child": ours(processes, itertools.count()),
+        "posix_spawn": bare,
+        "subprocess.run": captured,
+    }
     found: dict[tuple[str, int], list[float]] = {}
     for _ in range(ROUNDS):
         for jobs in (1, 8):
@@ -66,7 +70,9 @@ def main() -> None:
     for jobs, peer in itertools.product((1, 8), ("posix_spawn", "subprocess.run")):
         pairs = zip(found["onceward child", jobs], found[peer, jobs], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
-        print(f"  P-7  {jobs} at a time / {peer:15s} {ratio:5.2f}   must 0.4   {'met' if ratio >= 0.4 else 'MISSED'}")
+        print(
+            f"  P-7  {jobs} at a time / {peer:15s} {ratio:5.2f}   must 0.4   {'met' if ratio >= 0.4 else 'MISSED'}"
+        )
 
 
 if __name__ == "__main__":

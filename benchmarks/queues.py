@@ -16,7 +16,12 @@ def dbos(url: str, workers: int, count: int) -> float:
     from dbos import DBOS
 
     DBOS(
-        config={"name": "bench", "system_database_url": url, "log_level": "ERROR", "run_admin_server": False},
+        config={
+            "name": "bench",
+            "system_database_url": url,
+            "log_level": "ERROR",
+            "run_admin_server": False,
+        },
     )
 
     @DBOS.workflow()
@@ -45,7 +50,9 @@ def huey(url: str, workers: int, count: int) -> float:
     def task(number: int) -> None:
         done.release()
 
-    consumer = app.create_consumer(workers=workers, periodic=False, initial_delay=0.001, max_delay=0.005)
+    consumer = app.create_consumer(
+        workers=workers, periodic=False, initial_delay=0.001, max_delay=0.005
+    )
     begun = time.perf_counter()
     consumer.start()
     for number in range(count):
@@ -74,7 +81,9 @@ def procrastinate(url: str, workers: int, count: int) -> float:
             begun = time.perf_counter()
             for number in range(count):
                 await task.defer_async(number=number)
-            await app.run_worker_async(concurrency=workers, wait=False, install_signal_handlers=False)
+            await app.run_worker_async(
+                concurrency=workers, wait=False, install_signal_handlers=False
+            )
             return count / (time.perf_counter() - begun)
 
     return asyncio.run(run())
@@ -82,4 +91,8 @@ def procrastinate(url: str, workers: int, count: int) -> float:
 
 if __name__ == "__main__":
     kind, url, workers, count = sys.argv[1:5]
-    print({"dbos": dbos, "huey": huey, "procrastinate": procrastinate}[kind](url, int(workers), int(count)))
+    print(
+        {"dbos": dbos, "huey": huey, "procrastinate": procrastinate}[kind](
+            url, int(workers), int(count)
+        )
+    )

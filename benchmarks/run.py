@@ -136,7 +136,14 @@ class RawSqlite:
                 run("BEGIN IMMEDIATE")
                 run(
                     "UPDATE b SET state = ?, version = ?, position = ?, at = ? WHERE id = ? AND version = ?",
-                    ("B", self.version, self.version, 1, "bld_01900000-0000-7000-8000-000000000000", self.version - 1),
+                    (
+                        "B",
+                        self.version,
+                        self.version,
+                        1,
+                        "bld_01900000-0000-7000-8000-000000000000",
+                        self.version - 1,
+                    ),
                 )
                 run(
                     "INSERT INTO e VALUES (?, 1, ?, ?, 'build', ?, ?, ?)",
@@ -176,7 +183,16 @@ class RawPostgres:
                     "WITH u AS (UPDATE b SET state = 'B', version = %s, at = 1 WHERE id = 'bld_1' AND version = %s"
                     " RETURNING id), v AS (INSERT INTO e SELECT %s, 1, %s, 1, 'build', %s, %s, %s FROM u"
                     " RETURNING position) INSERT INTO o SELECT 'hook', position, %s, 0, 1 FROM v",
-                    (self.version, self.version - 1, self.version, self.version, BODY, self.hash, made, made),
+                    (
+                        self.version,
+                        self.version - 1,
+                        self.version,
+                        self.version,
+                        BODY,
+                        self.hash,
+                        made,
+                        made,
+                    ),
                     prepare=True,
                 )
                 self.hash = made
@@ -186,7 +202,11 @@ class RawPostgres:
 
 def peer(name: str, url: str) -> float:
     done = subprocess.run(
-        [sys.executable, str(HERE / "peers.py"), name, url], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(HERE / "peers.py"), name, url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
@@ -226,7 +246,11 @@ def flatness(folder: Path) -> list[tuple[int, float]]:
 def start_up() -> dict[str, float]:
     # Not ru_maxrss: it remembers the parent from before the exec.
     code = "import onceward.wiring; print(int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20)"
-    memory = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    memory = float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
     def took(*words: str) -> float:
         begun = time.perf_counter()
@@ -235,7 +259,9 @@ def start_up() -> dict[str, float]:
 
     return {
         "import onceward.wiring, MB": memory,
-        "onceward --help, ms": statistics.median(took("-m", "onceward", "--help") for _ in range(7)),
+        "onceward --help, ms": statistics.median(
+            took("-m", "onceward", "--help") for _ in range(7)
+        ),
         "import onceward, ms": statistics.median(took("-c", "import onceward") for _ in range(7)),
         "bare python, ms": statistics.median(took("-c", "pass") for _ in range(7)),
     }
@@ -263,8 +289,12 @@ def main() -> None:
                     "sqlite onceward, 8 callers": lambda: lite.together(8),
                     "sqlite onceward, 32 callers": lambda: lite.together(32),
                     "sqlite onceward, 64 callers": lambda: lite.together(64),
-                    "sqlite DBOS step": lambda n=number: peer("dbos", f"sqlite:///{folder}/dbos{n}.db"),
-                    "sqlite LangGraph step": lambda n=number: peer("langgraph", f"{folder}/lg{n}.db"),
+                    "sqlite DBOS step": lambda n=number: peer(
+                        "dbos", f"sqlite:///{folder}/dbos{n}.db"
+                    ),
+                    "sqlite LangGraph step": lambda n=number: peer(
+                        "langgraph", f"{folder}/lg{n}.db"
+                    ),
                     "postgresql ref": raw_post.alone,
                     "postgresql onceward, 1 caller": post.alone,
                     "postgresql onceward, read + move": post.read_and_move,
@@ -274,7 +304,9 @@ def main() -> None:
                     "postgresql LangGraph step": lambda u=peers_url: peer("langgraph", u),
                 }
                 for name, measure in measures.items():
-                    print(f"\r{number + 1}/{rounds} {name:40s}", end="", file=sys.stderr, flush=True)
+                    print(
+                        f"\r{number + 1}/{rounds} {name:40s}", end="", file=sys.stderr, flush=True
+                    )
                     found.setdefault(name, []).append(measure())
             admin.close()
             lite.store.close()
@@ -287,7 +319,10 @@ def main() -> None:
 
 
 def report(
-    found: dict[str, list[float]], flat: list[tuple[int, float]], starting: dict[str, float], rounds: int
+    found: dict[str, list[float]],
+    flat: list[tuple[int, float]],
+    starting: dict[str, float],
+    rounds: int,
 ) -> None:
     median = {name: statistics.median(rates) for name, rates in found.items()}
 
@@ -295,7 +330,9 @@ def report(
         """The median of the rounds' own ratios, since only neighbours in time compare."""
         return statistics.median(a / b for a, b in zip(found[above], found[below], strict=True))
 
-    print(f"Durable moves per second, medians of {rounds} interleaved rounds on {os.cpu_count()} cores\n")
+    print(
+        f"Durable moves per second, medians of {rounds} interleaved rounds on {os.cpu_count()} cores\n"
+    )
     for name, value in median.items():
         print(f"  {name:34s} {value:8,.0f}")
     lone, ref, plone, pref = (
@@ -320,7 +357,9 @@ def report(
     for name, value, must, moonshot in rows:
         lower = name.startswith("P-9")
         met = value <= must if lower else value >= must
-        print(f"  {name:42s} {value:6.2f}   must {must:<5} moonshot {moonshot:<5} {'met' if met else 'MISSED'}")
+        print(
+            f"  {name:42s} {value:6.2f}   must {must:<5} moonshot {moonshot:<5} {'met' if met else 'MISSED'}"
+        )
     print("\nStart-up\n")
     for name, value in starting.items():
         print(f"  {name:34s} {value:8.0f}")

@@ -49,9 +49,7 @@ def listen(host: str, port: int, token: str, count: int, after: int) -> None:
     lines = []
     for _ in range(count):
         line = socket.create_connection((host, port))
-        asked = (
-            f"GET /api/v1/events?after={after} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
-        )
+        asked = f"GET /api/v1/events?after={after} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
         line.sendall(asked.encode())
         line.setblocking(False)
         chosen.register(line, selectors.EVENT_READ, len(lines))
@@ -75,7 +73,14 @@ def listen(host: str, port: int, token: str, count: int, after: int) -> None:
                 if told.startswith(b"id: "):
                     found[1] += int(told[4:]) != found[0] + 1 and found[0] > 0
                     found[0] = int(told[4:])
-    print(json.dumps({"gaps": sum(line[1] for line in lines[::100]), "heard": [line[0] for line in lines[::100]]}))
+    print(
+        json.dumps(
+            {
+                "gaps": sum(line[1] for line in lines[::100]),
+                "heard": [line[0] for line in lines[::100]],
+            }
+        )
+    )
 
 
 def seconds(client: Client, plan: str) -> float:
@@ -85,7 +90,10 @@ def seconds(client: Client, plan: str) -> float:
         time.sleep(0.2)
     found = client.show_build(begun)
     assert found["state"] == "SUCCESS", found["state"]
-    stamp = [time.mktime(time.strptime(found[k][:19], "%Y-%m-%dT%H:%M:%S")) + float(found[k][19:26]) for k in TIMES]
+    stamp = [
+        time.mktime(time.strptime(found[k][:19], "%Y-%m-%dT%H:%M:%S")) + float(found[k][19:26])
+        for k in TIMES
+    ]
     return stamp[1] - stamp[0]
 
 
@@ -97,7 +105,9 @@ def memory(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--readers", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1500)
@@ -113,10 +123,14 @@ def main() -> None:
 
 def run(folder: Path, asked: Any) -> None:
     (folder / "plan.py").write_text(PLAN.replace("STEPS", str(asked.steps)))
-    (folder / "programs.toml").write_text(PROGRAMS.replace("TARGETS", ", ".join(f'"t{n}"' for n in range(400))))
+    (folder / "programs.toml").write_text(
+        PROGRAMS.replace("TARGETS", ", ".join(f'"t{n}"' for n in range(400)))
+    )
     own = Path(sys.executable).parent / "onceward"
     subprocess.run([own, "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    server = subprocess.Popen([own, "serve", "--port", "0", "--json"], cwd=folder, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [own, "serve", "--port", "0", "--json"], cwd=folder, stdout=subprocess.PIPE, text=True
+    )
     assert server.stdout is not None
     said = json.loads(server.stdout.readline())
     client = Client.here(folder / ".onceward", patience=120)
@@ -131,9 +145,16 @@ def run(folder: Path, asked: Any) -> None:
                 readers = None
                 if listened:
                     last = sum(stream["events"] for stream in client.list_streams())
-                    words = [said["url"].removeprefix("http://"), token, str(asked.readers), str(last)]
+                    words = [
+                        said["url"].removeprefix("http://"),
+                        token,
+                        str(asked.readers),
+                        str(last),
+                    ]
                     readers = subprocess.Popen(
-                        [sys.executable, __file__, "--listen", *words], stdout=subprocess.PIPE, text=True
+                        [sys.executable, __file__, "--listen", *words],
+                        stdout=subprocess.PIPE,
+                        text=True,
                     )
                     assert readers.stdout is not None and readers.stdout.readline() == "listening\n"
                     time.sleep(3)
@@ -145,7 +166,9 @@ def run(folder: Path, asked: Any) -> None:
                     readers.terminate()
                     gaps += json.loads(readers.communicate()[0])["gaps"]
         for plan in ("plan.py", "programs.toml"):
-            alone, with_them = (statistics.median(took[plan, listened]) for listened in (False, True))
+            alone, with_them = (
+                statistics.median(took[plan, listened]) for listened in (False, True)
+            )
             print(
                 f"{plan}: {asked.readers} readers {with_them:.2f} s, none {alone:.2f} s:"
                 f" throughput x {alone / with_them:.3f}"

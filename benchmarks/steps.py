@@ -72,7 +72,11 @@ def redun(job: str, place: str, count: int) -> None:
 
 
 def prefect(job: str, place: str, count: int) -> None:
-    os.environ |= {"PREFECT_HOME": place, "PREFECT_LOGGING_LEVEL": "CRITICAL", "PREFECT_SERVER_ANALYTICS_ENABLED": "0"}
+    os.environ |= {
+        "PREFECT_HOME": place,
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "0",
+    }
     from prefect import flow, task
     from prefect.cache_policies import INPUTS
 
@@ -121,7 +125,12 @@ def onceward(job: str, place: str, count: int) -> None:
     plan.stage(name="step", targets=[f"t{number:06d}" for number in range(count)], version="1")(
         lambda task: {"n": task.target}
     )
-    words = {"workspace": f"{folder}/.onceward", "store": store or None, "quiet": True, "reuse": False}
+    words = {
+        "workspace": f"{folder}/.onceward",
+        "store": store or None,
+        "quiet": True,
+        "reuse": False,
+    }
     if job == "w1":
         begun = time.perf_counter()
 

@@ -54,15 +54,34 @@ def main() -> None:
         (folder / "agent.sh").write_text(AGENT)
         (folder / "stray.sh").write_text(STRAY)
         print(f"\n{BOLD}An agent with a budget of 1000 tokens{OFF}", flush=True)
-        subprocess.run([sys.executable, "-m", "onceward", "init"], cwd=folder, stdout=subprocess.DEVNULL, check=True)
-        asked = ("--session", "fix-42", "--new", "--budget", "tokens=1000", "--timeout", "60", "--target", "repo")
+        subprocess.run(
+            [sys.executable, "-m", "onceward", "init"],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        asked = (
+            "--session",
+            "fix-42",
+            "--new",
+            "--budget",
+            "tokens=1000",
+            "--timeout",
+            "60",
+            "--target",
+            "repo",
+        )
         code = show("spawn", *asked, "--", "sh", "agent.sh", folder=folder)
-        print(f"{DIM}exit {code}: the second debit did not fit, so it was refused before anything was spent{OFF}\n")
+        print(
+            f"{DIM}exit {code}: the second debit did not fit, so it was refused before anything was spent{OFF}\n"
+        )
 
         print(f"{BOLD}An agent whose kernel is killed with -9{OFF}", flush=True)
         argv = ("spawn", "--session", "fix-43", "--new", "--", "sh", "stray.sh")
         print(f"{BOLD}$ onceward {' '.join(argv)} &{OFF}", flush=True)
-        kernel = subprocess.Popen([sys.executable, "-m", "onceward", *argv], cwd=folder, stderr=subprocess.STDOUT)
+        kernel = subprocess.Popen(
+            [sys.executable, "-m", "onceward", *argv], cwd=folder, stderr=subprocess.STDOUT
+        )
         while len(sleepers()) < 2:
             time.sleep(0.05)
         print(f"{BOLD}$ kill -9 {kernel.pid}{OFF}", flush=True)

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BOLD, DIM, GREEN, OFF = ("\033[1m", "\033[2m", "\033[32m", "\033[0m") if sys.stdout.isatty() else ("",) * 4
+BOLD, DIM, GREEN, OFF = (
+    ("\033[1m", "\033[2m", "\033[32m", "\033[0m") if sys.stdout.isatty() else ("",) * 4
+)
 
 
 class Demo:
@@ -29,7 +31,9 @@ class Demo:
 
     def typed(self, *argv: str) -> subprocess.Popen[bytes]:
         print(f"{GREEN}$ onceward {' '.join(argv)}{OFF}", flush=True)
-        return subprocess.Popen([sys.executable, "-m", "onceward", *argv], cwd=self.folder, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [sys.executable, "-m", "onceward", *argv], cwd=self.folder, stderr=subprocess.STDOUT
+        )
 
     def show(self, *argv: str) -> None:
         answered = self.typed(*argv).wait()
@@ -41,7 +45,11 @@ class Demo:
         return json.loads(done.stdout)
 
     def charges(self) -> list[dict]:
-        return [json.loads(line) for line in self.bill.read_text().splitlines()] if self.bill.exists() else []
+        return (
+            [json.loads(line) for line in self.bill.read_text().splitlines()]
+            if self.bill.exists()
+            else []
+        )
 
     def kill_half_way(self) -> None:
         """Run the plan, and end it without a word while two calls are under way."""
@@ -59,8 +67,14 @@ class Demo:
         paid = sum(round(float(charge["usd"]) * 1_000_000) for charge in charges)
         spent = sum(group["lanes"].get("usd_micros", 0) for group in self.ask("spend")["groups"])
         keys = {charge["key"] for charge in charges}
-        print(f"the model's own bill: {len(charges)} calls, {len(charges) - len(keys)} of them twice, ", end="")
-        print(f"{paid / 1_000_000:.4f} usd; what onceward counted: {spent / 1_000_000:.4f} usd", flush=True)
+        print(
+            f"the model's own bill: {len(charges)} calls, {len(charges) - len(keys)} of them twice, ",
+            end="",
+        )
+        print(
+            f"{paid / 1_000_000:.4f} usd; what onceward counted: {spent / 1_000_000:.4f} usd",
+            flush=True,
+        )
         assert len(charges) == len(keys) == calls, "something was paid twice"
         # A call that was paid in the very moment of the kill is known to the provider only.
         assert paid - 2 * 20_000 <= spent <= paid
@@ -75,20 +89,30 @@ class Demo:
         self.show("run", "plan.py")
         self.say("One text changes. What would that cost, and why?")
         text = self.folder / "texts" / "dunes.md"
-        text.write_text(text.read_text().replace("A dune is wind made visible.", "A dune is a slow wave of sand."))
+        text.write_text(
+            text.read_text().replace(
+                "A dune is wind made visible.", "A dune is a slow wave of sand."
+            )
+        )
         self.show("run", "plan.py", "--dry-run")
         self.show("run", "plan.py")
         self.show("why", "summarise:texts/dunes.md")
         self.compare_bills(18)
-        self.say("What it made, with a manifest of every byte, and the evidence behind it, for anybody to check.")
+        self.say(
+            "What it made, with a manifest of every byte, and the evidence behind it, for anybody to check."
+        )
         self.show("output", "--project", "texts", "--to", "handed-on")
-        check = "sha256sum --check --quiet SHA256SUMS && echo 'every file is what the manifest says'"
+        check = (
+            "sha256sum --check --quiet SHA256SUMS && echo 'every file is what the manifest says'"
+        )
         print(f"{GREEN}$ cd handed-on; {check}{OFF}", flush=True)
         subprocess.run(["sh", "-c", check], cwd=self.folder / "handed-on", check=True)
         self.show("export", "latest", "--out", "proof.tar")
         self.show("verify", "proof.tar")
         self.show("verify")
-        print(f"\n{DIM}The plan is 35 lines: examples/documents/plan.py. Now write your own: see README.md{OFF}")
+        print(
+            f"\n{DIM}The plan is 35 lines: examples/documents/plan.py. Now write your own: see README.md{OFF}"
+        )
 
 
 def main() -> None:
@@ -96,7 +120,12 @@ def main() -> None:
     name = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="onceward-demo-"))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
-        shutil.copytree(HERE / "documents", name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            HERE / "documents",
+            name,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
         Demo(name).run()
     finally:
         if not kept:

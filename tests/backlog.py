@@ -26,8 +26,20 @@ PEOPLE = {
     "ro": ["viewer"],
 }
 TABLES = (
-    *("decision_backlog_entry", "decision_backlog_history", "decision_backlog_dependency", "manifest_envelope"),
-    *("manifest_unit", "review_decision", "cut_change_set", "cut_affected_row", "verify_result", "dot_pair_signature"),
+    *(
+        "decision_backlog_entry",
+        "decision_backlog_history",
+        "decision_backlog_dependency",
+        "manifest_envelope",
+    ),
+    *(
+        "manifest_unit",
+        "review_decision",
+        "cut_change_set",
+        "cut_affected_row",
+        "verify_result",
+        "dot_pair_signature",
+    ),
 )
 
 
@@ -56,7 +68,9 @@ class Backlog:
         self.tree = self.home / "repo"
         self.policy = {}
         for name, roles in PEOPLE.items():
-            self.kernel.ask(Request("principals.add", name, {"name": name, "roles": roles}, "tester"))
+            self.kernel.ask(
+                Request("principals.add", name, {"name": name, "roles": roles}, "tester")
+            )
 
     @property
     def store(self):
@@ -74,7 +88,9 @@ class Backlog:
     def become(self, who):
         """Let somebody else hold the workspace."""
         self.kernel.close()
-        acting = Workspace(self.workspace.folder, store_url=self.workspace.settings.store.url, principal=who)
+        acting = Workspace(
+            self.workspace.folder, store_url=self.workspace.settings.store.url, principal=who
+        )
         self.kernel = acting.kernel()
         self.kernel.processes.grace = 0.3
         return self.kernel
@@ -94,9 +110,15 @@ class Backlog:
             shutil.rmtree(wanted)
         return proposal.manifest
 
-    def mark(self, files=None, who="ann", key=None, what=None, depends_on=(), reason="why not", **words):
+    def mark(
+        self, files=None, who="ann", key=None, what=None, depends_on=(), reason="why not", **words
+    ):
         manifest = what or self.propose(files or {"a.txt": f"new {uuid.uuid4()}"}, **words)
-        payload = {"manifest": manifest.content_hash(), "key": key or uuid.uuid4().hex, "reason": reason}
+        payload = {
+            "manifest": manifest.content_hash(),
+            "key": key or uuid.uuid4().hex,
+            "reason": reason,
+        }
         return self.ask(who, "changes.mark", **payload, depends_on=list(depends_on))["entry_id"]
 
     def sweep(self, who="ann"):
@@ -104,7 +126,9 @@ class Backlog:
 
     def review(self, entry, word, who="rob", digest=None, reason=""):
         digest = digest or self.envelope(entry).content_hash
-        return self.ask(who, "changes.review", entry=entry, decision=word, digest=digest, reason=reason)
+        return self.ask(
+            who, "changes.review", entry=entry, decision=word, digest=digest, reason=reason
+        )
 
     def approved(self, files=None, **words):
         entry = self.mark(files, **words)
@@ -138,7 +162,9 @@ class Backlog:
 
     def history(self, entry):
         with self.store.read() as rows:
-            return [(row.from_state, row.to_state, row.actor) for row in Changes(rows).history(entry)]
+            return [
+                (row.from_state, row.to_state, row.actor) for row in Changes(rows).history(entry)
+            ]
 
     def rows(self):
         return {table: count(self.store, table) for table in TABLES}

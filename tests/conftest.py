@@ -141,7 +141,9 @@ def scene(request, template, tmp_path_factory):
 def pytest_terminal_summary(terminalreporter):
     """What could not be tried here, and how it can."""
     said = {
-        report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if "apt-get" in str(report.longrepr)
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", ())
+        if "apt-get" in str(report.longrepr)
     }
     for reason in sorted(said):
         terminalreporter.write_line(f"NOT TRIED: {reason.removeprefix('Skipped: ')}", yellow=True)

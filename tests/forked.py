@@ -31,7 +31,9 @@ def run(argv, *, cwd, env, first="", input=None, timeout=60):
     argv = [str(word) for word in argv]
     alone = threading.current_thread() is threading.main_thread()
     if not alone or any(
-        env.get(name) != os.environ.get(name) for name in {*env, *os.environ} if name.startswith(_EARLY)
+        env.get(name) != os.environ.get(name)
+        for name in {*env, *os.environ}
+        if name.startswith(_EARLY)
     ):
         return subprocess.run(
             [sys.executable, "-m", "onceward", *argv],
@@ -43,7 +45,13 @@ def run(argv, *, cwd, env, first="", input=None, timeout=60):
     with tempfile.TemporaryDirectory(prefix="onceward-forked-") as folder:
         files = {name: str(Path(folder) / name) for name in ("in", "out", "err")}
         Path(files["in"]).write_text(input or "")
-        order = {"argv": argv, "cwd": str(cwd), "env": dict(env), "first": str(first or cwd), **files}
+        order = {
+            "argv": argv,
+            "cwd": str(cwd),
+            "env": dict(env),
+            "first": str(first or cwd),
+            **files,
+        }
         status = _ask(order, timeout)
         out, err = (Path(files[name]).read_text() for name in ("out", "err"))
     return subprocess.CompletedProcess(argv, status, out, err)
@@ -53,7 +61,11 @@ def _ask(order, timeout):
     global _server
     if _server is None or _server.poll() is not None:
         _server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
     _server.stdin.write(json.dumps({**order, "timeout": timeout}) + "\n")
     status = json.loads(_server.stdout.readline())

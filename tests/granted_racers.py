@@ -48,7 +48,9 @@ def main() -> None:
         if child == 0:
             status = 9
             try:
-                status = want(Workspace(Path(folder), store_url=store, principal="tester"), number, grant)
+                status = want(
+                    Workspace(Path(folder), store_url=store, principal="tester"), number, grant
+                )
             except BaseException as error:
                 print(f"racer {number}: {error!r}", file=sys.stderr, flush=True)
             finally:

@@ -63,7 +63,15 @@ def count(store: Store, table: str) -> int:
 
 
 def everything(store: Store) -> dict[str, int]:
-    tables = ("builds", "events", "event_outbox", "outbox_used", "requests", "streams", "principals")
+    tables = (
+        "builds",
+        "events",
+        "event_outbox",
+        "outbox_used",
+        "requests",
+        "streams",
+        "principals",
+    )
     return {table: count(store, table) for table in tables}
 
 

@@ -49,7 +49,7 @@ _IN_TWO = """    session = token.parent_session_id
         refusal = child_budget.Refusal(refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope)
 """
 _ASKED = '    if token.cancel_request_id is not None:\n        detail["cancel_request_id"] = token.cancel_request_id\n'
-_RECOVERED = _ASKED + '    return _end(token, "terminated_on_restart"'
+_RECOVERED = _ASKED + '    return _end(\n        token,\n        "terminated_on_restart"'
 _JUDGED = "for name, amount in {}:\n        lane = lanes.get(name)\n        if lane is not None and lane.limit"
 _LEFT = 'phase {} AND owner_fence < ?"\n            " ORDER'
 
@@ -132,7 +132,9 @@ def planted(folder: Path, file: str, old: str, new: str) -> Path:
     return folder
 
 
-def python(source: Path | None, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def python(
+    source: Path | None, *words: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Our Python, with a copy of the source or our own."""
     environ = {**os.environ, **({"PYTHONPATH": str(source)} if source is not None else {})}
     return subprocess.run(
@@ -146,7 +148,9 @@ def python(source: Path | None, *words: object, cwd: Path | None = None) -> subp
     )
 
 
-def onceward(source: Path | None, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def onceward(
+    source: Path | None, *words: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     if source is None:
         return forked.run(words, cwd=cwd or Path.cwd(), env=dict(os.environ))
     return python(source, "-m", "onceward", *words, cwd=cwd)

@@ -47,7 +47,10 @@ needs = ["write"]
 targets = ["all"]
 run = ["sh", "-c", "LAST"]
 '''
-ASKING = PLAN + '\n[[stage]]\nname = "ok"\nneeds = ["join"]\ntargets = ["all"]\napprove = "is it good?"\n'
+ASKING = (
+    PLAN
+    + '\n[[stage]]\nname = "ok"\nneeds = ["join"]\ntargets = ["all"]\napprove = "is it good?"\n'
+)
 
 
 def plan(text=PLAN, budget="5.00", last="echo done"):
@@ -55,7 +58,9 @@ def plan(text=PLAN, budget="5.00", last="echo done"):
 
 
 def ask(workspace, verb, principal="tester", **payload):
-    acting = Workspace(workspace.folder, store_url=workspace.settings.store.url, principal=principal)
+    acting = Workspace(
+        workspace.folder, store_url=workspace.settings.store.url, principal=principal
+    )
     engine = acting.engine()
     try:
         return engine.ask(Request(verb, uuid.uuid4().hex, payload, principal), 20).value
@@ -85,14 +90,23 @@ def happen(workspace, folder):
     ids["reused"] = site.build_id
     assert site.run(plan(last="echo oh no; exit 1"), jobs=1)["state"] == "FAILED"
     ids["failed"] = site.build_id
-    assert site.run(plan(budget="0.01", last="echo more"), jobs=1, force=True)["state"] == "BUDGET_PAUSE"
+    assert (
+        site.run(plan(budget="0.01", last="echo more"), jobs=1, force=True)["state"]
+        == "BUDGET_PAUSE"
+    )
     ids["paused"] = site.build_id
     ask(workspace, "builds.confirm", build=site.build_id, token_hash="ab" * 32)
     _fill_registry(workspace)
     ids |= _run_sagas(workspace)
     ids |= _change(workspace)
     for number in range(2):
-        made = ask(workspace, "tokens.new", token_hash=f"{number}" * 64, seconds=3600, note=f"number {number}")
+        made = ask(
+            workspace,
+            "tokens.new",
+            token_hash=f"{number}" * 64,
+            seconds=3600,
+            note=f"number {number}",
+        )
     ask(workspace, "tokens.revoke", token=made["token_id"])
     rotated = workspace.keyring.make("tester", _workspace_id(workspace), another=True)
     with workspace.reading() as store, store.read() as rows:
@@ -109,15 +123,24 @@ def _fill_registry(workspace):
     def fill(tx):
         note_meta(tx, "ops", registry.schema_digest("ops"), "root-1", tx.now)
         tx.move(registry.create("col_1", "ops", "root-1", "tester"))
-        old, new = (registry.Meaning("pay", version, "WRITE", "council") for version in ("1.9.0", "1.10.0"))
+        old, new = (
+            registry.Meaning("pay", version, "WRITE", "council") for version in ("1.9.0", "1.10.0")
+        )
         tx.move(registry.admit("voc_1", "col_1", old, "root-1", "tester"))
-        supersede(tx, Registry(tx).value(old.key), new.key, "root-1", "S4_VALUES", "plan@2", "tester")
+        supersede(
+            tx, Registry(tx).value(old.key), new.key, "root-1", "S4_VALUES", "plan@2", "tester"
+        )
         tx.move(registry.admit("voc_2", "col_1", new, "root-1", "tester"))
 
     kernel = workspace.kernel()
     kernel.store.write(fill)
     kernel.close()
-    scope = {"plan_id": "p", "revision": 1, "manifest_digest": "ab" * 32, "schema_digest": "cd" * 32}
+    scope = {
+        "plan_id": "p",
+        "revision": 1,
+        "manifest_digest": "ab" * 32,
+        "schema_digest": "cd" * 32,
+    }
     scope |= {"environment": "prod", "executor": "tester", "actions": ["S4_VALUES"]}
     grant = ask(workspace, "grants.draft", scope=scope)["grant_id"]
     ask(workspace, "grants.issue", grant=grant, scope=scope, seconds=600)
@@ -130,7 +153,9 @@ def _run_sagas(workspace):
         saga = Saga(f"scene-{name}", budget={"usd": "1.00"}, folder=workspace.folder)
         slip = {what: RuntimeError(f"{what} fails") for what in fails}
         saga.action(
-            lambda task: [task.spend(usd="0.10"), {"first": 1}][1], name="first", compensate=lambda task: "undone"
+            lambda task: [task.spend(usd="0.10"), {"first": 1}][1],
+            name="first",
+            compensate=lambda task: "undone",
         )
         saga.action(
             lambda task, slip=slip: _or_raise("second", slip.get("act")),
@@ -217,7 +242,9 @@ def copied(made, folder, url):
     else:
         restore(source / "rows.db", workspace.old_file, workspace.empty_store)
         for part in ("artifacts", "keys", "streams"):
-            shutil.copytree(source / ".onceward" / part, folder / ".onceward" / part, dirs_exist_ok=True)
+            shutil.copytree(
+                source / ".onceward" / part, folder / ".onceward" / part, dirs_exist_ok=True
+            )
     workspace.ids = ids
     return workspace
 
@@ -230,7 +257,9 @@ class Bare:
         self.kind = "sqlite" if url == "sqlite" else "postgresql"
         if self.kind == "sqlite":
             self._open = apsw.Connection(":memory:")
-            with self._open.backup("main", apsw.Connection(str(workspace.folder / "onceward.db")), "main") as copy:
+            with self._open.backup(
+                "main", apsw.Connection(str(workspace.folder / "onceward.db")), "main"
+            ) as copy:
                 copy.step()
             for (name,) in self.read("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
                 self._open.execute(f"DROP TRIGGER {name}")
@@ -244,7 +273,9 @@ class Bare:
     def read(self, sql, params=()):
         if self.kind == "sqlite":
             return list(self._open.execute(sql, tuple(params)))
-        return self._open.execute(sql.replace("%", "%%").replace("?", "%s"), tuple(params)).fetchall()
+        return self._open.execute(
+            sql.replace("%", "%%").replace("?", "%s"), tuple(params)
+        ).fetchall()
 
     def write(self, sql, params=()):
         if self.kind == "postgresql":
@@ -285,7 +316,10 @@ def packed(path, files, page=None):
     """A bundle whose first page agrees with what is in it, whatever that is."""
     files = dict(files)
     old = json.loads(files.pop("bundle.json"))
-    listed = [{"name": n, "sha256": hashlib.sha256(d).hexdigest(), "size": len(d)} for n, d in files.items()]
+    listed = [
+        {"name": n, "sha256": hashlib.sha256(d).hexdigest(), "size": len(d)}
+        for n, d in files.items()
+    ]
     first = canonical({**old, "files": listed, **(page or {})})
     with path.open("wb") as out:
         for name, data in {"bundle.json": first, **files}.items():
@@ -296,6 +330,10 @@ def packed(path, files, page=None):
 
 def others_say(path, *trusted):
     found = subprocess.run(
-        [sys.executable, "-I", OTHERS, path, *trusted], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", OTHERS, path, *trusted],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return found.returncode, found.stdout + found.stderr

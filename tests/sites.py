@@ -69,7 +69,9 @@ class Site:
         display = SimpleNamespace(begun=self.begun, told=self.told.append, end=lambda: None)
         resolved = self.load(plan)
         which = {"plan": plan} if isinstance(plan, Plan) else {"plan_file": resolved.plan.file}
-        outcome, _ = running.resume(self.workspace, build_id, display, offer or Offer(), **which, **words)
+        outcome, _ = running.resume(
+            self.workspace, build_id, display, offer or Offer(), **which, **words
+        )
         return outcome
 
     def crash(self, plan, point="commit.before", nth=5, **words):
@@ -118,7 +120,10 @@ class Site:
 
     def events(self, build_id=None):
         with self.workspace.reading() as store:
-            return [json.loads(line) for line in stream_lines(store, f"session:{build_id or self.build_id}")]
+            return [
+                json.loads(line)
+                for line in stream_lines(store, f"session:{build_id or self.build_id}")
+            ]
 
 
 @pytest.fixture

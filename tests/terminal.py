@@ -17,12 +17,25 @@ TMUX = shutil.which("tmux")
 
 
 class Terminal:
-    def __init__(self, folder: Path, *, width: int = 120, height: int = 45, prompt: str = "$ ") -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("ONCEWARD_", "TMUX", "NO_COLOR"))}
+    def __init__(
+        self, folder: Path, *, width: int = 120, height: int = 45, prompt: str = "$ "
+    ) -> None:
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("ONCEWARD_", "TMUX", "NO_COLOR"))
+        }
         env = {**clean, "PATH": f"{BIN}:{os.environ['PATH']}", "TERM": "xterm-256color"}
         env |= {"LC_ALL": "C.UTF-8", "ONCEWARD_AS": "tester", "HISTFILE": ""}
         self._prompt = prompt
-        self._server = [TMUX or "tmux", "-u", "-f", "/dev/null", "-L", f"onceward-{uuid.uuid4().hex[:12]}"]
+        self._server = [
+            TMUX or "tmux",
+            "-u",
+            "-f",
+            "/dev/null",
+            "-L",
+            f"onceward-{uuid.uuid4().hex[:12]}",
+        ]
         size = ("-x", str(width), "-y", str(height))
         # The prompt is given here: bash takes none from the environment.
         shell = f"bash --noprofile --rcfile <(echo {shlex.quote(f'PS1={shlex.quote(prompt)}')})"
@@ -54,7 +67,10 @@ class Terminal:
         """What stands there now."""
         also = ["-e"] if colours else []
         done = subprocess.run(
-            [*self._server, "capture-pane", "-p", *also, "-t", "s"], check=True, capture_output=True, text=True
+            [*self._server, "capture-pane", "-p", *also, "-t", "s"],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         return "\n".join(line.rstrip() for line in done.stdout.splitlines()).rstrip()
 
@@ -90,7 +106,9 @@ def plain(text: str, known: dict[str, str]) -> str:
 
     def named(found: re.Match[str]) -> str:
         kind = found[1]
-        return known.setdefault(found[0], f"{kind}_{sum(name.startswith(kind) for name in known.values()) + 1}")
+        return known.setdefault(
+            found[0], f"{kind}_{sum(name.startswith(kind) for name in known.values()) + 1}"
+        )
 
     text = re.sub(r"\b(bld|chd)_[0-9a-f-]{36}", named, text)
     text = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", text)

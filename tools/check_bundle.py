@@ -40,7 +40,10 @@ def point(data):
     x = pow(square, (P + 3) // 8, P)
     if (x * x - square) % P:
         x = x * pow(2, (P - 1) // 4, P) % P
-    require(y < P and (x * x - square) % P == 0 and (x or not sign), "a key or signature is no point of the curve")
+    require(
+        y < P and (x * x - square) % P == 0 and (x or not sign),
+        "a key or signature is no point of the curve",
+    )
     x = P - x if x & 1 != sign else x
     return x, y, 1, x * y % P
 
@@ -110,7 +113,9 @@ def chains(lines):
         events[stream, seq] = {**event, "hash": claimed}
     for (stream, seq), event in events.items():
         if stream.startswith("child:"):
-            copy = events.get((event["detail"]["parent_stream_id"], event["detail"]["parent_seq"]), {})
+            copy = events.get(
+                (event["detail"]["parent_stream_id"], event["detail"]["parent_seq"]), {}
+            )
             same = all(event[part] == copy.get(part) for part in ("context", "detail", "event"))
             require(same, f"{stream}#{seq} is not what its session says")
     return heads, events
@@ -121,14 +126,16 @@ def verified(rows):
     the last that happened."""
     for manifest in rows["manifests.ndjson"]:
         require(
-            sha(manifest["body"].encode()) == manifest["content_hash"], "what was proposed is not what its hash says"
+            sha(manifest["body"].encode()) == manifest["content_hash"],
+            "what was proposed is not what its hash says",
         )
     pairs = {pair["signature_id"]: pair for pair in rows["pairs.ndjson"]}
     arrows = sorted(rows["history.ndjson"], key=lambda row: row["seq"])
     states = [(row.get("from_state"), row["to_state"]) for row in arrows]
     require(all(a[1] == b[0] for a, b in pairwise(states)), "its history does not hang together")
     require(
-        not arrows or states[-1][1] == rows["entries.ndjson"][0]["status"], "its status is not where its history ends"
+        not arrows or states[-1][1] == rows["entries.ndjson"][0]["status"],
+        "its status is not where its history ends",
     )
     last = arrows[-1].get("signature_ref") if arrows else None
     return {pairs[last]["fingerprint"]} if last else set()
@@ -140,45 +147,83 @@ def main(path, trusted):
         require(len(files) == len(tar.getmembers()), "something is in it twice")
     page = json.loads(files.pop("bundle.json"))
     listed = {file["name"]: (file["size"], file["sha256"]) for file in page["files"]}
-    require(listed == {name: (len(data), sha(data)) for name, data in files.items()}, "a file is not what is listed")
-    rows = {name: [json.loads(line) for line in data.splitlines()] for name, data in files.items() if "ndjson" in name}
+    require(
+        listed == {name: (len(data), sha(data)) for name, data in files.items()},
+        "a file is not what is listed",
+    )
+    rows = {
+        name: [json.loads(line) for line in data.splitlines()]
+        for name, data in files.items()
+        if "ndjson" in name
+    }
     heads, events = chains(files["events.ndjson"].splitlines())
     change = page["kind"] == "entry"
     session = f"{'entry' if change else 'session'}:{page['subject']}"
     keys = {key["fingerprint"]: key for key in rows["keys.ndjson"]}
     for total in rows["totals.ndjson"]:
         lane = (total["parent_session_id"], total["budget_lane"])
-        debits = [d["amount"] for d in rows["debits.ndjson"] if (d["parent_session_id"], d["budget_lane"]) == lane]
+        debits = [
+            d["amount"]
+            for d in rows["debits.ndjson"]
+            if (d["parent_session_id"], d["budget_lane"]) == lane
+        ]
         require(sum(debits) == total["total"], f"the debits of {lane[1]} do not make its total")
     for plan in rows["plans.ndjson"]:
         body = json.loads(plan["body"])
-        body["stages"] = [{key: stage[key] for key in stage if key != "inputs_of"} for stage in body["stages"]]
+        body["stages"] = [
+            {key: stage[key] for key in stage if key != "inputs_of"} for stage in body["stages"]
+        ]
         require(sha(canonical(body)) == plan["plan_hash"], "the plan is not what its hash says")
     for event in events.values():
         if event["event"] == "BUILD_SUCCEEDED":
-            require(sha(files["manifest.ndjson"]) == event["detail"]["outputs"], "it made something else than it says")
+            require(
+                sha(files["manifest.ndjson"]) == event["detail"]["outputs"],
+                "it made something else than it says",
+            )
     for row in rows["artifacts.ndjson"]:
         data = files.get(f"artifacts/{row['sha256']}")
         require(
-            page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]), "an artifact differs"
+            page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]),
+            "an artifact differs",
         )
     signers, ends = set(), set()
     # A build's moves stand in its session's stream, those of a saga's run in a stream of its own.
-    own = (f"saga:{page['subject']}", "saga") if page["kind"] == "saga" else (session, "change" if change else "build")
-    moved = max((seq for (stream, seq), e in events.items() if (stream, e["source"]) == own), default=0)
+    own = (
+        (f"saga:{page['subject']}", "saga")
+        if page["kind"] == "saga"
+        else (session, "change" if change else "build")
+    )
+    moved = max(
+        (seq for (stream, seq), e in events.items() if (stream, e["source"]) == own), default=0
+    )
     for row in rows["signatures.ndjson"]:
         said, hash_, key = statement(row["envelope"], keys)
         act = events["workspace", row["seq"]]
-        require(act["event"] == "ACT_SIGNED" and act["detail"]["statement"] == hash_, "no event tells of a signature")
-        require(key["added_seq"] < row["seq"] < key.get("revoked_seq", 2**53), "a key was not in force")
+        require(
+            act["event"] == "ACT_SIGNED" and act["detail"]["statement"] == hash_,
+            "no event tells of a signature",
+        )
+        require(
+            key["added_seq"] < row["seq"] < key.get("revoked_seq", 2**53), "a key was not in force"
+        )
         head = said["predicate"].get("head", {"stream": ""})
         if head["stream"] == own[0]:
             ends |= {key["fingerprint"]} if head["seq"] == moved else set()
-            require(events[own[0], head["seq"]]["hash"] == head["hash"], "its end is not the one that was signed")
+            require(
+                events[own[0], head["seq"]]["hash"] == head["hash"],
+                "its end is not the one that was signed",
+            )
         signers.add(key["fingerprint"])
     if change:
-        last = [event for (stream, _), event in sorted(events.items()) if (stream, event["source"]) == own][-1]
-        asked = {sha(base64.b64decode(r["envelope"]["payload"])): r["envelope"] for r in rows["signatures.ndjson"]}
+        last = [
+            event
+            for (stream, _), event in sorted(events.items())
+            if (stream, event["source"]) == own
+        ][-1]
+        asked = {
+            sha(base64.b64decode(r["envelope"]["payload"])): r["envelope"]
+            for r in rows["signatures.ndjson"]
+        }
         acted = asked.get(last["context"].get("signed", ""))
         ends = verified(rows) | ({acted["signatures"][0]["keyid"]} if acted else set())
     if "seal.json" in files:
@@ -187,13 +232,23 @@ def main(path, trusted):
         stream, seq, hash_ = seal["head"]
         require((stream, (seq, hash_)) == (session, heads[session]), "the seal is of another end")
         leaf = canonical({"hash": hash_, "seq": seq, "stream": stream})
-        root = root_of(leaf, seal["proof"]["index"], said["predicate"]["streams"], seal["proof"]["path"])
-        require(root == said["predicate"]["root"], "the stream is not one of those that were sealed")
+        root = root_of(
+            leaf, seal["proof"]["index"], said["predicate"]["streams"], seal["proof"]["path"]
+        )
+        require(
+            root == said["predicate"]["root"], "the stream is not one of those that were sealed"
+        )
         signers.add(key["fingerprint"])
         ends.add(key["fingerprint"])
-    known = any(end.startswith(trusted) for end in ends) and all(signer.startswith(trusted) for signer in signers)
-    require(known or not trusted, "nobody who is trusted signed its end, or somebody else signed too")
-    print(f"sound: {page['kind']} {page['subject']}, {len(events)} events, signed by {', '.join(sorted(signers))}")
+    known = any(end.startswith(trusted) for end in ends) and all(
+        signer.startswith(trusted) for signer in signers
+    )
+    require(
+        known or not trusted, "nobody who is trusted signed its end, or somebody else signed too"
+    )
+    print(
+        f"sound: {page['kind']} {page['subject']}, {len(events)} events, signed by {', '.join(sorted(signers))}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,8 +31,23 @@ from onceward.gate.stage import Stage
 from onceward.kernel.sources import ScriptedSources
 from onceward.store.store import Store
 
-POINTS = ("write.begun", "move.event", "move.state", "write.worked", "commit.before", "commit.after", "child.leased")
-RECOVERY = ("child.recovering", "child.pronounced", "move.event", "commit.before", "commit.after", "lock.acquired")
+POINTS = (
+    "write.begun",
+    "move.event",
+    "move.state",
+    "write.worked",
+    "commit.before",
+    "commit.after",
+    "child.leased",
+)
+RECOVERY = (
+    "child.recovering",
+    "child.pronounced",
+    "move.event",
+    "commit.before",
+    "commit.after",
+    "lock.acquired",
+)
 FAILURES = ("execution_failed", "timeout", "budget_exceeded", "start_failed")
 
 
@@ -106,14 +121,22 @@ class _Author:
             if running and self.dice.random() < 0.4:
                 one, other = (self._debit(self.dice.choice(running)) for _ in range(2))
             if _apart(one, other):
-                return [script.Race([one, other], [self.dice.randrange(2) for _ in range(self.dice.randrange(6))])]
+                return [
+                    script.Race(
+                        [one, other],
+                        [self.dice.randrange(2) for _ in range(self.dice.randrange(6))],
+                    )
+                ]
             return [one, other]
         if roll < 0.92:
             return [script.Wait(self.dice.choice((5_000_000, 20_000_000)))]
         crash: Op = script.Crash()
         if self.dice.random() < 0.6:
             crash = script.Crash(self.dice.choice(POINTS), self._line())
-        dying = [script.Recover(dies=self.dice.choice(RECOVERY)) for _ in range(self.dice.choice((0, 0, 1, 2)))]
+        dying = [
+            script.Recover(dies=self.dice.choice(RECOVERY))
+            for _ in range(self.dice.choice((0, 0, 1, 2)))
+        ]
         return [crash, *dying, script.Recover(), self._opening()]
 
     def _opening(self) -> Op:
@@ -143,7 +166,9 @@ class _Author:
 
     def _debit(self, name: str) -> Op:
         lanes = self.dice.sample(LANES, self.dice.randrange(1, 3))
-        return script.Debit(name, {lane: self.dice.randrange(1, 9) for lane in lanes}, self.dice.random() < 0.25)
+        return script.Debit(
+            name, {lane: self.dice.randrange(1, 9) for lane in lanes}, self.dice.random() < 0.25
+        )
 
 
 def _apart(one: Op, other: Op) -> bool:
@@ -155,7 +180,11 @@ def _apart(one: Op, other: Op) -> bool:
         return True
     if isinstance(one, script.Lease) or isinstance(other, script.Lease):
         # Whoever ends gives its slot to the next: another's lease could be of that very slot.
-        return isinstance(one, script.Lease) and isinstance(other, script.Lease) and one.slot != other.slot
+        return (
+            isinstance(one, script.Lease)
+            and isinstance(other, script.Lease)
+            and one.slot != other.slot
+        )
     return one.child != other.child  # type: ignore[union-attr]
 
 
@@ -196,14 +225,22 @@ def explore(count: int, seed: int, out: Path) -> int:
                 return _tell(found, wrong, done, out)
             if not done % 500 and sys.stderr.isatty():
                 rate = done / (time.monotonic() - begun)
-                print(f"\r{done:,} of {count:,} schedules, {rate:,.0f} a second", end="", file=sys.stderr)
+                print(
+                    f"\r{done:,} of {count:,} schedules, {rate:,.0f} a second",
+                    end="",
+                    file=sys.stderr,
+                )
     seconds = time.monotonic() - begun
     if sys.stderr.isatty():
         print(file=sys.stderr)
     lines = (
-        sum(len(schedule(f"{seed}:{number}")) for number in range(min(count, 200))) * count // max(1, min(count, 200))
+        sum(len(schedule(f"{seed}:{number}")) for number in range(min(count, 200)))
+        * count
+        // max(1, min(count, 200))
     )
-    print(f"{done:,} schedules, {lines:,} lines, no violation; {done / seconds:,.0f} schedules a second")
+    print(
+        f"{done:,} schedules, {lines:,} lines, no violation; {done / seconds:,.0f} schedules a second"
+    )
     return 0
 
 
@@ -211,7 +248,9 @@ def _tell(seed: str, wrong: str, done: int, out: Path) -> int:
     print(f"schedule {seed} goes wrong (found among the first {done:,}): {wrong}")
     small = shrunk(schedule(seed), seed, time.monotonic() + 60)
     said = violation(small, seed)
-    fixture = Fixture(SCHEMA, f"explored-{seed.replace(':', '-')}", said[:300], small, start=START, seed=seed)
+    fixture = Fixture(
+        SCHEMA, f"explored-{seed.replace(':', '-')}", said[:300], small, start=START, seed=seed
+    )
     out.write_bytes(written(fixture))
     print(f"made small, {len(small)} lines: {said}")
     for op in small:
@@ -221,11 +260,16 @@ def _tell(seed: str, wrong: str, done: int, out: Path) -> int:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--count", type=int, default=2000)
     asked.add_argument("--seed", type=int, default=1)
     asked.add_argument(
-        "--out", type=Path, default=Path("explored.json"), help="where a schedule that goes wrong is kept"
+        "--out",
+        type=Path,
+        default=Path("explored.json"),
+        help="where a schedule that goes wrong is kept",
     )
     asked.add_argument("--again", type=Path, help="play a kept schedule again")
     given = asked.parse_args()

@@ -84,10 +84,21 @@ class Model:
 
     def holder(self, slot: int) -> str:
         """Who has a slot."""
-        return next((n for n, kid in self.kids.items() if kid.slot == slot and kid.phase in ("leased", "started")), "")
+        return next(
+            (
+                n
+                for n, kid in self.kids.items()
+                if kid.slot == slot and kid.phase in ("leased", "started")
+            ),
+            "",
+        )
 
     def _next(self, slot: int) -> dict[str, Any]:
-        ready = [(kid.place, name) for name, kid in self.kids.items() if kid.phase == "queued" and self._due(kid)]
+        ready = [
+            (kid.place, name)
+            for name, kid in self.kids.items()
+            if kid.phase == "queued" and self._due(kid)
+        ]
         if not ready:
             return {"next": None}
         kid = self.kids[min(ready)[1]]
@@ -119,7 +130,9 @@ class Model:
             name = f"{op.child.partition('.')[0]}.{kid.attempt + 1}"
             # Its pause is a second or two: what waits for time is let wait long enough.
             due = self.now + (1_000_000 << (kid.attempt - 1))
-            self.kids[name] = Kid(self.places, kid.kind, kid.attempts, kid.attempt + 1, life=self.life, due=due)
+            self.kids[name] = Kid(
+                self.places, kid.kind, kid.attempts, kid.attempt + 1, life=self.life, due=due
+            )
             again = {"again": name}
         return {"ended": kid.reason, **again, **self._next(kid.slot)}
 
@@ -127,12 +140,20 @@ class Model:
         kid = self.kids.get(op.child)
         if kid is None or kid.phase != "started":
             return {"skipped": True}
-        over = [lane for lane, n in op.spend.items() if self.totals.get(lane, 0) + n > self.limits.get(lane, 1 << 60)]
+        over = [
+            lane
+            for lane, n in op.spend.items()
+            if self.totals.get(lane, 0) + n > self.limits.get(lane, 1 << 60)
+        ]
         if op.settled or not over:
             for lane, amount in op.spend.items():
                 self.totals[lane] = self.totals.get(lane, 0) + amount
         kid.asked = kid.asked or bool(over)
-        return {"refused": "URM_CHILD_BUDGET_EXCEEDED", "lane": over[0]} if over else {"debited": op.spend}
+        return (
+            {"refused": "URM_CHILD_BUDGET_EXCEEDED", "lane": over[0]}
+            if over
+            else {"debited": op.spend}
+        )
 
     def _cancel(self, op: script.Cancel) -> dict[str, Any]:
         kid = self.kids.get(op.child)
@@ -204,7 +225,10 @@ def agrees(claimed: dict[str, Any] | None, found: dict[str, Any]) -> bool:
     if claimed is None:
         return True
     if "race" in claimed:
-        return all(agrees(one, other) for one, other in zip(claimed["race"], found.get("race", [{}, {}]), strict=True))
+        return all(
+            agrees(one, other)
+            for one, other in zip(claimed["race"], found.get("race", [{}, {}]), strict=True)
+        )
     if claimed.get("skipped"):
         # Who came second finds that the child has ended, in the engine's own words.
         return "skipped" in found or found.get("refused") == "EXECUTION_FAILED"

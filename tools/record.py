@@ -38,7 +38,10 @@ def frames() -> list[tuple[float, str]]:
         while time.monotonic() - begun < 60:
             time.sleep(FRAME_SECONDS)
             shown = subprocess.run(
-                [*server, "capture-pane", "-p", "-e", "-t", "s"], check=True, capture_output=True, text=True
+                [*server, "capture-pane", "-p", "-e", "-t", "s"],
+                check=True,
+                capture_output=True,
+                text=True,
             ).stdout
             if found and found[-1][1] == shown:
                 found[-1] = (found[-1][0] + FRAME_SECONDS, shown)
@@ -87,7 +90,9 @@ class Picture:
                 lead = len(piece) - len(piece.lstrip())
                 x = (start + lead) * CHARACTER
                 width = len(piece.strip()) * CHARACTER
-                drawn.append(f'<text x="{x:.1f}" textLength="{width:.1f}"{_look(style)}>{escape(piece.strip())}</text>')
+                drawn.append(
+                    f'<text x="{x:.1f}" textLength="{width:.1f}"{_look(style)}>{escape(piece.strip())}</text>'
+                )
         return "".join(drawn)
 
     def svg(self, shots: list[tuple[float, str]]) -> str:
@@ -101,7 +106,9 @@ class Picture:
                 if known is not None:
                     uses.append(f'<use href="#l{known}" y="{row * LINE}"/>')
             groups.append(f'<g transform="translate({number * width:.0f} 0)">{"".join(uses)}</g>')
-            steps.append(f"{at / total * 100:.3f}%{{transform:translateX(-{number * width:.0f}px)}}")
+            steps.append(
+                f"{at / total * 100:.3f}%{{transform:translateX(-{number * width:.0f}px)}}"
+            )
             at += seconds
         last = f"translateX(-{(len(shots) - 1) * width:.0f}px)"
         style = (

@@ -35,23 +35,41 @@ def machines() -> str:
     for machine in MACHINES:
         text += [f"## {machine.name}", "", "```mermaid", machine.mermaid(), "```", ""]
         text += ["| from | to | reason | event |", "|---|---|---|---|"]
-        text += [f"| {a.source} | {a.target} | {a.reason or '–'} | {a.event or '–'} |" for a in machine.arrows]
+        text += [
+            f"| {a.source} | {a.target} | {a.reason or '–'} | {a.event or '–'} |"
+            for a in machine.arrows
+        ]
         text += [""]
     return "\n".join(text)
 
 
 def errors() -> str:
-    text = ["# Error codes", "", "Made by `make docs` from `src/onceward/errors.py`. Codes never change meaning.", ""]
+    text = [
+        "# Error codes",
+        "",
+        "Made by `make docs` from `src/onceward/errors.py`. Codes never change meaning.",
+        "",
+    ]
     text += ["| code | exit | HTTP | retry helps | meaning |", "|---|---|---|---|---|"]
     for code, facts in CODES.items():
         retry = "yes" if facts.retryable else "no"
-        text.append(f"| `{code}` | {facts.exit_status} | {facts.http_status} | {retry} | {facts.meaning} |")
+        text.append(
+            f"| `{code}` | {facts.exit_status} | {facts.http_status} | {retry} | {facts.meaning} |"
+        )
     return "\n".join(text) + "\n"
 
 
 def verification() -> str:
-    text = ["# What `verify` looks for", "", "Made by `make docs` from `src/onceward/evidence/findings.py`.", ""]
-    text += ["Every fault names one of these rules and the place where it is broken; `verify` then exits 5.", ""]
+    text = [
+        "# What `verify` looks for",
+        "",
+        "Made by `make docs` from `src/onceward/evidence/findings.py`.",
+        "",
+    ]
+    text += [
+        "Every fault names one of these rules and the place where it is broken; `verify` then exits 5.",
+        "",
+    ]
     text += [
         "| rule | what must hold |",
         "|---|---|",
@@ -62,28 +80,49 @@ def verification() -> str:
 
 def gate() -> str:
     """The language of the gate's scripts."""
-    text = ["# The gate's scripts", "", "Made by `make docs` from `src/onceward/gate/script.py`.", ""]
+    text = [
+        "# The gate's scripts",
+        "",
+        "Made by `make docs` from `src/onceward/gate/script.py`.",
+        "",
+    ]
     text += [
         f"A fixture is a JSON file: `schema` (`{script.SCHEMA}`), `name`, `about`, `script`, and when it is locked"
     ]
     text += [
         "`expected`. Each line of the script has an `op` and these fields; a line that cannot happen is `skipped`, one"
     ]
-    text += ["that the engine does not allow is `refused`: both are outcomes, locked like any other. After `crash` and"]
+    text += [
+        "that the engine does not allow is `refused`: both are outcomes, locked like any other. After `crash` and"
+    ]
     text += ["`recover` a session is to be opened again.", ""]
     text += ["| op | fields | what happens |", "|---|---|---|"]
     for kind in get_args(script.Op):
         fields = []
         for field in msgspec.structs.fields(kind):
-            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            said = "" if default is msgspec.NODEFAULT else f" = `{msgspec.json.encode(default).decode()}`"
+            default = (
+                field.default
+                if field.default_factory is msgspec.NODEFAULT
+                else field.default_factory()
+            )
+            said = (
+                ""
+                if default is msgspec.NODEFAULT
+                else f" = `{msgspec.json.encode(default).decode()}`"
+            )
             fields.append(f"`{field.name}`{said}")
         what = " ".join((kind.__doc__ or "").split())
         text.append(f"| `{kind.__name__.lower()}` | {', '.join(fields) or '–'} | {what} |")
     reasons = sorted({arrow.reason for arrow in child.CHILD.arrows if arrow.reason})
     text += ["", f"Reasons of `finish`: {', '.join(f'`{reason}`' for reason in reasons)}.", ""]
-    text += [f"Lanes of `limits`: {', '.join(f'`{lane}`' for lane in budget.LANES)}; `debit` also knows `usd`.", ""]
-    text += [f"Fault points of `crash` and `recover`: {', '.join(f'`{point}`' for point in faults.POINTS)}.", ""]
+    text += [
+        f"Lanes of `limits`: {', '.join(f'`{lane}`' for lane in budget.LANES)}; `debit` also knows `usd`.",
+        "",
+    ]
+    text += [
+        f"Fault points of `crash` and `recover`: {', '.join(f'`{point}`' for point in faults.POINTS)}.",
+        "",
+    ]
     return "\n".join(text)
 
 
@@ -92,17 +131,30 @@ def bounds() -> str:
     text += ["| limit | value | why |", "|---|---|---|"]
     body = ast.parse(Path(limits.__file__).read_text("utf-8")).body
     for node, following in itertools.pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(following, ast.Expr)
+        ):
             name = node.target.id
-            text.append(f"| `{name}` | {getattr(limits, name):,} | {ast.literal_eval(following.value)} |")
+            text.append(
+                f"| `{name}` | {getattr(limits, name):,} | {ast.literal_eval(following.value)} |"
+            )
     return "\n".join(text) + "\n"
 
 
 def tables() -> str:
-    text = ["# Tables", "", "Made by `make docs` from `src/onceward/store/migrations/`, in SQLite's words.", ""]
+    text = [
+        "# Tables",
+        "",
+        "Made by `make docs` from `src/onceward/store/migrations/`, in SQLite's words.",
+        "",
+    ]
     for migration in migrate.known():
         sql = migration.sql_for("sqlite")
-        for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)^\)", sql, re.DOTALL | re.MULTILINE):
+        for name, body in re.findall(
+            r"CREATE TABLE (\w+) \((.*?)^\)", sql, re.DOTALL | re.MULTILINE
+        ):
             text += [f"## {name}", "", "```sql", body.strip("\n"), "```", ""]
     return "\n".join(text)
 
@@ -143,24 +195,39 @@ def settings_page() -> str:
         ("NotifySettings", "[notify]", settings.NotifySettings),
         ("SinkSettings", "[[sink]]", settings.SinkSettings),
     ):
-        text += [f"## `{table}`", "", str(kind.__doc__), "", "| key | default | means |", "|---|---|---|"]
+        text += [
+            f"## `{table}`",
+            "",
+            str(kind.__doc__),
+            "",
+            "| key | default | means |",
+            "|---|---|---|",
+        ]
         told = _told(classes[name])
         for field in msgspec.structs.fields(kind):
-            default = "required" if field.default is msgspec.NODEFAULT else f"`{_toml(field.default)}`"
+            default = (
+                "required" if field.default is msgspec.NODEFAULT else f"`{_toml(field.default)}`"
+            )
             text.append(f"| `{field.name}` | {default} | {told.get(field.name, '')} |")
         text += [""]
     return "\n".join(text)
 
 
 def _classes(file: str | None) -> list[ast.ClassDef]:
-    return [n for n in ast.parse(Path(str(file)).read_text("utf-8")).body if isinstance(n, ast.ClassDef)]
+    return [
+        n for n in ast.parse(Path(str(file)).read_text("utf-8")).body if isinstance(n, ast.ClassDef)
+    ]
 
 
 def _told(node: ast.ClassDef) -> dict[str, str]:
     """What a class says of its fields: the text under each."""
     found = {}
     for field, following in itertools.pairwise(node.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr) and isinstance(field.target, ast.Name):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(following, ast.Expr)
+            and isinstance(field.target, ast.Name)
+        ):
             found[field.target.id] = str(ast.literal_eval(following.value))
     return found
 
@@ -171,7 +238,9 @@ def _toml(value: object) -> str:
 
 def commands() -> str:
     text = ["# Command line", "", "Made by `make docs` from the commands' own help.", "", CLI_FACTS]
-    context = click.Context(cli, info_name="onceward", max_content_width=100, help_option_names=["-h", "--help"])
+    context = click.Context(
+        cli, info_name="onceward", max_content_width=100, help_option_names=["-h", "--help"]
+    )
     text += ["## onceward", "", "```text", cli.get_help(context), "```", ""]
     for name in COMMANDS:
         command = cli.get_command(context, name)
@@ -181,7 +250,9 @@ def commands() -> str:
 
 
 def _help(command: click.Command, path: str, parent: click.Context) -> list[str]:
-    context = click.Context(command, info_name=path.split()[-1], parent=parent, max_content_width=100)
+    context = click.Context(
+        command, info_name=path.split()[-1], parent=parent, max_content_width=100
+    )
     text = [f"## {path}", "", "```text", command.get_help(context), "```", ""]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -192,16 +263,41 @@ def _help(command: click.Command, path: str, parent: click.Context) -> list[str]
 
 
 def api() -> str:
-    text = ["# The API", "", "Made by `make docs` from the table of routes in `src/onceward/edges/http/`.", ""]
-    text += ["Everything is under `/api/v1`, and described by [`openapi.json`](openapi.json) (OpenAPI 3.1); a server"]
-    text += ["answers it too, at `/api/v1/openapi.json`. Whatever changes something takes a `client_request_id`: the"]
-    text += ["same id again is the same answer. Errors are problem documents (RFC 9457) with a [code](errors.md).", ""]
+    text = [
+        "# The API",
+        "",
+        "Made by `make docs` from the table of routes in `src/onceward/edges/http/`.",
+        "",
+    ]
+    text += [
+        "Everything is under `/api/v1`, and described by [`openapi.json`](openapi.json) (OpenAPI 3.1); a server"
+    ]
+    text += [
+        "answers it too, at `/api/v1/openapi.json`. Whatever changes something takes a `client_request_id`: the"
+    ]
+    text += [
+        "same id again is the same answer. Errors are problem documents (RFC 9457) with a [code](errors.md).",
+        "",
+    ]
     for noun in dict.fromkeys(route.noun for route in ROUTES):
-        text += [f"## {noun}", "", "| | path | what it does | `client.` | may be asked |", "|---|---|---|---|---|"]
+        text += [
+            f"## {noun}",
+            "",
+            "| | path | what it does | `client.` | may be asked |",
+            "|---|---|---|---|---|",
+        ]
         for route in (one for one in ROUTES if one.noun == noun):
             kinds = [kind for kind in (route.query, route.body) if kind is not None]
-            fields = [f"`{field.encode_name}`" for kind in kinds for field in msgspec.structs.fields(kind)]
-            said = (route.method, f"`{route.path}`", route.summary, f"`{snake(route.name)}`", ", ".join(fields) or "–")
+            fields = [
+                f"`{field.encode_name}`" for kind in kinds for field in msgspec.structs.fields(kind)
+            ]
+            said = (
+                route.method,
+                f"`{route.path}`",
+                route.summary,
+                f"`{snake(route.name)}`",
+                ", ".join(fields) or "–",
+            )
             text.append(f"| {' | '.join(said)} |")
         text += [""]
     return "\n".join(text)

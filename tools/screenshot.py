@@ -59,9 +59,14 @@ def main() -> None:
         folder.mkdir()
         (folder / "plan.py").write_text(PLAN)
         own = Path(sys.executable).parent / "onceward"
-        subprocess.run([own, "--as", "mara", "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [own, "--as", "mara", "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        )
         server = subprocess.Popen(
-            [own, "--as", "mara", "serve", "--port", "0", "--json"], cwd=folder, stdout=subprocess.PIPE, text=True
+            [own, "--as", "mara", "serve", "--port", "0", "--json"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert server.stdout is not None
@@ -75,12 +80,17 @@ def main() -> None:
 def take(chromium: str, client: Client, said: dict[str, str]) -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_context(viewport={"width": 1280, "height": 1180}, device_scale_factor=1.25).new_page()
+        page = browser.new_context(
+            viewport={"width": 1280, "height": 1180}, device_scale_factor=1.25
+        ).new_page()
         page.goto(said["link"])
         page.wait_for_url("**/")
         begun = client.run_build(plan="plan.py")
         page.goto(f"{said['url']}/builds/{begun['build_id']}")
-        while sum(one["status"] == "SUCCESS" for one in client.show_build(begun["build_id"])["steps"]) < 5:
+        while (
+            sum(one["status"] == "SUCCESS" for one in client.show_build(begun["build_id"])["steps"])
+            < 5
+        ):
             time.sleep(0.1)
         page.wait_for_timeout(1600)
         page.screenshot(path=OUT)

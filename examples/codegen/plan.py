@@ -28,7 +28,9 @@ def pretend_model(spec: str) -> str:
 
 @plan.stage(targets={"glob": "specs/*.txt"})
 def write(task):
-    task.spend(usd="0.03", tokens=400)  # asks first: without room for it the build pauses, and nothing is paid
+    task.spend(
+        usd="0.03", tokens=400
+    )  # asks first: without room for it the build pauses, and nothing is paid
     return {"code.py": pretend_model((task.folder / task.target).read_text())}
 
 
@@ -51,7 +53,9 @@ plan.approval("agree", "Publish these functions?", needs=check, targets=["all"])
 @plan.stage(needs=["agree", "check"], targets=["all"])
 def publish(task):
     checked = task.inputs["check"]
-    (task.out / "functions.py").write_text("\n\n".join(checked[name]["code.py"] for name in sorted(checked)))
+    (task.out / "functions.py").write_text(
+        "\n\n".join(checked[name]["code.py"] for name in sorted(checked))
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ def main() -> None:
     source = (repo / "prices.py").read_text()
     child.spend(usd="0.03", tokens=1800)
     print("agent: total() forgets how many, discount() divides by ten", file=sys.stderr)
-    source = source.replace("sum(price for price, _ in items)", "sum(price * count for price, count in items)")
+    source = source.replace(
+        "sum(price for price, _ in items)", "sum(price * count for price, count in items)"
+    )
     if "--careless" not in sys.argv:
         source = source.replace("percent // 10", "percent // 100")
     child.spend(usd="0.01", tokens=400)

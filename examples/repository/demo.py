@@ -24,12 +24,16 @@ class Demo:
     def show(self, *argv: str, exits: int = 0) -> None:
         print(f"{GREEN}$ onceward {' '.join(argv)}{OFF}", flush=True)
         command = [sys.executable, "-m", "onceward", *argv]
-        answered = subprocess.run(command, cwd=self.folder, stderr=subprocess.STDOUT, check=False).returncode
+        answered = subprocess.run(
+            command, cwd=self.folder, stderr=subprocess.STDOUT, check=False
+        ).returncode
         assert answered == exits, f"onceward {argv[0]} answered {answered}"
 
     def ask(self, *argv: str) -> dict:
         command = [sys.executable, "-m", "onceward", *argv, "--json"]
-        return json.loads(subprocess.run(command, cwd=self.folder, capture_output=True, check=True).stdout)
+        return json.loads(
+            subprocess.run(command, cwd=self.folder, capture_output=True, check=True).stdout
+        )
 
     def say(self, text: str) -> None:
         print(f"\n{BOLD}{text}{OFF}", flush=True)
@@ -37,10 +41,30 @@ class Demo:
     def change(self, reason: str) -> str:
         """From what the newest build made to a cut that rob approved."""
         check = f"{sys.executable} check.py"
-        self.show("change", "mark", "--build", "latest", "--into", "repo", "--reason", reason, "--check", check)
+        self.show(
+            "change",
+            "mark",
+            "--build",
+            "latest",
+            "--into",
+            "repo",
+            "--reason",
+            reason,
+            "--check",
+            check,
+        )
         found = self.ask("change", "show", "latest")
         self.show("change", "sweep")
-        self.show("--as", "rob", "change", "review", "latest", "--approve", "--digest", found["manifest"][:12])
+        self.show(
+            "--as",
+            "rob",
+            "change",
+            "review",
+            "latest",
+            "--approve",
+            "--digest",
+            found["manifest"][:12],
+        )
         self.show("change", "cut", "latest")
         return found["entry_id"]
 
@@ -57,7 +81,9 @@ class Demo:
         self.show("run", "plan.toml")
         entry = self.change("prices are wrong")
         self.show("--as", "vic", "change", "verify", entry, exits=1)
-        self.say("The check failed: what was changed is back as it was, and an entry of its own asks what to do.")
+        self.say(
+            "The check failed: what was changed is back as it was, and an entry of its own asks what to do."
+        )
         self.show("change", "list")
         self.show("change", "abandon", "latest", "--reason", "the agent has another try")
         self.say("The agent tries again.")
@@ -78,7 +104,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="onceward-demo-") as name:
         for part in ("agent.py", "plan.toml", "repo"):
             source = HERE / part
-            shutil.copytree(source, Path(name) / part) if source.is_dir() else shutil.copy(source, Path(name))
+            shutil.copytree(source, Path(name) / part) if source.is_dir() else shutil.copy(
+                source, Path(name)
+            )
         Demo(Path(name)).run()
 
 

@@ -59,10 +59,15 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
     if source.plan is not None:
         return proposals.for_registry(in_file(source.plan, to_apply, workspace).plan, check)
     if source.cutter:
-        place, _ = own_place(workspace.cutters, source.cutter, source.target, workspace.folder.parent)
+        place, _ = own_place(
+            workspace.cutters, source.cutter, source.target, workspace.folder.parent
+        )
         made: dict[str, bytes | None] = dict.fromkeys(source.delete)
         if source.tree is not None:
-            made |= {path: (source.tree / path).read_bytes() for path in scan(source.tree, workspace.policy.ignore)}
+            made |= {
+                path: (source.tree / path).read_bytes()
+                for path in scan(source.tree, workspace.policy.ignore)
+            }
         return proposals.for_place(place, source.cutter, source.target, check, made)
     root = source.base.absolute().resolve()
     wish = Wish(root, _target(workspace, root), check, workspace.policy, source.links)
@@ -81,7 +86,9 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
 
 def _at_hand(proposal: Proposal) -> Proposal:
     held = {digest: b"".join(pieces()) for digest, pieces in proposal.contents.items()}
-    return Proposal(proposal.manifest, {digest: proposals.given(data) for digest, data in held.items()})
+    return Proposal(
+        proposal.manifest, {digest: proposals.given(data) for digest, data in held.items()}
+    )
 
 
 def _target(workspace: Workspace, root: Path) -> str:
@@ -124,12 +131,21 @@ def bring(workspace: Workspace, proposal: Proposal) -> str:
 
 def key_of(author: str, proposal: Proposal, depends_on: Sequence[str]) -> str:
     """The same proposal by the same person is the same entry, unless they say otherwise."""
-    said = {"author": author, "depends_on": sorted(depends_on), "manifest": proposal.manifest.content_hash()}
+    said = {
+        "author": author,
+        "depends_on": sorted(depends_on),
+        "manifest": proposal.manifest.content_hash(),
+    }
     return sha256_hex(canonical(said))
 
 
 def cut(
-    workspace: Workspace, name: str, *, grant: str | None = None, told: Told = lambda said: None, commit: bool = False
+    workspace: Workspace,
+    name: str,
+    *,
+    grant: str | None = None,
+    told: Told = lambda said: None,
+    commit: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Carry an approved change out; answers how it stands, and the signal's exit status."""
 
@@ -142,19 +158,31 @@ def cut(
 
 
 def verify(
-    workspace: Workspace, name: str, *, again: bool = False, timeout: float | None = None, commit: bool = False
+    workspace: Workspace,
+    name: str,
+    *,
+    again: bool = False,
+    timeout: float | None = None,
+    commit: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Look at what was cut; answers how it stands, and the signal's exit status."""
 
     def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
         if commit:
             require_commit(kernel, name)
-        return checked(workspace, kernel, verify_entry(kernel, name, again=again, timeout=timeout, stop=stop), commit)
+        return checked(
+            workspace,
+            kernel,
+            verify_entry(kernel, name, again=again, timeout=timeout, stop=stop),
+            commit,
+        )
 
     return _foreground(workspace, work)
 
 
-def carried_out(workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool) -> dict[str, Any]:
+def carried_out(
+    workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool
+) -> dict[str, Any]:
     """How an entry stands after its cut; one that was taken back says why."""
     if done.status == "undone":
         raise _taken_back(kernel, done)
@@ -169,7 +197,9 @@ def checked(workspace: Workspace, kernel: Kernel, done: Verified, commit: bool) 
     return {**said, **{key: value for key, value in also.items() if value is not None}}
 
 
-def _foreground(workspace: Workspace, work: Callable[[Kernel, threading.Event], T]) -> tuple[T, int]:
+def _foreground(
+    workspace: Workspace, work: Callable[[Kernel, threading.Event], T]
+) -> tuple[T, int]:
     stop = threading.Event()
     with heard(stop, True, threading.Event()) as signals:
         kernel = workspace.kernel()
@@ -183,12 +213,19 @@ def _taken_back(kernel: Kernel, change_set: ChangeSet) -> GuardFailed:
     """Why a cut stopped and was undone, by its code."""
     with kernel.store.read() as rows:
         run = Runs(rows).of_root(change_set.change_set_id)
-    why: Mapping[str, Any] = {} if run is None else saga_status(kernel.store, run.saga_id).get("why", {})
+    why: Mapping[str, Any] = (
+        {} if run is None else saga_status(kernel.store, run.saga_id).get("why", {})
+    )
     code = str(why.get("error", ""))
     said = f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}"
-    show = Recovery("see how it went", f"onceward explain {run.saga_id}") if run is not None else None
+    show = (
+        Recovery("see how it went", f"onceward explain {run.saga_id}") if run is not None else None
+    )
     return GuardFailed(
-        code if code in CODES else "EXECUTION_FAILED", said, change_set.entry_id, [show] if show is not None else []
+        code if code in CODES else "EXECUTION_FAILED",
+        said,
+        change_set.entry_id,
+        [show] if show is not None else [],
     )
 
 
@@ -201,11 +238,15 @@ def _manifest(kernel: Kernel, name: str) -> Manifest:
 def require_commit(kernel: Kernel, name: str) -> None:
     manifest = _manifest(kernel, name)
     if manifest.cutter != TREE:
-        raise InvalidConfig("--git-commit is for changes of a file tree", context={"field": "--git-commit"})
+        raise InvalidConfig(
+            "--git-commit is for changes of a file tree", context={"field": "--git-commit"}
+        )
     git.require_repository(tree_of(kernel.home, manifest))
 
 
-def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool) -> dict[str, Any]:
+def _with_commit(
+    workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool
+) -> dict[str, Any]:
     """How an entry stands, and the commit of what it changed where one was asked for."""
     said = change_status(kernel.store, entry_id, workspace.policy)
     if commit and said["status"] in ("cut_applied", "verified_complete"):
@@ -214,8 +255,14 @@ def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bo
 
 
 def _commit(kernel: Kernel, said: Mapping[str, Any]) -> str:
-    applied = next(one for one in reversed(said["change_sets"]) if (one["kind"], one["status"]) == ("cut", "applied"))
-    deciding = next(one for one in said["decisions"] if one["decision_id"] == applied["decision_id"])
+    applied = next(
+        one
+        for one in reversed(said["change_sets"])
+        if (one["kind"], one["status"]) == ("cut", "applied")
+    )
+    deciding = next(
+        one for one in said["decisions"] if one["decision_id"] == applied["decision_id"]
+    )
     trailers = {
         "Onceward-Entry": said["entry_id"],
         "Onceward-Manifest": said["manifest"],
@@ -224,7 +271,9 @@ def _commit(kernel: Kernel, said: Mapping[str, Any]) -> str:
     }
     for signed in said["signatures"]:
         if applied["change_set_id"] == signed.get("change_set_id") or signed["role"] == "verifier":
-            who = f"{signed['principal']}, key {signed['fingerprint'][:16]}, {signed['signature_id']}"
+            who = (
+                f"{signed['principal']}, key {signed['fingerprint'][:16]}, {signed['signature_id']}"
+            )
             trailers[f"Onceward-{signed['role'].title()}"] = who
     with kernel.store.read() as rows:
         manifest = manifest_for(rows, Changes(rows).set_named(applied["change_set_id"]))

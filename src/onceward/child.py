@@ -37,7 +37,11 @@ def progress(thousandths: int, note: str = "") -> None:
 
 
 def say(
-    *, spend: Mapping[str, Any] | None = None, settled: bool = False, progress: int | None = None, note: str = ""
+    *,
+    spend: Mapping[str, Any] | None = None,
+    settled: bool = False,
+    progress: int | None = None,
+    note: str = "",
 ) -> None:
     """One line of the report, and its answer. Several processes of one child take turns."""
     said: dict[str, Any] = {"settled": settled} if spend else {}
@@ -47,7 +51,11 @@ def say(
         said["progress"] = progress
     if note:
         said["note"] = note
-    if (progress is not None and type(progress) is not int) or not isinstance(note, str) or type(settled) is not bool:
+    if (
+        (progress is not None and type(progress) is not int)
+        or not isinstance(note, str)
+        or type(settled) is not bool
+    ):
         raise InvalidConfig("progress is a whole number, a note is text, settled is True or False")
     said["id"] = f"{os.getpid()}-{time.monotonic_ns()}"
     if len(msgspec.json.encode(said)) > REPORT_LINE_BYTES:
@@ -63,7 +71,13 @@ def say(
             # Somebody asked and did not wait for this one.
             answer = _answer(answers)
     if not answer["ok"]:
-        document = {"code": "INVALID_CONFIG", "message": "refused", "context": {}, "recovery": [], **answer["error"]}
+        document = {
+            "code": "INVALID_CONFIG",
+            "message": "refused",
+            "context": {},
+            "recovery": [],
+            **answer["error"],
+        }
         if document["code"] == BudgetExceeded.code:
             raise BudgetExceeded(document["message"], context=document["context"])
         raise StoredError(document)
@@ -113,7 +127,9 @@ def _open(places: tuple[str, ...], number: str, inode: str, mode: int) -> int:
 def _amount(lane: str, amount: Any) -> str | int:
     if isinstance(amount, bool) or not isinstance(amount, str | int):
         shown = '"0.01"' if lane == "usd" else "120"
-        raise InvalidConfig(f"{lane} takes {shown}, not {amount!r}: money is a string, all else a whole number")
+        raise InvalidConfig(
+            f"{lane} takes {shown}, not {amount!r}: money is a string, all else a whole number"
+        )
     return amount
 
 

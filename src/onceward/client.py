@@ -34,10 +34,14 @@ class Client:
     """Speaks to one server as whoever a token belongs to. What does not arrive, or is not answered, is sent again with
     the same id, for as long as `patience` says (seconds)."""
 
-    def __init__(self, url: str, token: str, *, patience: float = 30.0, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, token: str, *, patience: float = 30.0, context: ssl.SSLContext | None = None
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidConfig(f"{url[:80]!a} is not the address of a server", context={"field": "url"})
+            raise InvalidConfig(
+                f"{url[:80]!a} is not the address of a server", context={"field": "url"}
+            )
         self.url, self._parts, self._token = url.rstrip("/"), parts, token
         self._patience, self._context = patience, context
         self._line: http.client.HTTPConnection | None = None
@@ -53,7 +57,9 @@ class Client:
         try:
             note = json.loads((place / "serve.json").read_bytes())
         except (OSError, ValueError):
-            raise NotFound(f"no server runs at {place}", recovery=[Recovery("start one", "onceward serve")]) from None
+            raise NotFound(
+                f"no server runs at {place}", recovery=[Recovery("start one", "onceward serve")]
+            ) from None
         return cls(note["url"], note["token"], **options)
 
     def __enter__(self) -> Client:
@@ -71,7 +77,9 @@ class Client:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self.operations:
-            raise AttributeError(f"the server has no operation {name}; there are {', '.join(sorted(self.operations))}")
+            raise AttributeError(
+                f"the server has no operation {name}; there are {', '.join(sorted(self.operations))}"
+            )
         return lambda *args, **words: self._operate(name, args, words)
 
     def __dir__(self) -> list[str]:
@@ -83,7 +91,11 @@ class Client:
         if self._known is None:
             said = json.loads(self._sent("GET", f"{PREFIX}/openapi.json", None))
             self._known = {
-                snake(operation["operationId"]): {**operation, "method": method.upper(), "path": path}
+                snake(operation["operationId"]): {
+                    **operation,
+                    "method": method.upper(),
+                    "path": path,
+                }
                 for path, methods in said["paths"].items()
                 for method, operation in methods.items()
                 if _own(operation)
@@ -94,7 +106,11 @@ class Client:
     def events(self, stream: str | None = None, after: int = 0) -> Iterator[dict[str, Any]]:
         """Every event of a stream, or of all, from an id on and for ever; where the line breaks, it goes on behind the
         last one that came. Each has its `id`."""
-        place = f"{PREFIX}/streams/{quote(stream, safe='')}/events" if stream is not None else f"{PREFIX}/events"
+        place = (
+            f"{PREFIX}/streams/{quote(stream, safe='')}/events"
+            if stream is not None
+            else f"{PREFIX}/events"
+        )
         deadline, pause = time.monotonic() + self._patience, _PAUSE[0]
         while True:
             line = self._connection()
@@ -126,7 +142,9 @@ class Client:
         from onceward.kernel.canon import sha256_hex
 
         digest = sha256_hex(data)
-        self._sent("PUT", f"{PREFIX}/uploads/{digest}", data, {"Content-Type": "application/octet-stream"})
+        self._sent(
+            "PUT", f"{PREFIX}/uploads/{digest}", data, {"Content-Type": "application/octet-stream"}
+        )
         return digest
 
     def _operate(self, name: str, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
@@ -139,8 +157,12 @@ class Client:
         odd, missing = sorted(said.keys() - known), [place for place in places if place not in said]
         if odd or missing or len(args) > len(places):
             takes = ", ".join([*places, *asked, *schema])
-            raise TypeError(f"{name} takes {takes or 'nothing'}" + (f", not {', '.join(odd)}" if odd else ""))
-        path = re.sub(r"\{(\w+)\}", lambda found: quote(str(said[found[1]]), safe=""), operation["path"])
+            raise TypeError(
+                f"{name} takes {takes or 'nothing'}" + (f", not {', '.join(odd)}" if odd else "")
+            )
+        path = re.sub(
+            r"\{(\w+)\}", lambda found: quote(str(said[found[1]]), safe=""), operation["path"]
+        )
         query = {key: said[key] for key in asked if key in said}
         path += f"?{urlencode(query)}" if query else ""
         if "requestBody" not in operation:
@@ -156,7 +178,9 @@ class Client:
         deadline, pause = time.monotonic() + self._patience, _PAUSE[0]
         while True:
             said = json.loads(self._sent(method, path, body, {"Content-Type": "application/json"}))
-            if not (isinstance(said, dict) and said.get("status") == "asked" and "request_id" in said):
+            if not (
+                isinstance(said, dict) and said.get("status") == "asked" and "request_id" in said
+            ):
                 return said
             if time.monotonic() > deadline:
                 return said
@@ -172,7 +196,9 @@ class Client:
             schema = self._schemas[schema["$ref"].rsplit("/", 1)[1]]
         return list(schema.get("properties", {}))
 
-    def _sent(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None) -> bytes:
+    def _sent(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         """Sent until it is answered. Everything may be sent again: looks change nothing, and acts have their id."""
         deadline, pause = time.monotonic() + self._patience, _PAUSE[0]
         while True:
@@ -224,7 +250,11 @@ def snake(name: str) -> str:
 def _untrusted(error: ssl.SSLCertVerificationError) -> OncewardError:
     return InvalidConfig(
         f"the server's certificate is not trusted here: {error.verify_message}",
-        recovery=[Recovery("trust it: Client(url, token, context=ssl.create_default_context(cafile=FILE))")],
+        recovery=[
+            Recovery(
+                "trust it: Client(url, token, context=ssl.create_default_context(cafile=FILE))"
+            )
+        ],
     )
 
 
@@ -233,7 +263,9 @@ def _problem(data: bytes) -> OncewardError:
         said = json.loads(data)
         return StoredError({**said, "message": said["detail"]})
     except (ValueError, KeyError, TypeError):
-        return StoredError({"code": "EXECUTION_FAILED", "message": data[:200].decode("utf-8", "replace")})
+        return StoredError(
+            {"code": "EXECUTION_FAILED", "message": data[:200].decode("utf-8", "replace")}
+        )
 
 
 def _read(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any] | None]:

@@ -39,7 +39,11 @@ class _Scratch:
     def __init__(self, folder: Path, store: str) -> None:
         self.folder = folder
         self._schema = f"gate{LiveSources().secret()[:16]}"
-        self._url = store if store == "sqlite" else f"{store}{'&' if '?' in store else '?'}schema={self._schema}"
+        self._url = (
+            store
+            if store == "sqlite"
+            else f"{store}{'&' if '?' in store else '?'}schema={self._schema}"
+        )
 
     def database(self, sources: Sources) -> Database:
         """The rows, empty; their clock and ids are those of a script."""
@@ -67,7 +71,9 @@ class _Scratch:
 def _empty() -> bytes:
     """The file of an empty store: made once, for the schema takes longer than most plays."""
     _sweep()
-    with tempfile.TemporaryDirectory(prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()
+    ) as folder:
         database = SqliteDatabase(Path(folder) / "onceward.db", ScriptedSources())
         migrate.migrate(database, ScriptedSources())
         database.seal()
@@ -94,7 +100,9 @@ def scratches(store: str) -> Scratches:
 
     @contextmanager
     def one() -> Iterator[_Scratch]:
-        with tempfile.TemporaryDirectory(prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=f"onceward-gate-{os.getpid()}-", dir=_memory()
+        ) as folder:
             scratch = _Scratch(Path(folder), store)
             try:
                 yield scratch

@@ -126,7 +126,11 @@ class OncewardError(Exception):
             "context": self.context,
             "retryable": self.retryable,
             "recovery": [
-                {"action": r.action, **({"command": r.command} if r.command else {}), "risk": r.risk}
+                {
+                    "action": r.action,
+                    **({"command": r.command} if r.command else {}),
+                    "risk": r.risk,
+                }
                 for r in self.recovery
             ],
         }
@@ -274,7 +278,9 @@ class WrongOperation(OncewardError):
 class GuardFailed(OncewardError):
     """A guard of a change stands against it; its own code says which."""
 
-    def __init__(self, code: str, message: str, entry_id: str, recovery: Sequence[Recovery] = ()) -> None:
+    def __init__(
+        self, code: str, message: str, entry_id: str, recovery: Sequence[Recovery] = ()
+    ) -> None:
         super().__init__(message, context={"entry_id": entry_id}, recovery=recovery)
         self.code = code  # type: ignore[misc]
 
@@ -298,6 +304,9 @@ class StoredError(OncewardError):
         super().__init__(
             document["message"],
             context=document.get("context"),
-            recovery=[Recovery(r["action"], r.get("command"), r["risk"]) for r in document.get("recovery", ())],
+            recovery=[
+                Recovery(r["action"], r.get("command"), r["risk"])
+                for r in document.get("recovery", ())
+            ],
         )
         self.code = document["code"]  # type: ignore[misc]

@@ -38,7 +38,13 @@ from onceward.engine.work_orders import (
     VerifyChange,
     order_of,
 )
-from onceward.errors import ExecutionFailed, InvalidConfig, LockLost, OncewardError, PermissionDenied
+from onceward.errors import (
+    ExecutionFailed,
+    InvalidConfig,
+    LockLost,
+    OncewardError,
+    PermissionDenied,
+)
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.records import Request
 from onceward.kernel.sagas import Lease, Run
@@ -97,24 +103,41 @@ class Hosted:
     def _start(self, request: Request, subject: Subject, do: Do) -> None:
         stop = threading.Event()
         key = f"{request.verb} {request.request_id}"
-        thread = threading.Thread(target=self._carry, args=(request, subject, do, stop, key), name=f"work {key}")
+        thread = threading.Thread(
+            target=self._carry, args=(request, subject, do, stop, key), name=f"work {key}"
+        )
         with self._mutex:
             if self._stopping:
                 raise LockLost("the server is stopping; ask again when it is back")
             self._works[key] = (thread, stop)
             thread.start()
 
-    def _carry(self, request: Request, subject: Subject, do: Do, stop: threading.Event, key: str) -> None:
-        said: dict[str, Any] = {"verb": request.verb, "request_id": request.request_id, **subject, "outcome": "done"}
+    def _carry(
+        self, request: Request, subject: Subject, do: Do, stop: threading.Event, key: str
+    ) -> None:
+        said: dict[str, Any] = {
+            "verb": request.verb,
+            "request_id": request.request_id,
+            **subject,
+            "outcome": "done",
+        }
         try:
             do(stop)
         except OncewardError as error:
-            said |= {"outcome": "failed", "error": {"code": error.code, "message": error.message[:1000]}}
+            said |= {
+                "outcome": "failed",
+                "error": {"code": error.code, "message": error.message[:1000]},
+            }
         except Exception as bug:
-            said |= {"outcome": "failed", "error": {"code": "EXECUTION_FAILED", "message": type(bug).__name__}}
+            said |= {
+                "outcome": "failed",
+                "error": {"code": "EXECUTION_FAILED", "message": type(bug).__name__},
+            }
         with suppress(OncewardError):
             # One that can write no more has an heir, who finds what was left.
-            self.kernel.store.write(lambda tx: tx.append("workspace", "WORK_ENDED", self.kernel.principal, said))
+            self.kernel.store.write(
+                lambda tx: tx.append("workspace", "WORK_ENDED", self.kernel.principal, said)
+            )
         with self._mutex:
             self._works.pop(key, None)
 
@@ -130,13 +153,17 @@ class Hosted:
 
     # Builds.
 
-    def _run_build(self, kernel: Kernel, order: RunBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _run_build(
+        self, kernel: Kernel, order: RunBuild, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         build_id = f"bld_{ident}"
         with kernel.store.read() as rows:
             known = Builds(rows).find(build_id)
         if known is not None:
             # It was begun, and whoever was to answer died.
-            offer = ResumeBuild(build=build_id, jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse)
+            offer = ResumeBuild(
+                build=build_id, jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse
+            )
             return (
                 self._resume_build(kernel, offer, ident, verb)
                 if known.state == "CRASHED"
@@ -153,7 +180,9 @@ class Hosted:
         run = running.prepared(kernel, build_id, resolved, jobs, limits, order.keep_going, reuse)
         return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
 
-    def _resume_build(self, kernel: Kernel, order: ResumeBuild, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _resume_build(
+        self, kernel: Kernel, order: ResumeBuild, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         with kernel.store.read() as rows:
             build = Builds(rows).named(order.build)
         file = self.workspace.inside(order.plan) if order.plan else None
@@ -165,13 +194,17 @@ class Hosted:
             limits=_limits(order.budget),
             fork=order.fork,
             rerun=order.rerun,
-            accept={step: self._brought(kernel, ident, kept.name, kept.sha256) for step, kept in order.accept.items()},
+            accept={
+                step: self._brought(kernel, ident, kept.name, kept.sha256)
+                for step, kept in order.accept.items()
+            },
         )
         place = running.place_of(self.workspace, resolved.plan.file)
         build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
         reuse = order.reuse and bool(build.reuse)
         run = running.prepared(
-            *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse), rerun=offer.rerun
+            *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse),
+            rerun=offer.rerun,
         )
         return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
 
@@ -188,12 +221,16 @@ class Hosted:
         place = kernel.work / f"accept-{ident}" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         blob = kernel.artifacts.adopt(sha256)
-        place.write_bytes(blob.data if blob.data is not None else kernel.artifacts.path_of(sha256).read_bytes())
+        place.write_bytes(
+            blob.data if blob.data is not None else kernel.artifacts.path_of(sha256).read_bytes()
+        )
         return place
 
     # Commands.
 
-    def _spawn(self, kernel: Kernel, order: Spawn, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _spawn(
+        self, kernel: Kernel, order: Spawn, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         session = order.session or f"ses_{ident}"
         works = commands_of(order, self.workspace.inside(order.folder or "."))
         ids = [f"chd_{_next(ident, number)}" for number in range(len(works))]
@@ -204,7 +241,9 @@ class Hosted:
             )
         if known:
             return said, None
-        children = kernel.open_session(session, order.jobs or foreground.cap_of(kernel, session), _limits(order.budget))
+        children = kernel.open_session(
+            session, order.jobs or foreground.cap_of(kernel, session), _limits(order.budget)
+        )
         try:
             children.spawn(works, ids)
         except BaseException:
@@ -223,26 +262,41 @@ class Hosted:
 
     # Sagas and the registry.
 
-    def _run_saga(self, kernel: Kernel, order: RunSaga, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _run_saga(
+        self, kernel: Kernel, order: RunSaga, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         saga = self._loaded(lambda: saga_in(self.workspace.inside(order.file)))
         place = running.place_of(self.workspace, saga.file)
         wanted = Wanted(
-            *(saga, order.root or f"root_{ident}", order.input, kernel.principal, kernel.environment),
+            *(
+                saga,
+                order.root or f"root_{ident}",
+                order.input,
+                kernel.principal,
+                kernel.environment,
+            ),
             self.workspace.grant(order.grant) if order.grant else None,
         )
         run, lease = begin(kernel, wanted, place, _limits(order.budget))
         return self._saga(kernel, saga, run, lease)
 
-    def _resume_saga(self, kernel: Kernel, order: ResumeSaga, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _resume_saga(
+        self, kernel: Kernel, order: ResumeSaga, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         with kernel.store.read() as rows:
             known = Runs(rows).named(order.saga)
-        saga = shipped(known) or self._loaded(lambda: saga_running.saga_of(self.workspace, known, None))
+        saga = shipped(known) or self._loaded(
+            lambda: saga_running.saga_of(self.workspace, known, None)
+        )
         run, lease = take_up(
-            *(kernel, saga, known.saga_id, kernel.environment, _limits(order.budget)), retry=order.retry
+            *(kernel, saga, known.saga_id, kernel.environment, _limits(order.budget)),
+            retry=order.retry,
         )
         return self._saga(kernel, saga, run, lease)
 
-    def _apply(self, kernel: Kernel, order: ApplyPlan, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _apply(
+        self, kernel: Kernel, order: ApplyPlan, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         make = saga_running.to_apply if verb == "registry.apply" else saga_running.to_roll_back
         saga = make(self.workspace, order.plan)
         grant, root = saga_running.root_for(self.workspace, saga, order.grant)
@@ -250,7 +304,9 @@ class Hosted:
         run, lease = begin(kernel, wanted)
         return self._saga(kernel, saga, run, lease)
 
-    def _saga(self, kernel: Kernel, saga: Saga, run: Run, lease: Lease | None) -> tuple[Subject, Do | None]:
+    def _saga(
+        self, kernel: Kernel, saga: Saga, run: Run, lease: Lease | None
+    ) -> tuple[Subject, Do | None]:
         said = {"saga_id": run.saga_id, "root": run.idempotency_root}
         if run.over or run.stuck is not None:
             return said, None
@@ -259,24 +315,37 @@ class Hosted:
 
     # Changes.
 
-    def _cut(self, kernel: Kernel, order: CutChange, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _cut(
+        self, kernel: Kernel, order: CutChange, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         entry_id = require_cuttable(kernel, order.entry, order.grant)
         if order.commit:
             changing.require_commit(kernel, entry_id)
 
         def work(stop: threading.Event) -> None:
-            changing.carried_out(self.workspace, kernel, cut(kernel, entry_id, order.grant, stop=stop), order.commit)
+            changing.carried_out(
+                self.workspace, kernel, cut(kernel, entry_id, order.grant, stop=stop), order.commit
+            )
 
         return {"entry_id": entry_id}, work
 
-    def _verify(self, kernel: Kernel, order: VerifyChange, ident: str, verb: str) -> tuple[Subject, Do | None]:
+    def _verify(
+        self, kernel: Kernel, order: VerifyChange, ident: str, verb: str
+    ) -> tuple[Subject, Do | None]:
         with kernel.store.read() as rows:
             entry_id = Changes(rows).named(order.entry).entry_id
         require_verifiable(kernel, entry_id)
         result_id = f"vrf_{ident}"
 
         def work(stop: threading.Event) -> None:
-            done = verify(kernel, entry_id, again=order.again, timeout=order.timeout, stop=stop, result_id=result_id)
+            done = verify(
+                kernel,
+                entry_id,
+                again=order.again,
+                timeout=order.timeout,
+                stop=stop,
+                result_id=result_id,
+            )
             changing.checked(self.workspace, kernel, done, order.commit)
 
         return {"entry_id": entry_id}, work
@@ -297,13 +366,20 @@ class Hosted:
             except OncewardError:
                 raise
             except (Exception, SystemExit) as error:
-                raise ExecutionFailed(f"it cannot be read: {type(error).__name__}: {error}") from None
+                raise ExecutionFailed(
+                    f"it cannot be read: {type(error).__name__}: {error}"
+                ) from None
 
 
 _loading = threading.Lock()
 _OURS = tuple(
     f"{Path(place).resolve()}/"
-    for place in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(__file__).parent))
+    for place in (
+        sys.prefix,
+        sys.base_prefix,
+        *sysconfig.get_paths().values(),
+        str(Path(__file__).parent),
+    )
 )
 """Python's own and ours: below a project's folder or not, they are nobody's plan."""
 

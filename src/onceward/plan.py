@@ -45,7 +45,9 @@ class Result:
         from onceward.engine.build_reading import value_of_step
         from onceward.wiring import Workspace
 
-        with Workspace(self._folder, store_url=self._store_url or os.environ.get("ONCEWARD_STORE")).artifacts() as kept:
+        with Workspace(
+            self._folder, store_url=self._store_url or os.environ.get("ONCEWARD_STORE")
+        ).artifacts() as kept:
             return value_of_step(kept, self.build_id, stage, target)
 
     def __repr__(self) -> str:
@@ -77,7 +79,9 @@ class Plan(_Plan):
         from onceward.lifecycles.plan_words import limits_of
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
-            raise InvalidConfig('this file runs its plan when it is loaded; put that under if __name__ == "__main__":')
+            raise InvalidConfig(
+                'this file runs its plan when it is loaded; put that under if __name__ == "__main__":'
+            )
         place, display = workspace_at(workspace, store), _display(quiet)
         limits = limits_of(budget or {})
         told, signal = running.run(
@@ -109,7 +113,9 @@ class Plan(_Plan):
 
         place, display = workspace_at(workspace, store), _display(quiet)
         offer = Offer(token=token, limits=limits_of(budget or {}), fork=fork)
-        told, signal = running.resume(*(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going)
+        told, signal = running.resume(
+            *(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going
+        )
         return _result(place, display, told, signal, store)
 
 
@@ -137,12 +143,16 @@ def workspace_at(folder: Path | str | None, store: str | None) -> Any:
 
     named = str(folder) if folder is not None else os.environ.get("ONCEWARD_WORKSPACE")
     store = store or os.environ.get("ONCEWARD_STORE")
-    place = Workspace(find_workspace(named), store_url=store, principal=os.environ.get("ONCEWARD_AS"))
+    place = Workspace(
+        find_workspace(named), store_url=store, principal=os.environ.get("ONCEWARD_AS")
+    )
     place.ensure()
     return place
 
 
-def _result(place: Any, display: Any, told: Mapping[str, Any], signal: int, store: str | None) -> Result:
+def _result(
+    place: Any, display: Any, told: Mapping[str, Any], signal: int, store: str | None
+) -> Result:
     display.result(told)
     if signal == 130:
         raise KeyboardInterrupt

@@ -65,8 +65,21 @@ def run(
         kernel = workspace.kernel()
         try:
             may_reuse = reuse and resolved.plan.reuse
-            build_id = builds.begin(kernel, resolved, place_of(workspace, resolved.plan.file), jobs, limits, may_reuse)
-            outcome = _run(kernel, build_id, "", resolved, display, (stop, hurry), jobs, limits, keep_going, reuse)
+            build_id = builds.begin(
+                kernel, resolved, place_of(workspace, resolved.plan.file), jobs, limits, may_reuse
+            )
+            outcome = _run(
+                kernel,
+                build_id,
+                "",
+                resolved,
+                display,
+                (stop, hurry),
+                jobs,
+                limits,
+                keep_going,
+                reuse,
+            )
         finally:
             kernel.close()
         return _told(workspace, build_id, outcome), signals.exit_status
@@ -117,11 +130,17 @@ def resume(
         return _told(workspace, build_id, outcome), signals.exit_status
 
 
-def load_for(workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None) -> Resolved:
+def load_for(
+    workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None
+) -> Resolved:
     """The plan of a build as it is now, with what was chosen of it when the build began."""
     choices = choices_of(build.choices)
     try:
-        return Resolved(plan, choices) if plan else load(plan_file or _plan_of(workspace, build), choices)
+        return (
+            Resolved(plan, choices)
+            if plan
+            else load(plan_file or _plan_of(workspace, build), choices)
+        )
     except InvalidConfig as error:
         if error.context.get("field") not in ("--only", "--set"):
             raise
@@ -131,7 +150,11 @@ def load_for(workspace: Workspace, build: Build, plan: Plan | None = None, plan_
             context={**error.context, "build_id": build.build_id, "changed": [error.message]},
             recovery=[
                 Recovery("put the plan back as it was"),
-                Recovery("or give the build up and run the plan anew", f"onceward abandon {build.build_id}", "low"),
+                Recovery(
+                    "or give the build up and run the plan anew",
+                    f"onceward abandon {build.build_id}",
+                    "low",
+                ),
             ],
         ) from None
 
@@ -208,9 +231,15 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     with workspace.reading() as store:
         found = build_summary(store, build_id)
         told = {sink["sink"]: sink.get("last_error") for sink in outbox_status(store, ())}
-    said: dict[str, Any] = {name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")}
+    said: dict[str, Any] = {
+        name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
+    }
     blocked = run.board.counts[At.BLOCKED]
-    said["steps"] = {"total": len(run.steps), **run.counts, **({"blocked": blocked} if blocked else {})}
+    said["steps"] = {
+        "total": len(run.steps),
+        **run.counts,
+        **({"blocked": blocked} if blocked else {}),
+    }
     said["saved_usd"] = to_usd(run.saved)
     said["paid_usd"] = to_usd(ran.paid)
     said["seconds"] = ran.seconds
@@ -220,8 +249,12 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
         found["enough"] = _enough(run)
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
-    said["stopped"] = True if run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE") else None
-    said["untold"] = next((told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None)
+    said["stopped"] = (
+        True if run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE") else None
+    )
+    said["untold"] = next(
+        (told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None
+    )
     said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
 
@@ -272,7 +305,10 @@ def require_environment(resolved: Resolved) -> None:
             if name not in os.environ:
                 raise InvalidConfig(
                     f"stage {stage.name} asks for the variable {name}, and it is not set",
-                    context={"stage": stage.name, "field": "secrets" if name in stage.secrets else "env"},
+                    context={
+                        "stage": stage.name,
+                        "field": "secrets" if name in stage.secrets else "env",
+                    },
                 )
         for name in stage.secrets:
             check_secret(name, os.environ[name])

@@ -40,7 +40,9 @@ class SagaStopped(OncewardError):
     def __init__(self, outcome: Ran) -> None:
         self.outcome, self.stuck = outcome, outcome["standing"] == "stuck"
         why = outcome.get("stuck") if self.stuck else outcome.get("why")
-        said = (why or {}).get("message") or (why or {}).get("last_line") or (why or {}).get("reason")
+        said = (
+            (why or {}).get("message") or (why or {}).get("last_line") or (why or {}).get("reason")
+        )
         super().__init__(
             f"run {outcome['saga_id']} {'is stuck at' if self.stuck else 'stopped at'} {outcome['state']}"
             + (f": {(why or {}).get('step')}: {said}" if said else ""),
@@ -70,7 +72,9 @@ class Saga(_Saga):
         from onceward.lifecycles.plan_words import limits_of
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
-            raise InvalidConfig('this file runs its saga when it is loaded; put that under if __name__ == "__main__":')
+            raise InvalidConfig(
+                'this file runs its saga when it is loaded; put that under if __name__ == "__main__":'
+            )
         place = workspace_at(workspace, store)
         outcome, signal = saga_running.run(
             place, self, root=root, given=given, grant=grant, limits=limits_of(budget or {})
@@ -91,7 +95,9 @@ class Saga(_Saga):
         from onceward.lifecycles.plan_words import limits_of
 
         place = workspace_at(workspace, store)
-        outcome, signal = saga_running.resume(place, run, saga=self, retry=retry, limits=limits_of(budget or {}))
+        outcome, signal = saga_running.resume(
+            place, run, saga=self, retry=retry, limits=limits_of(budget or {})
+        )
         return _outcome(Ran(outcome, place), signal)
 
 

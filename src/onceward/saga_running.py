@@ -50,8 +50,16 @@ def run(
 
     def enter(kernel: Kernel) -> tuple[Saga, Run, Lease | None]:
         # A run that is there knows its grant.
-        whole = workspace.grant(grant) if grant is not None else known.grant_id if known is not None else None
-        wanted = Wanted(saga, root, given, kernel.principal, workspace.settings.grants.environment, whole)
+        whole = (
+            workspace.grant(grant)
+            if grant is not None
+            else known.grant_id
+            if known is not None
+            else None
+        )
+        wanted = Wanted(
+            saga, root, given, kernel.principal, workspace.settings.grants.environment, whole
+        )
         return saga, *begin(kernel, wanted, place_of(workspace, saga.file), limits)
 
     return _carry(workspace, enter, begun, told, leaving)
@@ -98,7 +106,9 @@ def carry_out(workspace: Workspace, saga: Shipped, grant: str, begun: Begun, tol
     it used the grant is past; the grant is still good for another."""
     grant, root = root_for(workspace, saga, grant)
     given = saga.given()
-    return run(workspace, saga, root=root, given=given, grant=grant, begun=begun, told=told, leaving=True)
+    return run(
+        workspace, saga, root=root, given=given, grant=grant, begun=begun, told=told, leaving=True
+    )
 
 
 def root_for(workspace: Workspace, saga: Shipped, grant: str) -> tuple[str, str]:
@@ -128,7 +138,14 @@ def _carry(
         try:
             saga, found, lease = enter(kernel)
             ended = found.over or found.stuck is not None
-            begun(found, "over" if ended else "resumed" if found.version > 1 or found.lease_fence > 1 else "")
+            begun(
+                found,
+                "over"
+                if ended
+                else "resumed"
+                if found.version > 1 or found.lease_fence > 1
+                else "",
+            )
             if not ended:
                 run_saga(kernel, SagaRun(kernel, saga, found.saga_id, lease, told), stop)
         finally:
@@ -145,7 +162,9 @@ def saga_of(workspace: Workspace, known: Run, file: Path | None) -> Saga:
         raise InvalidResumeState(
             f"the saga of {known.saga_id} {where}",
             context={"saga_id": known.saga_id, "file": known.file},
-            recovery=[Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")],
+            recovery=[
+                Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")
+            ],
         )
     return saga_in(file)
 
@@ -155,10 +174,16 @@ def governed(workspace: Workspace, path: Path) -> Saga:
     if path.suffix == ".py":
         return saga_in(path)
     rolling_back = "value" not in toml_of(path)
-    return in_file(path, to_roll_back, workspace) if rolling_back else in_file(path, to_apply, workspace)
+    return (
+        in_file(path, to_roll_back, workspace)
+        if rolling_back
+        else in_file(path, to_apply, workspace)
+    )
 
 
-def in_file(path: Path, make: Callable[[Workspace, Mapping[str, Any]], M], workspace: Workspace) -> M:
+def in_file(
+    path: Path, make: Callable[[Workspace, Mapping[str, Any]], M], workspace: Workspace
+) -> M:
     """What a file says; a mistake in it is told with its place."""
     words = toml_of(path)
     try:
@@ -171,7 +196,9 @@ def in_file(path: Path, make: Callable[[Workspace, Mapping[str, Any]], M], works
         line = Lines(path.read_text("utf-8-sig")).of(place)
         where = f"{path}, line {line}" if line else str(path)
         said = error.message.partition(" - at `")[0]
-        raise InvalidConfig(f"{where}: {said}", context={**error.context, "file": str(path), "line": line}) from None
+        raise InvalidConfig(
+            f"{where}: {said}", context={**error.context, "file": str(path), "line": line}
+        ) from None
 
 
 def to_apply(workspace: Workspace, words: Mapping[str, Any]) -> Assembly:

@@ -32,7 +32,9 @@ class Service:
         self.workspace, self.url = workspace, url
         self.store: Store = workspace.store()
         """To read from, whoever is the kernel."""
-        self.artifacts = Artifacts(workspace.folder / "artifacts", self.store, workspace.settings.artifacts.max_bytes)
+        self.artifacts = Artifacts(
+            workspace.folder / "artifacts", self.store, workspace.settings.artifacts.max_bytes
+        )
         self.hosted: Hosted | None = None
         self._kernel: Kernel | None = None
         self._mutex = threading.Lock()
@@ -62,7 +64,12 @@ class Service:
         self.store.close()
 
     def ask(
-        self, principal: str, verb: str, payload: Any, request_id: str, wait: float = REQUEST_WAIT_SECONDS
+        self,
+        principal: str,
+        verb: str,
+        payload: Any,
+        request_id: str,
+        wait: float = REQUEST_WAIT_SECONDS,
     ) -> Answer | Pending:
         """Have something done in somebody's name, signed with their key; the same id again is the same answer."""
         request = Request(verb, request_id, payload, principal)
@@ -83,7 +90,11 @@ class Service:
         """What somebody asked with before under an id, if they did: what is made anew each time is made once."""
         with self.store.read() as rows:
             found = Requests(rows).under(verb, request_id)
-        return dict(found.request.payload) if found is not None and found.principal == principal else None
+        return (
+            dict(found.request.payload)
+            if found is not None and found.principal == principal
+            else None
+        )
 
     def require_going(self) -> None:
         """For what takes long and changes nothing: it is not waited for when the server is to end."""
@@ -99,7 +110,9 @@ class Service:
         """A pass of the backlog, as often as the settings want it."""
         kernel = self._kernel
         if kernel is not None:
-            kernel.ask(Request("changes.sweep", kernel.store.sources.new_id("swp"), {}, kernel.principal))
+            kernel.ask(
+                Request("changes.sweep", kernel.store.sources.new_id("swp"), {}, kernel.principal)
+            )
 
     def _become(self) -> None:
         kernel = self.workspace.kernel()
@@ -113,11 +126,18 @@ class Service:
             kernel.close()
             raise
         ended = threading.Event()
-        serving = threading.Thread(target=self._serve, args=(kernel, ended), name="kernel", daemon=True)
+        serving = threading.Thread(
+            target=self._serve, args=(kernel, ended), name="kernel", daemon=True
+        )
         with self._mutex:
             late = self._stop.is_set()
             if not late:
-                self._kernel, self.hosted, self._ended, self._serving = kernel, hosted, ended, serving
+                self._kernel, self.hosted, self._ended, self._serving = (
+                    kernel,
+                    hosted,
+                    ended,
+                    serving,
+                )
                 self.failure = ""
         if late:
             kernel.close()
@@ -129,7 +149,9 @@ class Service:
             kernel.run(ended)
         except BaseException as error:
             # It may write no more, and somebody else can; whoever looks is told.
-            self.failure = error.message if isinstance(error, OncewardError) else type(error).__name__
+            self.failure = (
+                error.message if isinstance(error, OncewardError) else type(error).__name__
+            )
             threading.Thread(target=self._leave, name="leave").start()
 
     def _leave(self) -> None:

@@ -73,7 +73,15 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to POST the notice as JSON; its `text` is what chat programs show."""
     secret_env: str = ""
     """For `webhook`: the environment variable that holds the signing secret."""
-    on: tuple[Occasion, ...] = ("pause", "failure", "approval", "in_doubt", "stuck", "review", "escalation")
+    on: tuple[Occasion, ...] = (
+        "pause",
+        "failure",
+        "approval",
+        "in_doubt",
+        "stuck",
+        "review",
+        "escalation",
+    )
     """What to tell of."""
 
     def sinks(self) -> list[str]:
@@ -212,15 +220,23 @@ def load(workspace: Path, store_url: str | None = None) -> Settings:
     """The settings of a workspace; `store_url` from the command line wins."""
     file = workspace.parent / FILE
     try:
-        settings = msgspec.convert(tomllib.loads(file.read_text("utf-8")), Settings) if file.exists() else Settings()
+        settings = (
+            msgspec.convert(tomllib.loads(file.read_text("utf-8")), Settings)
+            if file.exists()
+            else Settings()
+        )
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"{file}: {error}", context={"file": str(file)}) from None
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{file}: {_in_words(str(error))}", context={"file": str(file)}) from None
+        raise InvalidConfig(
+            f"{file}: {_in_words(str(error))}", context={"file": str(file)}
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read {file}: {error}", context={"file": str(file)}) from None
     if store_url:
-        settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, url=store_url))
+        settings = msgspec.structs.replace(
+            settings, store=msgspec.structs.replace(settings.store, url=store_url)
+        )
     _check(settings, file)
     return settings
 
@@ -228,7 +244,12 @@ def load(workspace: Path, store_url: str | None = None) -> Settings:
 def _in_words(text: str) -> str:
     """What is wrong with a setting, with the setting first and TOML's words for kinds."""
     what, _, place = text.partition(" - at `$.")
-    for kind, word in (("array", "list"), ("str", "text"), ("object", "table"), ("int", "whole number")):
+    for kind, word in (
+        ("array", "list"),
+        ("str", "text"),
+        ("object", "table"),
+        ("int", "whole number"),
+    ):
         what = what.replace(f"`{kind}`", f"a {word}" if word != "text" else word)
     what = what[:1].lower() + what[1:]
     return f"{place.rstrip('`')}: {what}" if place else what
@@ -255,15 +276,25 @@ def limits_of(settings: Settings) -> dict[str, int]:
     limits = {lane: limit for lane, limit in found.items() if limit is not None}
     for lane, limit in limits.items():
         if not 0 <= limit <= MAX_INTEGER:
-            raise InvalidConfig(f"{lane} under [budget] must be between 0 and {MAX_INTEGER}", context={"field": lane})
-    return limits if budget.usd is None else {**limits, "usd_micros": to_micros(budget.usd, "usd under [budget]")}
+            raise InvalidConfig(
+                f"{lane} under [budget] must be between 0 and {MAX_INTEGER}",
+                context={"field": lane},
+            )
+    return (
+        limits
+        if budget.usd is None
+        else {**limits, "usd_micros": to_micros(budget.usd, "usd under [budget]")}
+    )
 
 
 def _check(settings: Settings, file: Path) -> None:
     check_url(settings.store.url)
     check_name(settings.grants.environment, "grants.environment")
     if settings.artifacts.max_bytes < 1:
-        raise InvalidConfig(f"{file}: artifacts.max_bytes must be at least 1", context={"field": "artifacts.max_bytes"})
+        raise InvalidConfig(
+            f"{file}: artifacts.max_bytes must be at least 1",
+            context={"field": "artifacts.max_bytes"},
+        )
     limits_of(settings)
     _check_changes(settings.changes, file)
     names = [sink.name for sink in settings.sink]
@@ -287,7 +318,9 @@ def _check_changes(changes: ChangeSettings, file: Path) -> None:
     numbers |= {f"approvals for {rule.glob!a}": rule.approvals for rule in changes.path}
     for what, number in numbers.items():
         if not 1 <= number <= MAX_INTEGER:
-            raise InvalidConfig(f"{file}: changes: {what} must be at least 1", context={"field": "changes"})
+            raise InvalidConfig(
+                f"{file}: changes: {what} must be at least 1", context={"field": "changes"}
+            )
     for rule in changes.path:
         if rule.role not in ("", *ROLES):
             raise InvalidConfig(
@@ -298,13 +331,17 @@ def _check_changes(changes: ChangeSettings, file: Path) -> None:
     for name in names:
         check_name(name, "changes.cutter.name")
         if name in ("tree", "registry") or names.count(name) > 1:
-            raise InvalidConfig(f"{file}: changes: the cutter {name!r} is there already", context={"field": "changes"})
+            raise InvalidConfig(
+                f"{file}: changes: the cutter {name!r} is there already",
+                context={"field": "changes"},
+            )
 
 
 def check_url(url: str) -> str:
     """Where rows can be."""
     if url != "sqlite" and not url.startswith(("postgresql://", "postgres://")):
         raise InvalidConfig(
-            'the store URL must be "sqlite" or begin with postgresql://', context={"field": "store.url"}
+            'the store URL must be "sqlite" or begin with postgresql://',
+            context={"field": "store.url"},
         )
     return url

@@ -123,7 +123,9 @@ class Workspace:
         self._require_folder()
         wanted = {event for occasion in self.settings.notify.on for event in EVENTS[occasion]}
         notices = dict.fromkeys(self.settings.notify.sinks(), wanted)
-        store = Store(self.database, self.sources, [sink.name for sink in self.settings.sink], notices)
+        store = Store(
+            self.database, self.sources, [sink.name for sink in self.settings.sink], notices
+        )
         store.require_schema()
         return store
 
@@ -173,7 +175,10 @@ class Workspace:
         """What changes need here."""
         said = self.settings.changes
         alike = {name: getattr(said, name) for name in Policy.__struct_fields__ if name != "path"}
-        return Policy(**alike, path=tuple(PathRule(rule.glob, rule.approvals, rule.role) for rule in said.path))
+        return Policy(
+            **alike,
+            path=tuple(PathRule(rule.glob, rule.approvals, rule.role) for rule in said.path),
+        )
 
     @property
     def cutters(self) -> dict[str, str]:
@@ -223,7 +228,10 @@ class Workspace:
 
         if subject is not None:
             return self.telling(
-                subject, lambda records, session: [replay(records, [session], progress) for _ in range(runs)]
+                subject,
+                lambda records, session: [
+                    replay(records, [session], progress) for _ in range(runs)
+                ],
             )
         with self.reading() as store, store.read() as rows:
             return [replay(Rows(rows), None, progress) for _ in range(runs)]
@@ -239,7 +247,11 @@ class Workspace:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""
         from onceward.evidence.seal import read_receipt
 
-        older = read_receipt(path.read_bytes(), path.name) if path is not None and path.exists() else None
+        older = (
+            read_receipt(path.read_bytes(), path.name)
+            if path is not None and path.exists()
+            else None
+        )
         return self.sealed_by(self.principal, older)
 
     def sealed_by(self, principal: str, older: Receipt | None = None) -> Receipt:
@@ -260,7 +272,8 @@ class Workspace:
             inside = False
         if not inside:
             raise InvalidConfig(
-                f"{name[:100]!a} is not in the workspace's folder", context={"field": "file", "file": name[:200]}
+                f"{name[:100]!a} is not in the workspace's folder",
+                context={"field": "file", "file": name[:200]},
             )
         return place
 
@@ -294,7 +307,8 @@ class Workspace:
             return mark.read_text("ascii")
         except OSError as error:
             raise InvalidConfig(
-                f"cannot use the artifact root {root}: {error.strerror}", context={"folder": str(root)}
+                f"cannot use the artifact root {root}: {error.strerror}",
+                context={"folder": str(root)},
             ) from error
 
     def engine(self) -> Engine:
@@ -371,7 +385,9 @@ class Workspace:
             if inside.is_dir():
                 raise NotFound(
                     f"there is no workspace at {self.folder}, but there is one in it",
-                    recovery=[Recovery("name that folder", f"--workspace {shlex.quote(str(inside))}")],
+                    recovery=[
+                        Recovery("name that folder", f"--workspace {shlex.quote(str(inside))}")
+                    ],
                 )
             here = self.folder == Path.cwd() / settings_module.FOLDER
             where = "" if here else f"--workspace {shlex.quote(str(self.folder))} "

@@ -26,7 +26,9 @@ def live(order: dict) -> None:
     nothing = SimpleNamespace(told=lambda said: None, end=lambda: None)
     nothing.begun = lambda build: begun.write_text(build.build_id)
     if order["build"]:
-        outcome, _ = running.resume(workspace, order["build"], nothing, Offer(), plan_file=plan, jobs=3, reuse=False)
+        outcome, _ = running.resume(
+            workspace, order["build"], nothing, Offer(), plan_file=plan, jobs=3, reuse=False
+        )
     else:
         outcome, _ = running.run(workspace, load(plan), nothing, jobs=3, reuse=False)
     if outcome["state"] != "SUCCESS":

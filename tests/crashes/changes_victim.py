@@ -18,7 +18,9 @@ WHO = {"cut": "max", "verify": "vic"}
 
 
 def live(order: dict) -> None:
-    workspace = Workspace(Path(order["folder"]), store_url=order["store"], principal=WHO[order["act"]])
+    workspace = Workspace(
+        Path(order["folder"]), store_url=order["store"], principal=WHO[order["act"]]
+    )
     counts: Counter = Counter()
     kernel = workspace.kernel()
     if order["counted"]:

@@ -34,8 +34,14 @@ def live(order: dict) -> None:
         f'echo "$ONCEWARD_CHILD" >> {order["witness"]}; echo \'{{"spend":{{"tokens":2}}}}\' >&3; read a <&4;'
         f" (setsid sleep 1000.7 &); echo done"
     )
-    works = [Function(call=note, name="note"), Command(argv=["sh", "-c", text], cwd=Path("/"), target="t")]
-    works += [Function(call=note, name="note"), Command(argv=["sleep", "1000.7"], cwd=Path("/"), timeout=30)]
+    works = [
+        Function(call=note, name="note"),
+        Command(argv=["sh", "-c", text], cwd=Path("/"), target="t"),
+    ]
+    works += [
+        Function(call=note, name="note"),
+        Command(argv=["sleep", "1000.7"], cwd=Path("/"), timeout=30),
+    ]
     ids = children.spawn(works)
     stop = threading.Event()
     serving = threading.Thread(target=kernel.run, args=(stop,))
@@ -45,7 +51,10 @@ def live(order: dict) -> None:
         os.write(acks, json.dumps([child_id, ended.reason]).encode() + b"\n")
     payload = {"subject": ids[3], "cancel_request_id": f"c-{ids[3]}"}
     answer = kernel.ask(Request("children.cancel", f"r-{ids[3]}", payload, "victim"))
-    os.write(acks, json.dumps([f"receipt {ids[3]}", answer.value["receipts"][0]["outcome"]]).encode() + b"\n")
+    os.write(
+        acks,
+        json.dumps([f"receipt {ids[3]}", answer.value["receipts"][0]["outcome"]]).encode() + b"\n",
+    )
     ended = children.wait(ids[3])
     os.write(acks, json.dumps([ids[3], ended.reason]).encode() + b"\n")
     stop.set()

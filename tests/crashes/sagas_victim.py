@@ -53,12 +53,15 @@ def world(folder: Path, order: dict) -> Saga:
 
     for name in NAMES:
         if name == "b" and order["fail"] != "b":
-            script = (
-                f'echo "{order["root"]} b" >> witness; printf x > "{order["root"]}/b"; echo made > "$ONCEWARD_OUT/b"'
-            )
+            script = f'echo "{order["root"]} b" >> witness; printf x > "{order["root"]}/b"; echo made > "$ONCEWARD_OUT/b"'
             saga.command(name, ["sh", "-c", script], compensate=undo(name))
         else:
-            saga.action(act(name), name=name, compensate=undo(name), check=lambda seen: seen.result is not None)
+            saga.action(
+                act(name),
+                name=name,
+                compensate=undo(name),
+                check=lambda seen: seen.result is not None,
+            )
     return saga
 
 
@@ -72,7 +75,9 @@ def assembly(workspace: Workspace, order: dict) -> Saga:
             action.do.call(task)
             raise ValueError("told to fail")
 
-        saga.actions[order["fail"]] = msgspec.structs.replace(action, do=msgspec.structs.replace(action.do, call=late))
+        saga.actions[order["fail"]] = msgspec.structs.replace(
+            action, do=msgspec.structs.replace(action.do, call=late)
+        )
     return saga
 
 
@@ -87,7 +92,12 @@ def live(order: dict) -> None:
     if order["plan"]:
         saga = assembly(workspace, order)
         outcome, _ = saga_running.run(
-            workspace, saga, root=order["root"], given=saga.given(), grant=order["grant"], leaving=False
+            workspace,
+            saga,
+            root=order["root"],
+            given=saga.given(),
+            grant=order["grant"],
+            leaving=False,
         )
     else:
         saga = world(folder, order)

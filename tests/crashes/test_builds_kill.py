@@ -26,11 +26,23 @@ SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 MOMENTS = int(os.environ.get("ONCEWARD_BUILD_MOMENTS", "4"))
 TARGETS = int(os.environ.get("ONCEWARD_BUILD_TARGETS", "3"))
 """The long campaign has 13: forty steps."""
-KINDS = ("child.", "process.", "artifact.", "stream.", "move.", "commit.", "write.", "lock.", "target.", "build.")
+KINDS = (
+    "child.",
+    "process.",
+    "artifact.",
+    "stream.",
+    "move.",
+    "commit.",
+    "write.",
+    "lock.",
+    "target.",
+    "build.",
+)
 POINTS = [
     name
     for name in faults.POINTS
-    if name.startswith(KINDS) and name not in ("artifact.forgotten", "artifact.placed", "artifact.spilled")
+    if name.startswith(KINDS)
+    and name not in ("artifact.forgotten", "artifact.placed", "artifact.spilled")
 ]
 PLAN = """
 name = "forty"
@@ -81,10 +93,18 @@ def scene(store_url, tmp_path):
 @pytest.mark.guarantee("G9")
 @pytest.mark.guarantee("G15")
 @pytest.mark.timeout(7200)
-def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, tmp_path, executioner):
+def test_a_build_comes_to_the_same_end_wherever_it_is_killed(
+    scene, store_url, tmp_path, executioner
+):
     dice = random.Random(SEED)
     plain = {"folder": str(scene.folder), "store": store_url, "plan": str(tmp_path / "plan.toml")}
-    plain |= {"begun": str(tmp_path / "begun"), "build": "", "fault": "", "nth": 0, "after_micros": 0}
+    plain |= {
+        "begun": str(tmp_path / "begun"),
+        "build": "",
+        "fault": "",
+        "nth": 0,
+        "after_micros": 0,
+    }
     started = time.monotonic()
     assert executioner(**plain) == 0
     lasted = time.monotonic() - started
@@ -92,7 +112,9 @@ def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, t
     # By default every other point on either store; the long campaign has all on both.
     points = POINTS if TARGETS > 3 else POINTS[(SEED + (store_url == "sqlite")) % 2 :: 2]
     deaths = [{"fault": point, "nth": often(point, dice)} for point in points]
-    deaths += [{"after_micros": int(dice.uniform(0.02, 0.9 * lasted) * 1e6)} for _ in range(MOMENTS)]
+    deaths += [
+        {"after_micros": int(dice.uniform(0.02, 0.9 * lasted) * 1e6)} for _ in range(MOMENTS)
+    ]
     dice.shuffle(deaths)
     killed = Counter()
     for number, death in enumerate(deaths):
@@ -109,7 +131,9 @@ def test_a_build_comes_to_the_same_end_wherever_it_is_killed(scene, store_url, t
             finished = done(scene, build)
             ran_since(tmp_path)
             again = deaths[(number * 7 + 3) % len(deaths)]
-            assert executioner(**{**plain, **again, "build": build}) in (0, 1, -signal.SIGKILL), again
+            assert executioner(**{**plain, **again, "build": build}) in (0, 1, -signal.SIGKILL), (
+                again
+            )
             assert not finished & ran_since(tmp_path)
         if state(scene, build) == "SUCCESS":
             continue
@@ -159,7 +183,11 @@ def done(workspace, build):
     store = workspace.store()
     try:
         with store.read() as rows:
-            return {f"{c.stage}:{c.target}" for c in checkpoints_of(rows, build) if c.status == "SUCCESS"}
+            return {
+                f"{c.stage}:{c.target}"
+                for c in checkpoints_of(rows, build)
+                if c.status == "SUCCESS"
+            }
     finally:
         store.close()
 
@@ -179,7 +207,11 @@ def examine(workspace, build, whole):
     """The same results, the true cost, and a record that agrees with itself."""
     assert digest_of(workspace, build) == whole
     lines = (workspace.folder.parent / "witness").read_text().splitlines()
-    asked = {line.split()[3]: line.split()[2].split(":")[0] for line in lines if line.startswith("asking")}
+    asked = {
+        line.split()[3]: line.split()[2].split(":")[0]
+        for line in lines
+        if line.startswith("asking")
+    }
     paid = {line.split()[3] for line in lines if line.startswith("paid")}
     kernel = workspace.kernel()
     try:
@@ -192,7 +224,8 @@ def examine(workspace, build, whole):
                 assert spent == once if token.child_id in paid else spent in (0, once)
                 total += spent
             ((recorded,),) = rows.read(
-                "SELECT total FROM budget_totals WHERE parent_session_id = ? AND budget_lane = 'usd_micros'", (build,)
+                "SELECT total FROM budget_totals WHERE parent_session_id = ? AND budget_lane = 'usd_micros'",
+                (build,),
             )
             assert recorded == total
             digests = [digest for (digest,) in rows.read("SELECT sha256 FROM artifacts")]

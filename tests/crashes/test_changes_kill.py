@@ -20,7 +20,18 @@ SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 SHARE = int(os.environ.get("ONCEWARD_CHANGE_DEATHS", "4"))
 """How many deaths of each act are tried on each store; 0 for all of them."""
 FILES = int(os.environ.get("ONCEWARD_CHANGE_FILES", "20"))
-OURS = ("child.", "process.", "artifact.", "stream.", "move.", "commit.", "write.", "lock.", "target.", "cut.")
+OURS = (
+    "child.",
+    "process.",
+    "artifact.",
+    "stream.",
+    "move.",
+    "commit.",
+    "write.",
+    "lock.",
+    "target.",
+    "cut.",
+)
 
 
 class Trial:
@@ -31,7 +42,13 @@ class Trial:
         self.workspace.create()
         self.backlog = Backlog(self.workspace)
         self.executioner, self.number = executioner, 0
-        self.plain = {"folder": str(self.workspace.folder), "store": store_url, "fault": "", "nth": 0, "counted": False}
+        self.plain = {
+            "folder": str(self.workspace.folder),
+            "store": store_url,
+            "fault": "",
+            "nth": 0,
+            "counted": False,
+        }
         write(self.backlog.tree, {f"f{n}.txt": f"{n}\n" for n in range(FILES)})
 
     def approved(self):
@@ -54,7 +71,12 @@ class Trial:
         entry = before()
         assert self.order(act, entry, counted=True) == 0
         counts = json.loads((self.workspace.folder.parent / "counts").read_text())
-        found = [(name, nth) for name, many in counts.items() if name.startswith(OURS) for nth in range(1, many + 1)]
+        found = [
+            (name, nth)
+            for name, many in counts.items()
+            if name.startswith(OURS)
+            for nth in range(1, many + 1)
+        ]
         dice = random.Random(f"{SEED} {act} {self.plain['store'] == 'sqlite'}")
         self.finish(entry)
         return found if SHARE == 0 else dice.sample(found, min(SHARE, len(found)))
@@ -100,7 +122,9 @@ def test_a_cut_is_there_whole_or_not_at_all_wherever_it_is_killed(trial):
         assert trial.order("cut", entry) == 0, death
         status, live = trial.status(entry)
         now = tree(trial)
-        wanted = {path: file for path, file in prior.items() if path not in {u["path"] for u in units}}
+        wanted = {
+            path: file for path, file in prior.items() if path not in {u["path"] for u in units}
+        }
         wanted |= {u["path"]: (u["after"], u["after_mode"]) for u in units if u.get("after")}
         if status == "cut_applied":
             assert live.status == "applied" and now == wanted, death
@@ -136,7 +160,9 @@ def test_a_verification_says_one_thing_wherever_it_is_killed(trial, good):
         assert trial.status(entry)[0] in CHANGE.persistent
         assert trial.order("verify", entry) == 0, death
         extra.unlink(missing_ok=True)
-        assert trial.status(entry)[0] == ("verified_complete" if good else "verify_failed_escalated"), death
+        assert trial.status(entry)[0] == (
+            "verified_complete" if good else "verify_failed_escalated"
+        ), death
         assert tree(trial) == (trial.cut if good else trial.prior), death
         with trial.workspace.reading() as store, store.read() as rows:
             found = Changes(rows)

@@ -23,7 +23,9 @@ SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 POINTS = [
     name
     for name in faults.POINTS
-    if name.startswith(("child.", "process.", "stream.", "move.", "commit.", "write.", "request.worked"))
+    if name.startswith(
+        ("child.", "process.", "stream.", "move.", "commit.", "write.", "request.worked")
+    )
     and name not in ("child.launched", "move.outbox")
 ]
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", str(len(POINTS))))
@@ -37,7 +39,9 @@ ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", str(len(POINTS))))
 @pytest.mark.guarantee("G11")
 @pytest.mark.guarantee("G13")
 @pytest.mark.timeout(3600)
-def test_every_child_has_one_truthful_end_wherever_its_kernel_is_killed(store_url, tmp_path, executioner):
+def test_every_child_has_one_truthful_end_wherever_its_kernel_is_killed(
+    store_url, tmp_path, executioner
+):
     folder = tmp_path / ".onceward"
     workspace = Workspace(folder, store_url=store_url, principal="examiner")
     workspace.create()
@@ -52,7 +56,12 @@ def test_every_child_has_one_truthful_end_wherever_its_kernel_is_killed(store_ur
         often = fault.startswith(("move.", "commit.", "write."))
         words = {"fault": fault, "nth": dice.randint(1, 30 if often else 3)}
         ending = executioner(
-            folder=str(folder), store=store_url, acks=str(acks), witness=str(witness), round=number, **words
+            folder=str(folder),
+            store=store_url,
+            acks=str(acks),
+            witness=str(witness),
+            round=number,
+            **words,
         )
         assert ending in (0, -signal.SIGKILL), words
         killed[fault] += ending != 0
@@ -90,7 +99,11 @@ def examine(workspace: Workspace, acks: Path, witness: Path) -> None:
             assert not began
         assert "death_unconfirmed" not in ends[0]
     for session in {token.parent_session_id for token in tokens.values()}:
-        dispatched = [t for t in tokens.values() if t.parent_session_id == session and t.dispatch_seq is not None]
+        dispatched = [
+            t
+            for t in tokens.values()
+            if t.parent_session_id == session and t.dispatch_seq is not None
+        ]
         dispatched.sort(key=lambda token: token.dispatch_seq)
         places = [token.queue_seq for token in dispatched]
         assert places == sorted(set(places)), "dispatched in another order than queued"

@@ -22,7 +22,11 @@ from onceward.store.tables.requests import Requests
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "36"))
 VICTIM = "victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
-POINTS = [n for n in faults.POINTS if n.startswith(("write.", "move.", "commit.", "lock.", "request.worked"))]
+POINTS = [
+    n
+    for n in faults.POINTS
+    if n.startswith(("write.", "move.", "commit.", "lock.", "request.worked"))
+]
 
 
 def acknowledged(file: Path) -> dict[str, object]:
@@ -70,9 +74,18 @@ def examine(place: str, told: dict[str, object], ids: list[str]) -> None:
         with store.read() as rows:
             found = verify_rows(rows)
             ledger = Requests(rows)
-            stored = {i: ledger.find(Request("work", i, {}, "victim")) for i in (*list(told)[-40:], *ids)}
-            ((notes,),) = rows.read('SELECT count(*) FROM events WHERE body LIKE \'%"event":"NOTED"%\'')
-            answered = [i for (i,) in rows.read("SELECT request_id FROM requests WHERE answer LIKE '{\"seq\"%'")]
+            stored = {
+                i: ledger.find(Request("work", i, {}, "victim")) for i in (*list(told)[-40:], *ids)
+            }
+            ((notes,),) = rows.read(
+                'SELECT count(*) FROM events WHERE body LIKE \'%"event":"NOTED"%\''
+            )
+            answered = [
+                i
+                for (i,) in rows.read(
+                    "SELECT request_id FROM requests WHERE answer LIKE '{\"seq\"%'"
+                )
+            ]
         assert found.faults == []
         for request_id, row in stored.items():
             if request_id in told:
@@ -95,7 +108,10 @@ def test_asking_again_after_a_kill_returns_the_first_answer(store_url, tmp_path,
     store.close()
     # The first arrival is the commit that takes the lock, the second that of the request.
     words = {"fault": "commit.after", "nth": 2, "after_micros": 0}
-    assert executioner(store=place, acks=str(tmp_path / "acks"), ids=["r-2"], **words) == -signal.SIGKILL
+    assert (
+        executioner(store=place, acks=str(tmp_path / "acks"), ids=["r-2"], **words)
+        == -signal.SIGKILL
+    )
     assert not (tmp_path / "acks").read_text()
     heir = open_store(place)
     acquire(heir, "heir")

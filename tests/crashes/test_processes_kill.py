@@ -25,7 +25,9 @@ ROUNDS = int(os.environ.get("ONCEWARD_PROCESS_ROUNDS", "1"))
 def dispatch(folder: Path, nonce: str, fault: str, nth: int) -> subprocess.Popen:
     program = str(Path(__file__).with_name("dispatcher.py"))
     return subprocess.Popen(
-        [sys.executable, program, str(folder), nonce, fault, str(nth)], stdout=subprocess.PIPE, text=True
+        [sys.executable, program, str(folder), nonce, fault, str(nth)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -79,15 +81,22 @@ def recover(folder: Path, kernel: Identity) -> None:
 @pytest.mark.parametrize("also_the_supervisor", [False, True])
 def test_a_dispatcher_killed_at_work_leaves_nothing_running(tmp_path, also_the_supervisor):
     if also_the_supervisor and _home() is None:
-        pytest.skip("without control groups, a process that hides from everything is found by nobody")
+        pytest.skip(
+            "without control groups, a process that hides from everything is found by nobody"
+        )
     nonce = f"ow{os.getpid()}x{time.monotonic_ns()}"
     victim = dispatch(tmp_path, nonce, "-", 1)
     assert victim.stdout.readline() == "all running\n"
-    while len((tmp_path / "witness").read_text().split() if (tmp_path / "witness").exists() else []) < 4:
+    while (
+        len((tmp_path / "witness").read_text().split() if (tmp_path / "witness").exists() else [])
+        < 4
+    ):
         time.sleep(0.01)
     (supervisor,) = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
     here = own_identity()
-    kernel = Identity(here.hostname, here.machine_id, here.boot_id, victim.pid, start_of(victim.pid))
+    kernel = Identity(
+        here.hostname, here.machine_id, here.boot_id, victim.pid, start_of(victim.pid)
+    )
     victim.kill()
     victim.wait()
     victim.stdout.close()

@@ -24,7 +24,17 @@ VICTIM = "sagas_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 SHARE = int(os.environ.get("ONCEWARD_SAGA_DEATHS", "2"))
 """How many deaths of each scene are tried on each store; 0 for all of them."""
-OURS = ("child.", "process.", "artifact.", "stream.", "move.", "commit.", "write.", "lock.", "target.")
+OURS = (
+    "child.",
+    "process.",
+    "artifact.",
+    "stream.",
+    "move.",
+    "commit.",
+    "write.",
+    "lock.",
+    "target.",
+)
 
 
 @pytest.fixture
@@ -47,7 +57,13 @@ class Trial:
     def __init__(self, workspace, store_url, executioner, number=0):
         self.workspace, self.executioner, self.number = workspace, executioner, number
         self.folder = workspace.folder.parent
-        plain = {"folder": str(workspace.folder), "store": store_url, "fault": "", "nth": 0, "counted": False}
+        plain = {
+            "folder": str(workspace.folder),
+            "store": store_url,
+            "fault": "",
+            "nth": 0,
+            "counted": False,
+        }
         self.plain = {**plain, "fail": "", "stick": "", "grant": None, "plan": None}
 
     def order(self, **words):
@@ -58,7 +74,12 @@ class Trial:
         """Every arrival at every fault point of a whole run."""
         assert self.executioner(**self.order(counted=True, **self.fresh(words))) == 0
         counts = json.loads((self.folder / "counts").read_text())
-        found = [(name, nth) for name, many in counts.items() if name.startswith(OURS) for nth in range(1, many + 1)]
+        found = [
+            (name, nth)
+            for name, many in counts.items()
+            if name.startswith(OURS)
+            for nth in range(1, many + 1)
+        ]
         dice = random.Random(f"{SEED} {sorted(words.items())} {self.plain['store'] == 'sqlite'}")
         return found if SHARE == 0 else dice.sample(found, min(SHARE, len(found)))
 
@@ -88,7 +109,9 @@ class Trial:
 @pytest.mark.parametrize(
     ("fail", "stick"), [("", ""), ("a", ""), ("b", "a"), ("c", ""), ("c", "c"), ("c", "b")], ids=str
 )
-def test_a_saga_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, executioner, fail, stick):
+def test_a_saga_comes_to_its_end_wherever_it_is_killed(
+    scene, kind, store_url, executioner, fail, stick
+):
     on_its_turn(kind, f"{fail}{stick}")
     trial = Trial(scene, store_url, executioner)
     words, killed = {"fail": fail, "stick": stick}, Counter()
@@ -99,7 +122,11 @@ def test_a_saga_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, e
         killed[ending] += 1
         with scene.reading() as store, store.read() as rows:
             run = Runs(rows).of_root(order["root"])
-            done = {step.step for step in Runs(rows).steps(run.saga_id) if step.status == "done"} if run else set()
+            done = (
+                {step.step for step in Runs(rows).steps(run.saga_id) if step.status == "done"}
+                if run
+                else set()
+            )
             before = trial.witnessed(order["root"])
         assert trial.go_on(order) == wanted, death
         again = trial.witnessed(order["root"])[len(before) :]
@@ -107,7 +134,11 @@ def test_a_saga_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, e
             death,
             "what was done is not done again",
         )
-        left = {path.name for path in (trial.folder / order["root"]).iterdir() if not path.name.startswith("stuck")}
+        left = {
+            path.name
+            for path in (trial.folder / order["root"]).iterdir()
+            if not path.name.startswith("stuck")
+        }
         assert left == ({"a", "b", "c"} if not fail else set()), death
         roots.append(order["root"])
     examine(scene, roots, wanted)
@@ -136,10 +167,19 @@ class Assembling(Trial):
 
     def fresh(self, words):
         number = self.number + 1
-        one = {"protocol_version": "1.0.0", "act_type": "WRITE", "governing_authority_ref": "council"}
+        one = {
+            "protocol_version": "1.0.0",
+            "act_type": "WRITE",
+            "governing_authority_ref": "council",
+        }
         values = [{"operation_code": f"op{number}.{name}", **one} for name in ("x", "y")]
         collection = "ops" if self.shared else f"own{number}"
-        plan = {"plan_id": f"plan{number}", "revision": 1, "collection": collection, "value": values}
+        plan = {
+            "plan_id": f"plan{number}",
+            "revision": 1,
+            "collection": collection,
+            "value": values,
+        }
         return {**words, "plan": plan, "grant": self.grant(plan)}
 
     def grant(self, plan):
@@ -148,7 +188,9 @@ class Assembling(Trial):
         scope = msgspec.to_builtins(saga.scope(None, "local", "victim"))
         kernel = self.workspace.kernel()
         try:
-            drafted = kernel.ask(Request("grants.draft", f"d{plan['plan_id']}", {"scope": scope}, "victim")).value
+            drafted = kernel.ask(
+                Request("grants.draft", f"d{plan['plan_id']}", {"scope": scope}, "victim")
+            ).value
             issued = {"grant": drafted["grant_id"], "scope": scope, "seconds": 6000}
             kernel.ask(Request("grants.issue", f"i{plan['plan_id']}", issued, "victim"))
             return drafted["grant_id"]
@@ -173,7 +215,9 @@ STOPS = {
 @pytest.mark.guarantee("G17")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("fail", STOPS, ids=str)
-def test_an_assembly_comes_to_its_end_wherever_it_is_killed(scene, kind, store_url, executioner, fail):
+def test_an_assembly_comes_to_its_end_wherever_it_is_killed(
+    scene, kind, store_url, executioner, fail
+):
     on_its_turn(kind, fail)
     trial = Assembling(scene, store_url, executioner)
     foreign = trial.order(**trial.fresh({"fail": ""}))
@@ -205,13 +249,19 @@ def examine_registry(scene, orders, wanted, fail, foreign):
                 own = registry.of_root(order["root"])
                 assert {value.status for value in own} == ({status} if status else set())
                 assert len(own) == (2 if status else 0), "no value twice, none missing"
-                told = [event.facts()["event"] for event in events_of(rows, f"entry:{order['grant']}")]
+                told = [
+                    event.facts()["event"] for event in events_of(rows, f"entry:{order['grant']}")
+                ]
                 assert told.count("GRANT_CONSUMED") == used, "the grant is used once"
-                assert Grants(rows).named(order["grant"]).status == ("consumed" if used else "active")
+                assert Grants(rows).named(order["grant"]).status == (
+                    "consumed" if used else "active"
+                )
                 if fail == "S2_SCHEMA":
                     assert registry.collection(order["plan"]["collection"]) is None
             theirs = registry.of_root(foreign["root"])
-            assert {value.status for value in theirs} == {"active"} and len(theirs) == 2, "others' things are untouched"
+            assert {value.status for value in theirs} == {"active"} and len(theirs) == 2, (
+                "others' things are untouched"
+            )
             assert registry.collection("ops").root == foreign["root"]
             assert_sound(rows)
     finally:
@@ -225,7 +275,12 @@ class RollingBack(Assembling):
         made = self.order(**super().fresh({"fail": ""}))
         assert self.go_on(made) == ["DONE", "done"]
         first, second = (f"{value['operation_code']}@1.0.0" for value in made["plan"]["value"])
-        step = {"action": "supersede", "target": first, "successor": second, "rollback_ref": "incident-7"}
+        step = {
+            "action": "supersede",
+            "target": first,
+            "successor": second,
+            "rollback_ref": "incident-7",
+        }
         plan = {"plan_id": f"back{self.number}", "collection": "ops", "step": [step]}
         return {**words, "plan": plan, "grant": self.grant(plan)}
 
@@ -234,7 +289,9 @@ class RollingBack(Assembling):
 @pytest.mark.guarantee("G17")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("fail", ["", "R2_SUPERSEDE", "R3_FINALIZE"])
-def test_a_rollback_is_there_whole_or_not_at_all_wherever_it_is_killed(scene, kind, store_url, executioner, fail):
+def test_a_rollback_is_there_whole_or_not_at_all_wherever_it_is_killed(
+    scene, kind, store_url, executioner, fail
+):
     on_its_turn(kind, fail)
     trial = RollingBack(scene, store_url, executioner)
     wanted = ["ABORT_SUPERSEDE", "stopped"] if fail == "R2_SUPERSEDE" else ["DONE", "done"]
@@ -251,7 +308,10 @@ def test_a_rollback_is_there_whole_or_not_at_all_wherever_it_is_killed(scene, ki
                 value = Registry(rows).meant(step["target"])
                 audit = Registry(rows).audit(order["root"], "R2_SUPERSEDE", value.vocab_id)
                 done = wanted[0] == "DONE"
-                assert (value.status, audit is not None) == ("superseded" if done else "active", done)
+                assert (value.status, audit is not None) == (
+                    "superseded" if done else "active",
+                    done,
+                )
                 grant = Grants(rows).named(order["grant"])
                 assert (grant.status, grant.finalized_at is not None) == ("consumed", done)
             assert_sound(rows)

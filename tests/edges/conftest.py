@@ -43,6 +43,13 @@ def onceward(place, store_url):
 
     def run(*words: str, stdin: str | None = None, **environment: str) -> Ran:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-        return Ran(forked.run(words, cwd=place, input=stdin, env={**clean, "ONCEWARD_STORE": store_url, **environment}))
+        return Ran(
+            forked.run(
+                words,
+                cwd=place,
+                input=stdin,
+                env={**clean, "ONCEWARD_STORE": store_url, **environment},
+            )
+        )
 
     return run

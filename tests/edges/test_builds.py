@@ -76,13 +76,26 @@ def test_json_lines_are_as_the_contract_says(cli):
     assert lines[0]["type"] == "build" and lines[0]["steps"] == 4
     assert {line["type"] for line in lines[1:-1]} == {"step"}
     last = lines[-1]
-    assert last["type"] == "result" and last["state"] == "SUCCESS" and last["reason"] == "normal_completion"
+    assert (
+        last["type"] == "result"
+        and last["state"] == "SUCCESS"
+        and last["reason"] == "normal_completion"
+    )
     assert last["cost_usd"] == "0.30" and last["tokens"] == 0
     assert last["steps"] == {"total": 4, "executed": 4, "skipped": 0, "reused": 0, "failed": 0}
     status = json.loads(cli("status", last["build_id"], "--json", check=0).stdout)
     step = status["steps"][0]
-    assert (step["stage"], step["target"], step["status"], step["cost_usd"]) == ("extract", "a", "SUCCESS", "0.10")
-    assert len(step["context_hash"]) == 64 and step["attempts"] == 1 and step["child_id"].startswith("chd_")
+    assert (step["stage"], step["target"], step["status"], step["cost_usd"]) == (
+        "extract",
+        "a",
+        "SUCCESS",
+        "0.10",
+    )
+    assert (
+        len(step["context_hash"]) == 64
+        and step["attempts"] == 1
+        and step["child_id"].startswith("chd_")
+    )
     assert step["artifacts"][0]["name"] == "o"
 
 
@@ -108,7 +121,9 @@ def test_a_pause_exits_3_and_goes_on_with_its_token(cli):
 @pytest.mark.rule("B-1")
 def test_a_paused_build_may_be_declared_failed_or_abandoned(cli):
     for word, state in (("--failed", "FAILED"), (None, "ABANDONED")):
-        last = result(cli("run", "plan.toml", "--json", "--budget", "usd=0.05", "--no-reuse", check=3))
+        last = result(
+            cli("run", "plan.toml", "--json", "--budget", "usd=0.05", "--no-reuse", check=3)
+        )
         words = [word] if word else []
         assert state in cli("abandon", last["build_id"], *words, check=0).stdout
         assert state in cli("resume", last["build_id"], check=2).stderr
@@ -141,7 +156,9 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_resume(cli, times):
     _, told = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "STOPPED (as asked; it can be resumed)" in told
-    command = next(line for line in told.splitlines() if line.startswith("next: ")).removeprefix("next: onceward ")
+    command = next(line for line in told.splitlines() if line.startswith("next: ")).removeprefix(
+        "next: onceward "
+    )
     assert until(lambda: not processes_with("sleep 1000.31"))
     slow(cli, "0.01")
     assert "what it runs changed" in cli(*command.split(), check=2).stderr
@@ -161,7 +178,9 @@ def test_a_running_build_is_given_up_from_another_terminal(cli, verb):
     assert process.returncode == 1
     assert json.loads(out.splitlines()[-1])["state"] == "ABANDONED"
     assert until(lambda: not processes_with("sleep 1000.32"))
-    children = json.loads(cli("status", build["build_id"], "--children", "--json").stdout)["children"]
+    children = json.loads(cli("status", build["build_id"], "--children", "--json").stdout)[
+        "children"
+    ]
     assert {c["reason"] for c in children} == {"cancelled"}
 
 
@@ -196,7 +215,10 @@ def test_an_approval_given_after_a_crash_counts_for_the_resume(cli):
     process.kill()
     process.communicate()
     (build,) = json.loads(cli("list", "--json").stdout)
-    assert "look:main approved" in cli("approve", build["build_id"], "look", "--digest", line, check=0).stdout
+    assert (
+        "look:main approved"
+        in cli("approve", build["build_id"], "look", "--digest", line, check=0).stdout
+    )
     assert "1 skipped" in cli("resume", build["build_id"], check=0).stderr
 
 
@@ -241,7 +263,13 @@ def test_a_python_plan_runs_by_itself_and_by_the_command(cli):
         '    print(result.value("summarise", "a"), result.cost_usd)\n'
     )
     done = subprocess.run(
-        [sys.executable, "cat.py"], cwd=cli.folder, env=cli.env, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "cat.py"],
+        cwd=cli.folder,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "42 0.03\n"
     assert "6 steps" in cli("run", "cat.py", check=0).stderr
@@ -250,7 +278,8 @@ def test_a_python_plan_runs_by_itself_and_by_the_command(cli):
 @pytest.mark.rule("I-1", "C-8")
 def test_logs_of_a_step_while_it_runs_and_after(cli):
     text = SLOW.replace(
-        "sleep SECONDS", "echo said $ONCEWARD_TARGET; echo oops >&2; while [ ! -e go ]; do sleep 0.05; done"
+        "sleep SECONDS",
+        "echo said $ONCEWARD_TARGET; echo oops >&2; while [ ! -e go ]; do sleep 0.05; done",
     )
     (cli.folder / "slow.toml").write_text(text)
     process = start(cli, "run", "slow.toml")
@@ -277,7 +306,9 @@ def test_a_failed_step_says_where_its_log_is(cli):
 
 @pytest.mark.rule("B-15", "K-6")
 def test_one_content_to_approve_is_told_of_once_however_often_it_is_resumed(cli):
-    (cli.folder / "onceward.toml").write_text('[notify]\ncommand = ["sh", "-c", "cat >> notices"]\n')
+    (cli.folder / "onceward.toml").write_text(
+        '[notify]\ncommand = ["sh", "-c", "cat >> notices"]\n'
+    )
     (cli.folder / "ask.toml").write_text(
         'name = "asks"\n[[stage]]\nname = "draft"\nrun = ["true"]\n'
         '[[stage]]\nname = "agree"\nneeds = ["draft"]\napprove = "Is it good? \\u001b[31mred"\n'
@@ -300,7 +331,11 @@ def test_one_content_to_approve_is_told_of_once_however_often_it_is_resumed(cli)
 @pytest.mark.rule("I-1")
 @pytest.mark.parametrize(("plan", "status"), [("fails", 1), ("pauses", 3), ("works", 0)])
 def test_what_became_of_a_build_counts_whoever_stopped_listening(cli, plan, status):
-    run = {"fails": '["false"]', "pauses": '["onceward", "report", "--usd", "2.00"]', "works": '["true"]'}[plan]
+    run = {
+        "fails": '["false"]',
+        "pauses": '["onceward", "report", "--usd", "2.00"]',
+        "works": '["true"]',
+    }[plan]
     (cli.folder / "p.toml").write_text(
         f'name = "p"\n[budget]\nusd = "1.00"\n[[stage]]\nname = "s"\nenv = ["PATH"]\nrun = {run}\n'
     )
@@ -348,7 +383,9 @@ def test_logs_that_are_followed_end_with_a_kernel_that_was_killed(cli):
     assert follower.wait(20) == 0
     follower.communicate()
     assert "its kernel is gone" in cli("explain", "wait:a", check=0).stdout
-    assert "seconds" not in json.loads(cli("status", "latest", "--json", check=0).stdout)["steps"][0]
+    assert (
+        "seconds" not in json.loads(cli("status", "latest", "--json", check=0).stdout)["steps"][0]
+    )
 
 
 @pytest.mark.rule("I-1", "B-7")
@@ -369,7 +406,9 @@ def test_a_dry_run_refuses_what_a_run_would_and_sees_what_the_workspace_has_left
     cli("run", "plan.toml", check=0)
     told = cli("run", "plan.toml", "--no-reuse", "--dry-run", check=0).stdout
     assert "estimated usd: 0.30 of 0.05 that may be spent; it would pause" in told
-    (cli.folder / "p.toml").write_text('name = "p"\n[[stage]]\nname = "s"\nenv = ["NOT_THERE"]\nrun = ["true"]\n')
+    (cli.folder / "p.toml").write_text(
+        'name = "p"\n[[stage]]\nname = "s"\nenv = ["NOT_THERE"]\nrun = ["true"]\n'
+    )
     assert "NOT_THERE" in cli("run", "p.toml", "--dry-run", check=2).stderr
     (cli.folder / "ask.toml").write_text(
         'name = "ask"\n[[stage]]\nname = "s"\non_crash = "ask"\nrun = ["sh", "-c", "touch begun; sleep 60"]\n'

@@ -36,7 +36,16 @@ def marked(onceward, *words):
 @pytest.mark.rule("H-1", "H-2", "H-4", "H-5", "H-6", "I-1")
 def test_a_change_from_proposal_to_proof(folder, onceward):
     shown = onceward(
-        "change", "mark", "--tree", "wanted", "--base", "repo", "--reason", "add was wrong", "--check", CHECK
+        "change",
+        "mark",
+        "--tree",
+        "wanted",
+        "--base",
+        "repo",
+        "--reason",
+        "add was wrong",
+        "--check",
+        CHECK,
     )
     assert shown.status == 0, shown.err
     assert "-    return a - b\n+    return a + b\n" in shown.out and "- old.txt" in shown.out
@@ -49,18 +58,36 @@ def test_a_change_from_proposal_to_proof(folder, onceward):
     early = onceward("change", "cut", entry, ONCEWARD_AS="max")
     assert early.status == 2 and "G-CUT-APPROVED" in early.err
     done = onceward(
-        "change", "review", entry, "--approve", "--digest", digest[:12], "--reason", "yes", ONCEWARD_AS="rob"
+        "change",
+        "review",
+        entry,
+        "--approve",
+        "--digest",
+        digest[:12],
+        "--reason",
+        "yes",
+        ONCEWARD_AS="rob",
     )
     assert done.status == 0 and f"next: onceward change cut {entry}" in done.out
     done = onceward("change", "cut", entry, ONCEWARD_AS="max")
-    assert done.status == 0 and "is cut_applied: 3 files" in done.out and "recorded and signed" in done.err
-    assert (folder / "repo/calc.py").read_text() == WANTED["calc.py"] and not (folder / "repo/old.txt").exists()
+    assert (
+        done.status == 0
+        and "is cut_applied: 3 files" in done.out
+        and "recorded and signed" in done.err
+    )
+    assert (folder / "repo/calc.py").read_text() == WANTED["calc.py"] and not (
+        folder / "repo/old.txt"
+    ).exists()
     refused = onceward("change", "verify", entry, ONCEWARD_AS="max")
     assert refused.status == 2
     done = onceward("change", "verify", entry, ONCEWARD_AS="vic")
     assert done.status == 0 and "passed" in done.out and "it is verified_complete" in done.out
     again = onceward("change", "verify", entry, "--json", ONCEWARD_AS="vic")
-    assert again.status == 0 and not again.json["fresh"] and again.json["status"] == "verified_complete"
+    assert (
+        again.status == 0
+        and not again.json["fresh"]
+        and again.json["status"] == "verified_complete"
+    )
     history = onceward("change", "history", entry, "--json").json
     assert [row["to_state"] for row in history][-1] == "verified_complete" and len(history) == 7
     told = onceward("explain", entry)
@@ -79,7 +106,9 @@ def test_what_fails_is_taken_back_and_comes_up_again(folder, onceward):
     assert onceward("change", "cut", entry, ONCEWARD_AS="max").status == 0
     failed = onceward("change", "verify", entry, ONCEWARD_AS="vic")
     assert failed.status == 1 and "its check failed" in failed.out and "is taken back" in failed.out
-    assert (folder / "repo/calc.py").read_text() == BASE["calc.py"] and (folder / "repo/old.txt").exists()
+    assert (folder / "repo/calc.py").read_text() == BASE["calc.py"] and (
+        folder / "repo/old.txt"
+    ).exists()
     (escalation,) = onceward("change", "show", entry, "--json").json["escalations"]
     told = onceward("change", "show", escalation)
     assert f"asks about {entry}" in told.out and "next: onceward change sweep" in told.out
@@ -97,7 +126,9 @@ def test_drift_is_refused_with_its_code_and_nothing_changed(folder, onceward):
     write(folder / "repo", {"calc.py": "edited\n"})
     refused = onceward("change", "cut", entry, "--json", ONCEWARD_AS="max")
     assert refused.status == 2 and json.loads(refused.err)["error"]["code"] == "BASE_DRIFT"
-    assert (folder / "repo/calc.py").read_text() == "edited\n" and (folder / "repo/old.txt").exists()
+    assert (folder / "repo/calc.py").read_text() == "edited\n" and (
+        folder / "repo/old.txt"
+    ).exists()
     assert onceward("change", "abandon", entry, "--reason", "stale").status == 0
     assert onceward("change", "show", entry, "--json").json["status"] == "abandoned"
 
@@ -125,10 +156,22 @@ def test_a_commit_names_who_answers_for_it_and_holds_nothing_else(folder, oncewa
     done = onceward("change", "verify", entry, "--git-commit", "--json", ONCEWARD_AS="vic")
     assert done.status == 0, done.err
     said = git("log", "-1", "--format=%H%n%B")
-    assert said.startswith(done.json["commit"] + "\nadd was wrong\n") and f"Onceward-Entry: {entry}\n" in said
-    for trailer in ("Onceward-Review: dec_", "by rob", "Onceward-Executor: max", "Onceward-Verifier: vic"):
+    assert (
+        said.startswith(done.json["commit"] + "\nadd was wrong\n")
+        and f"Onceward-Entry: {entry}\n" in said
+    )
+    for trailer in (
+        "Onceward-Review: dec_",
+        "by rob",
+        "Onceward-Executor: max",
+        "Onceward-Verifier: vic",
+    ):
         assert trailer in said
-    assert set(git("show", "--name-only", "--format=").split()) == {"calc.py", "docs/new.txt", "old.txt"}
+    assert set(git("show", "--name-only", "--format=").split()) == {
+        "calc.py",
+        "docs/new.txt",
+        "old.txt",
+    }
     assert git("status", "--porcelain") == "A  wip.txt\n"
     again = onceward("change", "verify", entry, "--git-commit", "--json", ONCEWARD_AS="vic")
     assert again.json["commit"] == done.json["commit"], "one commit"
@@ -198,8 +241,12 @@ def test_a_dry_run_only_shows_and_a_patch_does_the_same(folder, onceward):
         **{"calc.py": "changed", "docs/new.txt": "added", "old.txt": "removed"}
     }
     assert onceward("change", "list", "--json").json == []
-    diff = subprocess.run(["diff", "-ruN", "repo", "wanted"], cwd=folder, capture_output=True, text=True, check=False)
-    patched = onceward("change", "mark", "--patch", "-", "--base", "repo", "--dry-run", "--json", stdin=diff.stdout)
+    diff = subprocess.run(
+        ["diff", "-ruN", "repo", "wanted"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    patched = onceward(
+        "change", "mark", "--patch", "-", "--base", "repo", "--dry-run", "--json", stdin=diff.stdout
+    )
     assert patched.status == 0 and patched.json["manifest"] == done.json["manifest"]
 
 

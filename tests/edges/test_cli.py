@@ -35,7 +35,13 @@ def test_a_first_workspace(onceward, place):
     assert "already there" in again.out
     looked = onceward("doctor", "--json").json
     assert looked["ok"], looked
-    assert {c["name"] for c in looked["checks"]} >= {"onceward", "python", "clock", "evidence", "writer lock"}
+    assert {c["name"] for c in looked["checks"]} >= {
+        "onceward",
+        "python",
+        "clock",
+        "evidence",
+        "writer lock",
+    }
     assert onceward("events", "--json").json == [{"events": 2, "stream": "workspace"}]
     line, _ = onceward("events", "workspace").out.splitlines()
     assert json.loads(line)["event"] == "PRINCIPAL_ADDED"
@@ -43,7 +49,13 @@ def test_a_first_workspace(onceward, place):
 
 @pytest.mark.rule("I-1")
 def test_without_a_workspace_the_next_command_is_named(onceward):
-    for words in (["events"], ["outbox", "status"], ["principals", "list"], ["migrate"], ["backup", "x"]):
+    for words in (
+        ["events"],
+        ["outbox", "status"],
+        ["principals", "list"],
+        ["migrate"],
+        ["backup", "x"],
+    ):
         refused = onceward(*words)
         assert refused.status == 2, words
         assert refused.err.startswith("NOT_FOUND: there is no workspace")
@@ -62,7 +74,9 @@ def test_errors_are_json_when_asked(onceward):
 
 
 @pytest.mark.rule("I-1")
-@pytest.mark.parametrize("words", [["frobnicate"], ["events", "--what"], ["principals", "add", "bob"], ["canon"]])
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["events", "--what"], ["principals", "add", "bob"], ["canon"]]
+)
 def test_bad_usage_is_status_2(onceward, words):
     assert onceward(*words).status == 2
 
@@ -117,7 +131,10 @@ def test_a_command_asks_the_live_kernel_and_follows_its_answer(onceward, place, 
         waiting = onceward(*words, "--wait", "0")
         assert waiting.status == 3
         assert "filed as r1" in waiting.out
-        assert json.loads(onceward(*words, "--wait", "0", "--json").out) == {"request_id": "r1", "status": "asked"}
+        assert json.loads(onceward(*words, "--wait", "0", "--json").out) == {
+            "request_id": "r1",
+            "status": "asked",
+        }
         stop = threading.Event()
         serving = threading.Thread(target=kernel.run, args=(stop,))
         serving.start()
@@ -136,7 +153,9 @@ def test_a_command_asks_the_live_kernel_and_follows_its_answer(onceward, place, 
 def test_the_outbox_is_seen_and_flushed(onceward, place, store_url):
     onceward("init")
     assert "No sinks are configured" in onceward("outbox", "status").out
-    (place / "onceward.toml").write_text('[[sink]]\nname = "log"\nkind = "ndjson"\npath = "out.ndjson"\n')
+    (place / "onceward.toml").write_text(
+        '[[sink]]\nname = "log"\nkind = "ndjson"\npath = "out.ndjson"\n'
+    )
     kernel = Workspace(place / ".onceward", store_url=store_url).kernel()
     create(kernel.store)
     kernel.close()
@@ -159,7 +178,9 @@ def test_backup_and_restore(onceward, place):
     assert onceward("restore", "b.db").status == 2
     into = ("--workspace", "elsewhere/.onceward", "--store", "sqlite")
     assert "verified" in onceward("restore", "b.db", *into).out
-    assert [p["name"] for p in onceward("principals", "list", "--json", *into).json] == sorted(["bob", os_user()])
+    assert [p["name"] for p in onceward("principals", "list", "--json", *into).json] == sorted(
+        ["bob", os_user()]
+    )
 
 
 @both
@@ -194,7 +215,10 @@ def test_a_newer_store_is_refused(onceward, place):
         ("[[sink]]\nname = 'a'\nkind = 'pigeon'", "pigeon"),
         ("[[sink]]\nname = 'a'\nkind = 'ndjson'", "needs path"),
         ("[[sink]]\nname = 'a'\nkind = 'webhook'\nurl = 'ftp://x'", "http://"),
-        ("[[sink]]\nname = 'a'\nkind = 'console'\n[[sink]]\nname = 'a'\nkind = 'console'", "one name"),
+        (
+            "[[sink]]\nname = 'a'\nkind = 'console'\n[[sink]]\nname = 'a'\nkind = 'console'",
+            "one name",
+        ),
         ("[[sink]]\nname = 'a'\nkind = 'webhook'\nurl = 'http://u:s3cret@x/'", "no password"),
         ("[[sink]]\nname = 'a'\nkind = 'webhook'\nurl = 'http://[x/'", "cannot be read"),
     ],
@@ -213,7 +237,10 @@ def test_a_workspace_is_found_from_a_folder_inside_it(onceward, place):
     onceward("init")
     (place / "deep" / "er").mkdir(parents=True)
     run = subprocess.run(
-        [sys.executable, "-m", "onceward", "events"], cwd=place / "deep" / "er", capture_output=True, text=True
+        [sys.executable, "-m", "onceward", "events"],
+        cwd=place / "deep" / "er",
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0
     assert "workspace" in run.stdout
@@ -263,7 +290,9 @@ def test_commands_at_the_same_moment_all_get_their_work_done(onceward):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(6) as pool:
-        done = list(pool.map(lambda n: onceward("principals", "add", f"p{n}", "--role", "viewer"), range(6)))
+        done = list(
+            pool.map(lambda n: onceward("principals", "add", f"p{n}", "--role", "viewer"), range(6))
+        )
     assert [ran.status for ran in done] == [0] * 6, [ran.out + ran.err for ran in done]
     assert len(onceward("principals", "list", "--json").json) == 7
 
@@ -336,7 +365,9 @@ def test_edited_history_is_an_integrity_fault(onceward, place):
 @pytest.mark.rule("I-1")
 def test_a_failed_delivery_is_status_1_and_names_the_sink(onceward, place):
     onceward("init")
-    (place / "onceward.toml").write_text('[[sink]]\nname = "hook"\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\n')
+    (place / "onceward.toml").write_text(
+        '[[sink]]\nname = "hook"\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\n'
+    )
     onceward("principals", "add", "bob", "--role", "viewer")
     failed = onceward("outbox", "flush")
     assert failed.status == 1
@@ -364,14 +395,19 @@ def test_output_that_cannot_be_written_is_not_called_a_failure_of_the_work(oncew
 
 @pytest.mark.parametrize(
     "environment",
-    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "latin-1"}],
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "latin-1"},
+    ],
 )
 def test_a_terminal_that_knows_few_letters_is_no_obstacle(onceward, place, environment):
     assert onceward("init", **environment).status == 0
     assert (place / "onceward.toml").read_text().startswith("# Settings")
     onceward("principals", "add", "žluť", "--role", "viewer")
     assert onceward("principals", "list", **environment).status == 0
-    assert "žluť" in [p["name"] for p in onceward("principals", "list", "--json", **environment).json]
+    assert "žluť" in [
+        p["name"] for p in onceward("principals", "list", "--json", **environment).json
+    ]
 
 
 def test_no_colour_where_it_is_not_wanted(onceward):
@@ -404,14 +440,23 @@ def test_the_hint_can_be_pasted(onceward):
 
 def test_global_options_may_stand_anywhere(onceward):
     onceward("init")
-    for words in (["--json", "outbox", "status"], ["outbox", "--json", "status"], ["outbox", "status", "--json"]):
+    for words in (
+        ["--json", "outbox", "status"],
+        ["outbox", "--json", "status"],
+        ["outbox", "status", "--json"],
+    ):
         assert onceward(*words).json == []
 
 
 def test_init_in_a_folder_below_makes_its_own(onceward, place):
     onceward("init")
     (place / "sub").mkdir()
-    subprocess.run([sys.executable, "-m", "onceward", "init"], cwd=place / "sub", check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "onceward", "init"],
+        cwd=place / "sub",
+        check=True,
+        capture_output=True,
+    )
     assert (place / "sub" / ".onceward" / "onceward.db").exists()
 
 
@@ -440,7 +485,9 @@ def test_locks_are_listed_shown_and_cleared_with_a_record(onceward, place):
     assert onceward("locks", "list").out == "No targets are locked.\n"
     lock = TargetLock(place / ".onceward" / "locks")
     held = lock.acquire("held")
-    foreign = TargetLock(place / ".onceward" / "locks", hostname="elsewhere", nonce=lambda: "n1").acquire("far")
+    foreign = TargetLock(
+        place / ".onceward" / "locks", hostname="elsewhere", nonce=lambda: "n1"
+    ).acquire("far")
     os.close(foreign.descriptor)
     listed = {entry["target"]: entry for entry in onceward("locks", "list", "--json").json}
     assert listed["held"]["liveness"] == "alive"

@@ -22,7 +22,9 @@ def example(tmp_path):
     """An example copied into a folder of its own."""
 
     def copied(name, store_url="sqlite"):
-        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
         return Typed(tmp_path / name, store_url)
 
     return copied
@@ -33,13 +35,19 @@ def example(tmp_path):
 def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):
     environment = {**os.environ, "ONCEWARD_DEMO": str(tmp_path / "demo")}
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "demo.py"], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, EXAMPLES / "demo.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert "kill -9" in done.stdout and "8 skipped" in done.stdout and "17 reused" in done.stdout
     assert "16 calls, 0 of them twice" in done.stdout and "18 calls, 0 of them twice" in done.stdout
     assert "input texts/dunes.md changed" in done.stdout
-    assert "every file is what the manifest says" in done.stdout and done.stdout.count("sound: ") == 2
+    assert (
+        "every file is what the manifest says" in done.stdout and done.stdout.count("sound: ") == 2
+    )
     assert "\x1b" not in done.stdout
     # The same texts, summarised without a kill, give the same bytes and the same manifest.
     cli = example("documents")
@@ -47,7 +55,9 @@ def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):
     cli("run", "plan.py", check=0)
     cli("output", "--to", "handed-on", check=0)
     for name in ("manifest.json", "SHA256SUMS"):
-        assert (cli.folder / "handed-on" / name).read_bytes() == (tmp_path / "demo" / "handed-on" / name).read_bytes()
+        assert (cli.folder / "handed-on" / name).read_bytes() == (
+            tmp_path / "demo" / "handed-on" / name
+        ).read_bytes()
 
 
 @pytest.mark.rule("B-2", "B-13")
@@ -66,12 +76,15 @@ def test_the_code_generation_pauses_and_then_asks(example, store_url):
     cli = example("codegen", store_url)
     paused = cli("run", "plan.py", check=3)
     # A step asks for more than is left, or, where the first were done before it began, is known to cost more.
-    assert re.search(r"usd is at 0.0[69] of 0.10, and (0.03 more was asked|\S+ is estimated at 0.03)", paused.stderr), (
-        paused.stderr
-    )
+    assert re.search(
+        r"usd is at 0.0[69] of 0.10, and (0.03 more was asked|\S+ is estimated at 0.03)",
+        paused.stderr,
+    ), paused.stderr
     token = paused.stdout.strip()
     # What it says to type next lasts to the end, as far as can be told.
-    resume = re.search(r"next: onceward (resume .*)", paused.stderr)[1].replace("TOKEN", token).split()
+    resume = (
+        re.search(r"next: onceward (resume .*)", paused.stderr)[1].replace("TOKEN", token).split()
+    )
     assert resume[-1] == "usd=0.15"
     process = start(cli, *resume)
     told = []
@@ -94,7 +107,9 @@ def test_the_code_generation_pauses_and_then_asks(example, store_url):
 
 @pytest.mark.rule("C-8", "C-20", "C-30")
 def test_the_agents_end_as_told():
-    done = subprocess.run([sys.executable, EXAMPLES / "agents.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "agents.py"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "budget_exceeded: tokens is at 700 of 1000, 700 more asked" in done.stdout
     assert "agent: no budget left, stopping" in done.stdout
@@ -105,8 +120,13 @@ def test_the_agents_end_as_told():
 @pytest.mark.rule("H-2", "H-5", "H-6")
 def test_an_agent_edits_a_repository_and_its_first_try_is_taken_back():
     demo = EXAMPLES / "repository" / "demo.py"
-    done = subprocess.run([sys.executable, demo], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, demo], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     assert "its check failed: AssertionError: twenty percent off" in done.stdout
-    assert done.stdout.count("is taken back") == 1 and done.stdout.count("it is verified_complete") == 1
+    assert (
+        done.stdout.count("is taken back") == 1
+        and done.stdout.count("it is verified_complete") == 1
+    )
     assert done.stdout.count("sound: ") == 2

@@ -50,7 +50,10 @@ def test_the_readme_can_be_typed_in(tmp_path):
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was done." in done.stdout
-    assert "3 steps: 2 run, 1 skipped; paid 0.01 usd now (0.02 in all), 0.01 usd not paid again" in done.stderr
+    assert (
+        "3 steps: 2 run, 1 skipped; paid 0.01 usd now (0.02 in all), 0.01 usd not paid again"
+        in done.stderr
+    )
     assert "3 steps: 3 reused; paid 0.00 usd, 0.02 usd not paid again" in done.stderr
     assert "because    config.tone" in done.stdout and "in all: 0.04 usd" in done.stdout
     assert (tmp_path / "first" / "result" / "handoff.html").exists()
@@ -59,8 +62,14 @@ def test_the_readme_can_be_typed_in(tmp_path):
 @pytest.mark.rule("B-6", "I-1")
 def test_the_guide_to_paying_once_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "stop-paying-twice")
-    assert "3 steps: 3 run; paid 0.04 usd and " in done.stderr and "3 steps: 3 reused; paid 0.00 usd" in done.stderr
-    assert "3 steps: 2 run, 1 reused; paid 0.02 usd and 10 tokens, 0.02 usd not paid again" in done.stderr
+    assert (
+        "3 steps: 3 run; paid 0.04 usd and " in done.stderr
+        and "3 steps: 3 reused; paid 0.00 usd" in done.stderr
+    )
+    assert (
+        "3 steps: 2 run, 1 reused; paid 0.02 usd and 10 tokens, 0.02 usd not paid again"
+        in done.stderr
+    )
     assert done.stdout.count("input notes/bees.txt changed") == 2
 
 
@@ -69,7 +78,9 @@ def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "cap-what-an-agent-may-spend")
     assert "exit 3" in done.stdout and "a person to raise the budget" in done.stdout
     assert "--budget usd=0.15" in done.stderr, "what it says to type next lasts to the end"
-    assert "5 steps: 2 run, 3 skipped; paid 0.06 usd now (0.15 and 6,000 tokens in all)" in done.stderr
+    assert (
+        "5 steps: 2 run, 3 skipped; paid 0.06 usd now (0.15 and 6,000 tokens in all)" in done.stderr
+    )
     assert "in all: 0.15 usd" in done.stdout
 
 
@@ -78,14 +89,19 @@ def test_the_guide_to_replay_and_the_gate_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "notice-when-it-changes")
     hashes = re.findall(r"^sha256 (\w{64})$", done.stdout, re.MULTILINE)
     assert done.stdout.count("identical: ") == 2 and len(hashes) == 2 and hashes[0] == hashes[1]
-    assert "The gate is open" in done.stdout and "Stop gate: open" in (tmp_path / "gate.html").read_text()
+    assert (
+        "The gate is open" in done.stdout
+        and "Stop gate: open" in (tmp_path / "gate.html").read_text()
+    )
 
 
 @pytest.mark.rule("B-8", "B-11", "L-23", "K-8")
 def test_the_guide_to_crashes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "resume-after-a-crash")
     assert "ACTIVE (nobody runs it)" in done.stdout
-    assert "nobody can say whether this step had an effect before the crash: send:all" in done.stderr
+    assert (
+        "nobody can say whether this step had an effect before the crash: send:all" in done.stderr
+    )
     assert "exit 2" in done.stdout and done.stderr.count("SUCCESS") == 2
     assert "exit 137" in done.stdout, "the process killed itself"
     assert done.stdout.count('"idempotent_replay": true') == 2
@@ -115,7 +131,9 @@ def test_the_guide_to_proof_can_be_typed_in(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sound: ") == 4 and "Not separated yet" in done.stdout
     checker = [sys.executable, ROOT / "tools" / "check_bundle.py", tmp_path / "build.tar"]
-    assert subprocess.run(checker, capture_output=True, timeout=60, check=True).stdout.startswith(b"sound: build")
+    assert subprocess.run(checker, capture_output=True, timeout=60, check=True).stdout.startswith(
+        b"sound: build"
+    )
 
 
 @pytest.mark.rule("S-1", "S-8")
@@ -127,7 +145,10 @@ def test_the_guide_to_sagas_can_be_typed_in(tmp_path):
         and "exit 3" in done.stdout
         and "nothing is left of it" in done.stdout
     )
-    assert "COMP_PRINT: trip is stuck" in done.stderr and "ValueError: the bank is closed" in done.stdout
+    assert (
+        "COMP_PRINT: trip is stuck" in done.stderr
+        and "ValueError: the bank is closed" in done.stdout
+    )
     assert "sound: " in done.stdout and not (tmp_path / "seat").exists()
 
 
@@ -137,14 +158,19 @@ def test_the_guide_to_grants_and_the_registry_can_be_typed_in(tmp_path):
     assert "nothing stands against it" in done.stdout and done.stderr.count("DONE: assembly") == 3
     assert "ABORT_NO_LEASE: assembly stopped before it changed anything" in done.stderr
     assert done.stdout.count("+ refund@1.0.0  WRITE  finance-policy-7") == 3
-    assert "CANONICAL_OPERATION_RETIRED_FOR_NEW_USE" in done.stderr and "refund@1.10.0 follows it" in done.stderr
+    assert (
+        "CANONICAL_OPERATION_RETIRED_FOR_NEW_USE" in done.stderr
+        and "refund@1.10.0 follows it" in done.stderr
+    )
     assert "exit 1" in done.stdout and "exit 2" in done.stdout and "sound: " in done.stdout
 
 
 @pytest.mark.rule("H-2", "H-4", "H-5", "H-6")
 def test_the_guide_to_changes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "let-an-agent-edit-your-repository")
-    assert "G-VERIFY-SOD: " in done.stderr and re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["2", "1"]
+    assert "G-VERIFY-SOD: " in done.stderr and re.findall(
+        r"^exit (\d)$", done.stdout, re.MULTILINE
+    ) == ["2", "1"]
     assert "it is verified_complete" in done.stdout and "1 extra (backdoor.py)" in done.stdout
     assert "what it had changed is taken back" in done.stdout and done.stdout.count("sound: ") == 2
     assert (tmp_path / "repo/prices.py").read_text().endswith("// 100\n")
@@ -160,7 +186,9 @@ def guide(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
 def test_the_backup_guide_can_be_typed_in(tmp_path, postgres_url):
     from conftest import schema_url
 
-    script = "set -e\nonceward init\n" + "\n".join(blocks(ROOT / "docs" / "guides" / "back-up-and-move.md", "sh"))
+    script = "set -e\nonceward init\n" + "\n".join(
+        blocks(ROOT / "docs" / "guides" / "back-up-and-move.md", "sh")
+    )
     url = schema_url(postgres_url, "guide")
     done = shell(script.replace("postgresql://me@db.example/work?schema=catalogue", url), tmp_path)
     assert done.returncode == 0, done.stderr

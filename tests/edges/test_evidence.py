@@ -7,9 +7,7 @@ import json
 import apsw
 import pytest
 
-PLAN = (
-    'name = "p"\n[[stage]]\nname = "s"\ntargets = ["a", "b"]\nrun = ["sh", "-c", "echo {target} > $ONCEWARD_OUT/x"]\n'
-)
+PLAN = 'name = "p"\n[[stage]]\nname = "s"\ntargets = ["a", "b"]\nrun = ["sh", "-c", "echo {target} > $ONCEWARD_OUT/x"]\n'
 
 
 @pytest.fixture
@@ -66,7 +64,9 @@ def test_replay_says_identical_or_exits_5_with_the_first_difference(ran, place, 
     assert whole.json["children"] == 2 and "first_difference" not in whole.json
     assert ran("replay", "--runs", "3", "--json").json == {**whole.json, "runs": 3}
     said = ran("replay", "latest")
-    assert said.status == 0 and said.out.startswith("identical: ") and whole.json["sha256"] in said.out
+    assert (
+        said.status == 0 and said.out.startswith("identical: ") and whole.json["sha256"] in said.out
+    )
     bundle = tmp_path_factory.mktemp("elsewhere") / "b.tar"
     assert ran("export", "latest", "--out", str(bundle)).status == 0
     (place / ".onceward").rename(bundle.parent / "gone")
@@ -75,7 +75,11 @@ def test_replay_says_identical_or_exits_5_with_the_first_difference(ran, place, 
     data = bundle.read_bytes()
     bundle.write_bytes(data[:-2000])
     broken = ran("replay", str(bundle))
-    assert broken.status == 5 and "INTEGRITY_FAULT" in broken.err and f"onceward verify {bundle.name}" in broken.err
+    assert (
+        broken.status == 5
+        and "INTEGRITY_FAULT" in broken.err
+        and f"onceward verify {bundle.name}" in broken.err
+    )
     assert ran("replay", "nothing.tar").status == 2
 
 
@@ -90,14 +94,20 @@ def test_a_session_may_have_dots_in_its_name(ran, place):
 @pytest.mark.rule("R-1")
 def test_a_difference_is_told_with_its_event_and_field(ran, place):
     connection = apsw.Connection(str(place / ".onceward" / "onceward.db"))
-    for (name,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")):
+    for (name,) in list(
+        connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+    ):
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute("UPDATE urm_dispatch_token SET worker_run_id = 'ab' WHERE dispatch_seq = 1")
     connection.close()
     found = ran("replay", "--json")
     assert found.status == 5 and not found.json["identical"]
     told = found.json["first_difference"]
-    assert told["where"].startswith("child chd_") and told["field"] == "worker_run_id" and told["stored"] == "ab"
+    assert (
+        told["where"].startswith("child chd_")
+        and told["field"] == "worker_run_id"
+        and told["stored"] == "ab"
+    )
     said = ran("replay")
     assert said.status == 5 and "worker_run_id" in said.out and 'stored    "ab"' in said.out
     assert "next: onceward verify" in said.out
@@ -130,8 +140,12 @@ def test_keys_are_made_shown_offered_and_revoked(onceward, place):
     offered = onceward("--as", "carol", "keys", "new", "--json")
     assert offered.status == 3 and offered.json["status"] == "offered"
     told = onceward("--as", "dave", "keys", "new")
-    assert told.status == 3 and "onceward principals add dave --role ROLE --key ed25519:" in told.out
-    added = onceward("principals", "add", "carol", "--role", "reviewer", "--key", offered.json["offer"], "--json")
+    assert (
+        told.status == 3 and "onceward principals add dave --role ROLE --key ed25519:" in told.out
+    )
+    added = onceward(
+        "principals", "add", "carol", "--role", "reviewer", "--key", offered.json["offer"], "--json"
+    )
     assert added.status == 0
     assert onceward("--as", "carol", "keys", "show", "--json").json["key"] == offered.json["key"]
     assert onceward("keys", "new").status == 0
@@ -153,7 +167,9 @@ def test_roles_are_told_given_and_taken(onceward):
     assert onceward("principals", "roles", "--json").json[0]["role"] == "viewer"
     onceward("principals", "add", "bob", "--role", "operator", "--role", "reviewer")
     assert onceward("principals", "roles", "bob").out == "bob: operator, reviewer\n"
-    assert onceward("principals", "roles", "bob", "--take", "operator", "--json").json["roles"] == ["reviewer"]
+    assert onceward("principals", "roles", "bob", "--take", "operator", "--json").json["roles"] == [
+        "reviewer"
+    ]
     assert onceward("principals", "roles", "nobody").status == 2
     assert onceward("principals", "roles", "--take", "viewer").status == 2
     assert "Not separated yet: only bob and" in onceward("principals", "list").out

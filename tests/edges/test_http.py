@@ -29,7 +29,12 @@ class Client:
         if isinstance(body, dict):
             body, sent["Content-Type"] = json.dumps(body), "application/json"
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        line.request(method, f"/api/v1{path}", body, {name: value for name, value in sent.items() if value is not None})
+        line.request(
+            method,
+            f"/api/v1{path}",
+            body,
+            {name: value for name, value in sent.items() if value is not None},
+        )
         answer = line.getresponse()
         data = answer.read()
         line.close()
@@ -81,7 +86,11 @@ def test_work_is_taken_once_however_often_it_is_asked(server):
     assert status == 202
     status, again, _ = server("POST", "/sessions", order)
     assert status == 202 and again == {**first, "idempotent_replay": True}
-    session = until(lambda: (found := server("GET", f"/sessions/{first['session_id']}")[1])["children"] and found)
+    session = until(
+        lambda: (
+            (found := server("GET", f"/sessions/{first['session_id']}")[1])["children"] and found
+        )
+    )
     assert [child["child_id"] for child in session["children"]] == first["children"]
     status, refused, _ = server("POST", "/sessions", asking("one", argv=["echo", "other"]))
     assert (status, refused["code"]) == (409, "URM_IDEMPOTENCY_KEY_CONFLICT")
@@ -94,10 +103,25 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
     expired = json.loads(cli("tokens", "new", "--for", "1s", "--json", check=0).stdout)["token"]
     cli("principals", "add", "vera", "--role", "viewer", check=0)
     viewer = json.loads(cli("--as", "vera", "tokens", "new", "--json", check=0).stdout)["token"]
-    tokens = {"none": "", "wrong": "owt_wrong", "viewer": viewer, "right": server.token, "expired": expired}
+    tokens = {
+        "none": "",
+        "wrong": "owt_wrong",
+        "viewer": viewer,
+        "right": server.token,
+        "expired": expired,
+    }
     until(lambda: Client(server.host, expired)("GET", "/whoami")[0] == 401)
-    hosts = {"good": server.host, "foreign": "evil.example", "rebound": f"evil.example:{server.host.split(':')[1]}"}
-    origins = {"none": None, "same": f"http://{server.host}", "foreign": "http://evil.example", "null": "null"}
+    hosts = {
+        "good": server.host,
+        "foreign": "evil.example",
+        "rebound": f"evil.example:{server.host.split(':')[1]}",
+    }
+    origins = {
+        "none": None,
+        "same": f"http://{server.host}",
+        "foreign": "http://evil.example",
+        "null": "null",
+    }
     wrong, line = [], http.client.HTTPConnection(server.host, timeout=20)
     for route, who, host, origin in product((*ROUTES, *PAGES), tokens, hosts, origins):
         from_here = host == "good" and origin in ("none", "same")
@@ -123,14 +147,19 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
             wrong.append((route.method, route.path, who, host, origin, answer.status))
     line.close()
     assert wrong == []
-    status, refused, _ = Client(server.host, viewer)("POST", "/sessions", asking("v", argv=["true"]))
+    status, refused, _ = Client(server.host, viewer)(
+        "POST", "/sessions", asking("v", argv=["true"])
+    )
     assert (status, refused["code"]) == (403, "PERMISSION_DENIED")
 
 
 @pytest.mark.rule("I-3")
 def test_every_act_has_its_route():
     assert {route.verb for route in ROUTES if route.verb} >= set(ROLE_OF) - OF_THEIR_OWN
-    assert all(route.method == "GET" or route.body is not None or route.kind == "upload" for route in ROUTES)
+    assert all(
+        route.method == "GET" or route.body is not None or route.kind == "upload"
+        for route in ROUTES
+    )
     assert len({route.name for route in ROUTES}) == len(ROUTES)
 
 
@@ -145,12 +174,30 @@ OF_THEIR_OWN = {"locks.clear", "seals.add"}
         ("POST", "/sessions", "{", {"Content_Type": "application/json"}, 400),
         ("POST", "/sessions", "[]", {"Content_Type": "application/json"}, 400),
         ("POST", "/sessions", '{"argv":["true"]}', {"Content_Type": "application/json"}, 400),
-        ("POST", "/sessions", '{"client_request_id":"a","argv":"true"}', {"Content_Type": "application/json"}, 400),
+        (
+            "POST",
+            "/sessions",
+            '{"client_request_id":"a","argv":"true"}',
+            {"Content_Type": "application/json"},
+            400,
+        ),
         ("POST", "/sessions", '{"a":1,"a":2}', {"Content_Type": "application/json"}, 400),
         ("POST", "/sessions", "[" * 5000, {"Content_Type": "application/json"}, 400),
-        ("POST", "/sessions", "argv=true", {"Content_Type": "application/x-www-form-urlencoded"}, 415),
+        (
+            "POST",
+            "/sessions",
+            "argv=true",
+            {"Content_Type": "application/x-www-form-urlencoded"},
+            415,
+        ),
         ("POST", "/sessions", "{}", {"Content_Type": "text/plain"}, 415),
-        ("POST", "/sessions", '"' + "x" * (1 << 20) + '"', {"Content_Type": "application/json"}, 413),
+        (
+            "POST",
+            "/sessions",
+            '"' + "x" * (1 << 20) + '"',
+            {"Content_Type": "application/json"},
+            413,
+        ),
         ("DELETE", "/sessions", None, {}, 405),
         ("GET", "/../../etc/passwd", None, {}, 404),
         ("GET", "/builds/..%2f..%2fetc%2fpasswd", None, {}, 404),
@@ -169,8 +216,15 @@ OF_THEIR_OWN = {"locks.clear", "seals.add"}
 def test_what_does_not_fit_is_refused_with_its_code(shared, method, path, body, headers, status):
     found, said, kept = shared(method, path, body, **headers)
     assert found == status
-    assert kept["Content-Type"] == "application/problem+json" and said["status"] == status and said["code"]
-    assert "default-src 'none'" in kept["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in kept
+    assert (
+        kept["Content-Type"] == "application/problem+json"
+        and said["status"] == status
+        and said["code"]
+    )
+    assert (
+        "default-src 'none'" in kept["Content-Security-Policy"]
+        and "Access-Control-Allow-Origin" not in kept
+    )
 
 
 @pytest.mark.rule("I-3")
@@ -178,13 +232,17 @@ def test_whoever_is_refused_before_their_body_was_read_learns_why(server):
     stranger = Client(server.host, "owt_wrong")
     for _ in range(20):
         assert stranger("POST", "/sessions", asking("a", argv=["x" * 300_000]))[0] == 401
-        assert server("POST", "/sessions", asking("a", argv=["x" * 300_000]), Origin="null")[0] == 403
+        assert (
+            server("POST", "/sessions", asking("a", argv=["x" * 300_000]), Origin="null")[0] == 403
+        )
 
 
 def events(client, after, count):
     line = http.client.HTTPConnection(client.host, timeout=20)
     line.request(
-        "GET", "/api/v1/events", headers={"Authorization": f"Bearer {client.token}", "Last-Event-ID": str(after)}
+        "GET",
+        "/api/v1/events",
+        headers={"Authorization": f"Bearer {client.token}", "Last-Event-ID": str(after)},
     )
     answer, found = line.getresponse(), []
     while len(found) < count:
@@ -198,10 +256,14 @@ def events(client, after, count):
 @pytest.mark.both_stores
 @pytest.mark.rule("I-3")
 @pytest.mark.guarantee("G24")
-def test_a_reader_of_events_goes_on_where_it_was_without_gap_or_repeat_though_the_server_was_killed(cli):
+def test_a_reader_of_events_goes_on_where_it_was_without_gap_or_repeat_though_the_server_was_killed(
+    cli,
+):
     process, client = serve(cli)
     for number in range(3):
-        client("POST", "/tokens", asking(f"t{number}", token_hash="0" * 63 + str(number), seconds=60))
+        client(
+            "POST", "/tokens", asking(f"t{number}", token_hash="0" * 63 + str(number), seconds=60)
+        )
     first = events(client, 0, 4)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

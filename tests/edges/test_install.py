@@ -22,12 +22,21 @@ def installed(tmp_path_factory):
     tree = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".onceward")
     shutil.copytree(ROOT, place / "tree", ignore=tree)
     uv = [BIN / "uv", "--quiet"]
-    subprocess.run([*uv, "build", "--wheel", "--out-dir", place / "dist"], cwd=place / "tree", check=True, timeout=100)
+    subprocess.run(
+        [*uv, "build", "--wheel", "--out-dir", place / "dist"],
+        cwd=place / "tree",
+        check=True,
+        timeout=100,
+    )
     (wheel,) = (place / "dist").glob("*.whl")
     shutil.rmtree(place / "tree")
     env = {**os.environ, "UV_TOOL_DIR": str(place / "tools"), "UV_TOOL_BIN_DIR": str(place / "bin")}
     subprocess.run(
-        [*uv, "tool", "install", "--python", sys.executable, wheel], env=env, cwd=place, check=True, timeout=100
+        [*uv, "tool", "install", "--python", sys.executable, wheel],
+        env=env,
+        cwd=place,
+        check=True,
+        timeout=100,
     )
     return place / "bin"
 
@@ -39,7 +48,9 @@ def test_the_wheel_runs_a_plan_where_it_was_installed(installed, tmp_path):
 
     def typed(*words):
         argv = [installed / "onceward", *words]
-        return subprocess.run(argv, cwd=tmp_path / "shell", env=clean, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            argv, cwd=tmp_path / "shell", env=clean, capture_output=True, text=True, timeout=60
+        )
 
     assert "4 steps: 4 run" in typed("run", "plan.toml").stderr
     checked = typed("doctor").stdout
@@ -56,7 +67,11 @@ def test_the_shell_completes_commands_options_files_and_builds(tmp_path):
     shutil.copytree(ROOT / "examples" / "shell", tmp_path, dirs_exist_ok=True)
 
     def offered(words):
-        cli.env |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_ONCEWARD_COMPLETE": "bash_complete"}
+        cli.env |= {
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            "_ONCEWARD_COMPLETE": "bash_complete",
+        }
         found = cli(check=0).stdout.split()
         for name in ("COMP_WORDS", "COMP_CWORD", "_ONCEWARD_COMPLETE"):
             del cli.env[name]

@@ -87,7 +87,11 @@ def test_a_saga_from_run_to_retry(place, onceward, saga):
     refused = saga("resume", "three")
     assert refused.status == 2 and "onceward saga retry" in refused.err
     shown = saga("show", "three", "--json").json
-    assert shown["standing"] == "stuck" and shown["lease_held"] and shown["next"].startswith("onceward saga retry")
+    assert (
+        shown["standing"] == "stuck"
+        and shown["lease_held"]
+        and shown["next"].startswith("onceward saga retry")
+    )
     (place / "stick").unlink()
     assert saga("retry", "three").status == 1 and not (place / "taken").exists()
     assert [(s["root"], s["standing"]) for s in saga("list", "--json").json] == [
@@ -95,7 +99,9 @@ def test_a_saga_from_run_to_retry(place, onceward, saga):
     ]
     assert saga("retry", "three").status == 2 and saga("resume", "one").status == 2
     explained = onceward("explain", "three")
-    assert "send failed: ValueError: it was lost" in explained.out and "undone: take" in explained.out
+    assert (
+        "send failed: ValueError: it was lost" in explained.out and "undone: take" in explained.out
+    )
     bundle = onceward("export", "two", "--out", "two.tar")
     assert bundle.status == 0 and "its end is signed by" in onceward("verify", "two.tar").out
     assert onceward("replay", "two").status == 0 and onceward("verify").status == 0
@@ -132,9 +138,22 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(place, onceward, 
 def test_a_run_that_was_killed_is_shown_and_goes_on(place, onceward, saga):
     (place / "wait").touch()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-    words = [sys.executable, "-m", "onceward", "saga", "run", "order.py", "--input", INPUT, "--root", "one"]
+    words = [
+        sys.executable,
+        "-m",
+        "onceward",
+        "saga",
+        "run",
+        "order.py",
+        "--input",
+        INPUT,
+        "--root",
+        "one",
+    ]
     victim = subprocess.Popen(words, cwd=place, env=clean, stderr=subprocess.DEVNULL)
-    while not (place / "taken").exists() or saga("show", "one", "--json").json.get("state") != "send":
+    while (
+        not (place / "taken").exists() or saga("show", "one", "--json").json.get("state") != "send"
+    ):
         time.sleep(0.05)
     assert saga("show", "one", "--json").json["standing"] == "running"
     victim.send_signal(signal.SIGKILL)
@@ -150,9 +169,22 @@ def test_a_run_that_was_killed_is_shown_and_goes_on(place, onceward, saga):
 def test_a_run_is_given_up_from_another_process(place, onceward, saga):
     (place / "wait").touch()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
-    words = [sys.executable, "-m", "onceward", "saga", "run", "order.py", "--input", INPUT, "--root", "one"]
+    words = [
+        sys.executable,
+        "-m",
+        "onceward",
+        "saga",
+        "run",
+        "order.py",
+        "--input",
+        INPUT,
+        "--root",
+        "one",
+    ]
     running = subprocess.Popen(words, cwd=place, env=clean, stderr=subprocess.PIPE, text=True)
-    while not (place / "taken").exists() or saga("show", "one", "--json").json.get("state") != "send":
+    while (
+        not (place / "taken").exists() or saga("show", "one", "--json").json.get("state") != "send"
+    ):
         time.sleep(0.05)
     asked = saga("abandon", "one", "--json")
     assert asked.json["state"] == "COMP_SEND" and asked.json["undo"] == "take"
@@ -164,13 +196,20 @@ def test_a_run_is_given_up_from_another_process(place, onceward, saga):
 def test_a_saga_runs_from_python(place, onceward, saga):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("ONCEWARD_")}
     words = [sys.executable, "order.py"]
-    assert subprocess.run(words, cwd=place, env=clean, capture_output=True, text=True).stdout == "done\n"
+    assert (
+        subprocess.run(words, cwd=place, env=clean, capture_output=True, text=True).stdout
+        == "done\n"
+    )
     (place / "lost").touch()
     again = subprocess.run(words, cwd=place, env=clean, capture_output=True, text=True)
     assert again.stdout == "done\n", "the same root is the same run"
     (place / "order.py").write_text(SAGA.replace("GRANTED", "").replace("from-python", "another"))
     stopped = subprocess.run(words, cwd=place, env=clean, capture_output=True, text=True)
-    assert stopped.returncode == 1 and "SagaStopped: run sga_" in stopped.stderr and "COMP_SEND" in stopped.stderr
+    assert (
+        stopped.returncode == 1
+        and "SagaStopped: run sga_" in stopped.stderr
+        and "COMP_SEND" in stopped.stderr
+    )
 
 
 @pytest.mark.rule("S-3")
@@ -201,7 +240,9 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
     assert refused.status == 2 and "PERMISSION_DENIED" in refused.err
     assert "have it done by gil, who may" in refused.err
     shown = onceward("grant", "show", drafted)
-    assert "+ refund@1.0.0  WRITE  council" in shown.out, "whoever issues it can read what it is for"
+    assert "+ refund@1.0.0  WRITE  council" in shown.out, (
+        "whoever issues it can read what it is for"
+    )
     for nobody in ("zoe", "gil"):
         assert onceward("grant", "draft", "pay.toml", "--executor", nobody).status == 2
     issued = onceward("grant", "issue", drafted, "--as", "gil", "--for", "2s")
@@ -212,12 +253,16 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
     time.sleep(2)
     late = onceward("registry", "apply", "pay.toml", "--grant", drafted, "--as", "ann")
     assert late.status == 1 and "the grant is expired" in late.err
-    assert onceward("grant", "expire", "--as", "ann").out == "No grant's time has passed.\n", "the run has said so"
+    assert onceward("grant", "expire", "--as", "ann").out == "No grant's time has passed.\n", (
+        "the run has said so"
+    )
     assert onceward("grant", "list", "--json").json[0]["status"] == "expired"
     second = onceward("grant", "issue", "pay.toml", "--json").json["grant_id"]
     assert "revoked" in onceward("grant", "revoke", second, "--why", "no").out
     taken = onceward("registry", "apply", "pay.toml", "--grant", second)
-    assert taken.status == 1 and "the grant is revoked" in taken.err and "(active, by" not in taken.err
+    assert (
+        taken.status == 1 and "the grant is revoked" in taken.err and "(active, by" not in taken.err
+    )
     assert onceward("grant", "issue", second).status == 2
     for text in ("0s", "8d", "soon", "-1h"):
         assert onceward("grant", "issue", "pay.toml", "--for", text).status == 2, text
@@ -230,26 +275,40 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
 def test_the_registry_from_plan_to_rollback(place, onceward, saga):
     (place / "pay.toml").write_text(PLAN)
     planned = onceward("registry", "plan", "pay.toml", "--json")
-    assert planned.status == 0 and planned.json["objections"] == [] and planned.json["collection_is"] == "new"
+    assert (
+        planned.status == 0
+        and planned.json["objections"] == []
+        and planned.json["collection_is"] == "new"
+    )
     assert "onceward grant issue pay.toml" in onceward("registry", "apply", "pay.toml").err
     grant = onceward("grant", "issue", "pay.toml", "--json").json["grant_id"]
     assert onceward("registry", "apply", "pay.toml", "--grant", grant, "--dry-run").status == 0
     assert onceward("registry", "list", "--json").json == [], "nothing was done"
     assert onceward("registry", "apply", "pay.toml", "--grant", grant).status == 0
     (collection,) = onceward("registry", "list", "--json").json
-    assert [v["value"] for v in collection["values"]] == ["credit@1.0.0", "look@1.0.0", "refund@1.0.0"]
+    assert [v["value"] for v in collection["values"]] == [
+        "credit@1.0.0",
+        "look@1.0.0",
+        "refund@1.0.0",
+    ]
     assert onceward("registry", "apply", "pay.toml", "--grant", grant, "--json").status == 0
     against = onceward("registry", "plan", "pay.toml")
     assert against.status == 1 and "is in the registry already" in against.out
 
-    (place / "back.toml").write_text(_rollback("supersede", "refund@1.0.0", "credit@1.0.0", "incident-7"))
+    (place / "back.toml").write_text(
+        _rollback("supersede", "refund@1.0.0", "credit@1.0.0", "incident-7")
+    )
     assert onceward("registry", "rollback", "check", "back.toml").out.startswith(VALID)
-    assert {v["status"] for v in onceward("registry", "list", "--json").json[0]["values"]} == {"active"}
+    assert {v["status"] for v in onceward("registry", "list", "--json").json[0]["values"]} == {
+        "active"
+    }
     wrong = onceward("registry", "rollback", "run", "back.toml", "--grant", grant)
     assert wrong.status == 1 and "the grant is consumed" in wrong.err
     grant = onceward("grant", "issue", "back.toml", "--json").json["grant_id"]
     assert onceward("registry", "rollback", "run", "back.toml", "--grant", grant).status == 0
-    assert onceward("registry", "show", "refund@1.0.0", "--json").json["successor"] == "credit@1.0.0"
+    assert (
+        onceward("registry", "show", "refund@1.0.0", "--json").json["successor"] == "credit@1.0.0"
+    )
     assert "credit@1.0.0 follows it" in onceward("explain", "refund@1.0.0").out
 
     for operation, effect, code in [
@@ -268,7 +327,11 @@ def test_the_registry_from_plan_to_rollback(place, onceward, saga):
     (place / "onceward.toml").write_text("[registry]\nrequire = true\n")
     (place / "plan.toml").write_text('name = "q"\n[[stage]]\nname = "s"\nrun = ["true"]\n')
     for done in (onceward("run", "plan.toml"), onceward("spawn", "true")):
-        assert done.status == 2 and "CANONICAL_OPERATION_VALUE_ABSENT" in done.err and "requires one" in done.err
+        assert (
+            done.status == 2
+            and "CANONICAL_OPERATION_VALUE_ABSENT" in done.err
+            and "requires one" in done.err
+        )
     assert onceward("spawn", "--operation", "credit@1.0.0", "true").status == 0
     assert onceward("verify").status == 0
 
@@ -282,7 +345,10 @@ def _rollback(action, target, successor="", ref="", extra=""):
 def test_every_bad_rollback_has_exactly_its_code(place, onceward, saga):
     (place / "pay.toml").write_text(PLAN)
     (place / "far.toml").write_text(
-        PLAN.replace('"pay"', '"far"').replace("refund", "far").replace("credit", "away").replace("look", "see")
+        PLAN.replace('"pay"', '"far"')
+        .replace("refund", "far")
+        .replace("credit", "away")
+        .replace("look", "see")
     )
     (place / "other.toml").write_text(
         PLAN.partition("[[value]]")[0].replace("revision = 1", "revision = 2")

@@ -67,7 +67,10 @@ def witnesses(cli):
 
 def ended(service, build_id):
     return until(
-        lambda: (found := build_status(service.store, build_id))["state"] not in ("PENDING", "ACTIVE") and found
+        lambda: (
+            (found := build_status(service.store, build_id))["state"] not in ("PENDING", "ACTIVE")
+            and found
+        )
     )
 
 
@@ -140,7 +143,9 @@ def test_a_standby_forwards_and_takes_over(cli, served):
     until(lambda: second.state == "kernel")
     again = second.ask("tester", "builds.run", {"plan": "plan.toml"}, "r1")
     assert again.value["build_id"] == build_id
-    other = second.ask("tester", "builds.run", {"plan": "plan.toml", "force": True}, "r2").value["build_id"]
+    other = second.ask("tester", "builds.run", {"plan": "plan.toml", "force": True}, "r2").value[
+        "build_id"
+    ]
     assert ended(second, other)["state"] == "SUCCESS"
 
 

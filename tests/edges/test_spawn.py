@@ -36,12 +36,25 @@ def test_a_command_keeps_its_own_output_and_its_failure(cli):
 def test_a_budget_ends_a_command_from_inside(cli):
     text = "onceward report --tokens 60 --usd 0.25 --note half && onceward report --tokens 60; echo $? > code; sleep 30"
     done = cli(
-        "spawn", "--session", "s1", "--new", "--budget", "tokens=100", "--budget", "usd=1.00", "--", "sh", "-c", text
+        "spawn",
+        "--session",
+        "s1",
+        "--new",
+        "--budget",
+        "tokens=100",
+        "--budget",
+        "usd=1.00",
+        "--",
+        "sh",
+        "-c",
+        text,
     )
     assert done.returncode == 1
     assert "budget_exceeded: tokens is at 60 of 100" in done.stderr
     assert "tokens 60 of 100, usd 0.25 of 1.00" in done.stderr
-    assert (cli.folder / "code").read_text() == "3\n", "a program has a moment to see that it was refused"
+    assert (cli.folder / "code").read_text() == "3\n", (
+        "a program has a moment to see that it was refused"
+    )
     status = json.loads(cli("status", "s1", "--json", check=0).stdout)
     assert status["children"][0]["code"] == "URM_CHILD_BUDGET_EXCEEDED"
     spent = status["children"][0]["spent"]
@@ -51,19 +64,46 @@ def test_a_budget_ends_a_command_from_inside(cli):
 @pytest.mark.rule("C-9")
 def test_one_command_runs_once_per_value(cli):
     done = cli(
-        "spawn", "--json", "--jobs", "3", "--each", "-", "--target", "t.{}", "--", "echo", "<{}>", input="a\nb\nc\n"
+        "spawn",
+        "--json",
+        "--jobs",
+        "3",
+        "--each",
+        "-",
+        "--target",
+        "t.{}",
+        "--",
+        "echo",
+        "<{}>",
+        input="a\nb\nc\n",
     )
     assert done.returncode == 0
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["type"] for line in lines].count("ended") == 3
-    assert {line["text"] for line in lines if line["type"] == "output"} == {"<a>\n", "<b>\n", "<c>\n"}
+    assert {line["text"] for line in lines if line["type"] == "output"} == {
+        "<a>\n",
+        "<b>\n",
+        "<c>\n",
+    }
     assert lines[-1]["type"] == "result" and (lines[-1]["ended"], lines[-1]["failed"]) == (3, 0)
 
 
 @pytest.mark.rule("C-8", "E-4")
 def test_a_command_sees_what_it_is_given_and_its_secrets_leave_no_trace(cli):
     cli.env |= {"API_KEY": "hunter2hunter2", "GIVEN": "yes", "HIDDEN": "secret-of-yours"}
-    done = cli("spawn", "--session", "s1", "--new", "--secret", "API_KEY", "--env", "GIVEN", "--", "env", check=0)
+    done = cli(
+        "spawn",
+        "--session",
+        "s1",
+        "--new",
+        "--secret",
+        "API_KEY",
+        "--env",
+        "GIVEN",
+        "--",
+        "env",
+        check=0,
+    )
     assert "API_KEY=[redacted API_KEY]" in done.stdout and "GIVEN=yes" in done.stdout
     assert "HIDDEN" not in done.stdout
     listed = json.loads(cli("artifacts", "list", "s1", "--json", check=0).stdout)
@@ -96,7 +136,10 @@ def test_cancel_works_from_another_process(cli):
     _, err = running.communicate(timeout=30)
     assert running.returncode == 1 and "cancelled" in err
     (child,) = json.loads(cli("status", "s1", "--json", check=0).stdout)["children"]
-    assert (child["reason"], child["cancel_request_id"]) == ("cancelled", answer["cancel_request_id"])
+    assert (child["reason"], child["cancel_request_id"]) == (
+        "cancelled",
+        answer["cancel_request_id"],
+    )
     again = json.loads(cli("cancel", child["child_id"], "--json", check=0).stdout)
     assert again["receipts"][0]["outcome"] == "already_terminal"
 
@@ -124,7 +167,9 @@ def test_a_second_kernel_is_refused_with_the_evidence_of_the_first(cli):
     cli.env |= {"KEY": "sk-0123456789"}
     long = f"600.{os.getpid()}{time.monotonic_ns()}"
     text = f"echo paid for: $KEY; exec sleep {long}"
-    running = start(cli, "spawn", "--session", "s1", "--new", "--secret", "KEY", "--", "sh", "-c", text)
+    running = start(
+        cli, "spawn", "--session", "s1", "--new", "--secret", "KEY", "--", "sh", "-c", text
+    )
     assert running.stdout.readline() == "paid for: [redacted KEY]\n"
     done = cli("spawn", "--json", "--", "true")
     assert done.returncode == 4
@@ -204,7 +249,20 @@ def test_a_report_finds_its_way_when_the_program_between_closed_the_descriptors(
 def test_a_secret_stands_nowhere_not_even_where_somebody_put_it(cli):
     cli.env |= {"KEY": "sk-0123456789"}
     text = 'printf sk-01234; sleep 0.3; printf 56789; onceward report --note "key $KEY"; exit 1'
-    done = cli("spawn", "--session", "s1", "--new", "--secret", "KEY", "--", "sh", "-c", text, "x", "sk-0123456789")
+    done = cli(
+        "spawn",
+        "--session",
+        "s1",
+        "--new",
+        "--secret",
+        "KEY",
+        "--",
+        "sh",
+        "-c",
+        text,
+        "x",
+        "sk-0123456789",
+    )
     assert "[redacted KEY]" in done.stdout
     assert "sk-0123456789" not in done.stdout + done.stderr + cli("status", "s1", "--json").stdout
     for file in (cli.folder / ".onceward").rglob("*"):
@@ -215,9 +273,16 @@ def test_a_secret_stands_nowhere_not_even_where_somebody_put_it(cli):
 @pytest.mark.rule("C-9")
 def test_whoever_reads_the_output_may_go_without_the_child_noticing(cli):
     text = "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.05; done; touch done"
-    script = f"onceward spawn --session s1 --new -- sh -c '{text}' | head -n 1; exit ${{PIPESTATUS[0]}}"
+    script = (
+        f"onceward spawn --session s1 --new -- sh -c '{text}' | head -n 1; exit ${{PIPESTATUS[0]}}"
+    )
     done = subprocess.run(
-        ["bash", "-c", script], cwd=cli.folder, env=cli.env, capture_output=True, text=True, timeout=60
+        ["bash", "-c", script],
+        cwd=cli.folder,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert (cli.folder / "done").exists()

@@ -22,7 +22,9 @@ from terminal import TMUX, Terminal, plain
 from typing_in import BIN, until
 
 KEPT = Path(__file__).parent / "transcripts"
-pytestmark = pytest.mark.skipif(TMUX is None, reason="tmux is not installed: no terminal to look at")
+pytestmark = pytest.mark.skipif(
+    TMUX is None, reason="tmux is not installed: no terminal to look at"
+)
 PLAN = """
 import time
 
@@ -55,7 +57,9 @@ def folder(tmp_path):
     for name in "abcd":
         (tmp_path / "in" / f"{name}.txt").write_text(name)
     (tmp_path / "plan.py").write_text(PLAN)
-    subprocess.run([BIN / "onceward", "--as", "tester", "init"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [BIN / "onceward", "--as", "tester", "init"], cwd=tmp_path, check=True, capture_output=True
+    )
     return tmp_path
 
 
@@ -75,7 +79,9 @@ class Transcript:
 
 
 def builds(folder: Path) -> list[str]:
-    done = subprocess.run([BIN / "onceward", "list"], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [BIN / "onceward", "list"], cwd=folder, check=True, capture_output=True, text=True
+    )
     return re.findall(r"bld_\S+", done.stdout)
 
 
@@ -117,7 +123,10 @@ def test_ctrl_c_says_what_is_being_stopped_and_how_to_go_on(folder):
         screen = terminal.end()
         (build,) = builds(folder)
         assert "stopping read:in/c.txt; Ctrl-C again waits no longer" in screen
-        assert f"next: onceward resume {build}" in screen and "STOPPED (as asked; it can be resumed)" in screen
+        assert (
+            f"next: onceward resume {build}" in screen
+            and "STOPPED (as asked; it can be resumed)" in screen
+        )
         Transcript(folder).keep("12-ctrl-c", screen)
 
 
@@ -163,7 +172,9 @@ def test_many_steps_and_stages_are_drawn_on_one_screen_that_does_not_scroll_away
 def test_a_terminal_that_can_draw_nothing_gets_lines(folder):
     (folder / "go").touch()
     with Terminal(folder) as terminal:
-        screen = terminal.typed("env", "TERM=dumb", "onceward", "run", "plan.py", "--budget", "usd=1.00")
+        screen = terminal.typed(
+            "env", "TERM=dumb", "onceward", "run", "plan.py", "--budget", "usd=1.00"
+        )
     assert "[5/5] join:all success" in screen
 
 
@@ -211,7 +222,9 @@ def drawn(folder):
 
 
 def state(folder: Path) -> str:
-    done = subprocess.run([BIN / "onceward", "list", "--json"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [BIN / "onceward", "list", "--json"], cwd=folder, capture_output=True, text=True
+    )
     found = json.loads(done.stdout or "[]")
     return found[0]["state"] if found else ""
 

@@ -37,7 +37,11 @@ def test_the_token_itself_is_kept_nowhere(onceward, place):
     onceward("init")
     token = onceward("--as", "root", "tokens", "new").out.strip()
     assert token.startswith("owt_") and "\n" not in token
-    kept = [path for path in place.rglob("*") if path.is_file() and token[4:].encode() in path.read_bytes()]
+    kept = [
+        path
+        for path in place.rglob("*")
+        if path.is_file() and token[4:].encode() in path.read_bytes()
+    ]
     assert kept == []
 
 

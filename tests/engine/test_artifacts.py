@@ -57,7 +57,9 @@ def test_a_crash_while_spilling_loses_nothing(artifacts):
             artifacts.spill()
         assert all(artifacts.intact(digest) for digest in digests)
     artifacts.spill()
-    assert all(artifacts.intact(digest) and artifacts.path_of(digest).exists() for digest in digests)
+    assert all(
+        artifacts.intact(digest) and artifacts.path_of(digest).exists() for digest in digests
+    )
 
 
 @pytest.mark.guarantee("G20")
@@ -76,7 +78,9 @@ def test_bytes_that_changed_are_never_handed_out_as_if_they_had_not(artifacts):
 
 
 @pytest.mark.guarantee("G20")
-@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "ab/cd", "ABCDEF12", "abc", "g" * 64, "0" * 65, "a\0b"])
+@pytest.mark.parametrize(
+    "digest", ["", "../../etc/passwd", "ab/cd", "ABCDEF12", "abc", "g" * 64, "0" * 65, "a\0b"]
+)
 def test_no_path_leaves_the_root(artifacts, digest):
     with pytest.raises((InvalidConfig, NotFound)):
         list(artifacts.read(digest))
@@ -153,7 +157,11 @@ def test_gc_spares_what_somebody_has_just_kept_again(artifacts):
     [
         ("key=hunter2!", {"KEY": "hunter2!"}, "key=[redacted KEY]"),
         ('{"k":"a\\"b\\\\c"}', {"KEY": 'a"b\\c'}, '{"k":"[redacted KEY]"}'),
-        ("abcdefgh abcd", {"SHORT": "abcd", "LONG": "abcdefgh"}, "[redacted LONG] [redacted SHORT]"),
+        (
+            "abcdefgh abcd",
+            {"SHORT": "abcd", "LONG": "abcdefgh"},
+            "[redacted LONG] [redacted SHORT]",
+        ),
         ("first line\nsecond", {"PEM": "first line\nsecond line"}, "[redacted PEM]\nsecond"),
         ("nothing here", {}, "nothing here"),
     ],
@@ -167,7 +175,9 @@ def test_secrets_are_replaced_wherever_they_stand(text, secrets, left):
 def test_a_secret_that_comes_in_pieces_is_replaced_all_the_same(cut):
     text = b"key is hunter2hunter3, really"
     redactor = Redactor({"KEY": "hunter2hunter3"})
-    shown = b"".join(redactor.piece("out", piece) for piece in (text[:cut], text[cut:])) + redactor.rest("out")
+    shown = b"".join(
+        redactor.piece("out", piece) for piece in (text[:cut], text[cut:])
+    ) + redactor.rest("out")
     assert shown == b"key is [redacted KEY], really"
 
 
@@ -184,13 +194,18 @@ def test_a_secret_that_comes_in_pieces_is_replaced_all_the_same(cut):
         ({"A": "aaaa"}, b"<aaaaaaa>", b"<[redacted A]>"),
     ],
 )
-def test_secrets_that_touch_or_contain_each_other_go_whole_wherever_they_are_cut(secrets, text, left):
+def test_secrets_that_touch_or_contain_each_other_go_whole_wherever_they_are_cut(
+    secrets, text, left
+):
     assert Redactor(secrets).clean(text) == left
     for one in range(len(text)):
         for two in range(one, len(text)):
             redactor = Redactor(secrets)
             pieces = (text[:one], text[one:two], text[two:])
-            assert b"".join(redactor.piece("out", piece) for piece in pieces) + redactor.rest("out") == left
+            assert (
+                b"".join(redactor.piece("out", piece) for piece in pieces) + redactor.rest("out")
+                == left
+            )
 
 
 @pytest.mark.rule("E-4")

@@ -32,8 +32,16 @@ def plan(*values, plan_id="plan", revision=1, collection="ops"):
         key, _, before = value.partition(" over ")
         code, _, version = key.partition("@")
         one = {"operation_code": code, "protocol_version": version, "act_type": "WRITE"}
-        found.append({**one, "governing_authority_ref": "council", **({"supersedes": before} if before else {})})
-    return plan_of({"plan_id": plan_id, "revision": revision, "collection": collection, "value": found})
+        found.append(
+            {
+                **one,
+                "governing_authority_ref": "council",
+                **({"supersedes": before} if before else {}),
+            }
+        )
+    return plan_of(
+        {"plan_id": plan_id, "revision": revision, "collection": collection, "value": found}
+    )
 
 
 class Site:
@@ -42,7 +50,9 @@ class Site:
 
     def ask(self, verb, **payload):
         self.count += 1
-        return self.kernel.ask(Request(verb, f"r{self.count}", payload, self.kernel.principal)).value
+        return self.kernel.ask(
+            Request(verb, f"r{self.count}", payload, self.kernel.principal)
+        ).value
 
     def grant(self, saga, **other):
         scope = msgspec.to_builtins(saga.scope(None, ENV, self.kernel.principal)) | other
@@ -52,14 +62,18 @@ class Site:
 
     def apply(self, saga, grant=None, root=None):
         grant = grant or self.grant(saga)
-        wanted = Wanted(saga, root or saga.root(grant), saga.given(), self.kernel.principal, ENV, grant)
+        wanted = Wanted(
+            saga, root or saga.root(grant), saga.given(), self.kernel.principal, ENV, grant
+        )
         run, lease = begin(self.kernel, wanted)
         return self.carry(saga, run, lease)
 
     def carry(self, saga, run, lease):
         if run.over or run.stuck is not None:
             return run
-        return run_saga(self.kernel, SagaRun(self.kernel, saga, run.saga_id, lease, lambda said: None))
+        return run_saga(
+            self.kernel, SagaRun(self.kernel, saga, run.saga_id, lease, lambda said: None)
+        )
 
     def again(self, run, saga=None, retry=False):
         saga = saga or shipped(run)
@@ -109,7 +123,13 @@ def failing(saga, state, times=1, check=False, undo=False):
         slip()
         return action.check is None or action.check(seen)
 
-    changes = {"check": judge} if check else {"undo": wrapped(action.undo)} if undo else {"do": wrapped(action.do)}
+    changes = (
+        {"check": judge}
+        if check
+        else {"undo": wrapped(action.undo)}
+        if undo
+        else {"do": wrapped(action.do)}
+    )
     saga.actions[state] = msgspec.structs.replace(action, **changes)
     return saga
 
@@ -153,11 +173,17 @@ def test_every_state_that_fails_ends_at_its_stop(here, place, check):
     forward = place.forward
     assert run.state == ("DONE" if forward else place.stop) and run.stuck is None
     # The grant is used up with the move that leads on from S1, and not before.
-    assert here.status(grant) == (("active", False) if place.stop.startswith("ABORT_") else ("consumed", forward))
+    assert here.status(grant) == (
+        ("active", False) if place.stop.startswith("ABORT_") else ("consumed", forward)
+    )
     collection = here.registry(lambda r: r.collection("mine"))
     assert collection is None, "what this run made is retired"
     own = here.registry(lambda r: {v.status for v in r.of_root(run.idempotency_root)})
-    expected = {"COMP_VALUES": {"retired"}, "COMP_EVIDENCE": {"active"}, "COMP_FINALIZE": {"active"}}
+    expected = {
+        "COMP_VALUES": {"retired"},
+        "COMP_EVIDENCE": {"active"},
+        "COMP_FINALIZE": {"active"},
+    }
     assert own == expected.get(place.stop, set())
     assert here.values("theirs") == {"theirs@1.0.0": "active"}
     assert here.values("ops")["other@1.0.0"] == "active"
@@ -180,13 +206,19 @@ def test_every_state_that_fails_ends_at_its_stop(here, place, check):
         ("S7_FINALIZE", "S7_FINALIZE", "COMP_FINALIZE"),
     ],
 )
-def test_a_compensation_that_fails_leaves_the_run_stuck_and_can_be_tried_again(here, fails, undoes, stop):
+def test_a_compensation_that_fails_leaves_the_run_stuck_and_can_be_tried_again(
+    here, fails, undoes, stop
+):
     saga = failing(failing(Assembly(plan(), ENV), fails), undoes, times=2, undo=True)
     run = here.apply(saga)
     for _ in range(2):
         assert (run.state, run.settled) == (stop, 0) and "told to fail" in run.stuck
         run = here.again(run, saga, retry=True)
-    assert run.stuck is None and run.over and run.state == ("DONE" if stop == "COMP_FINALIZE" else stop)
+    assert (
+        run.stuck is None
+        and run.over
+        and run.state == ("DONE" if stop == "COMP_FINALIZE" else stop)
+    )
     here.sound()
 
 
@@ -205,7 +237,9 @@ def test_a_newer_version_takes_over_and_cannot_be_taken_back_from_who_depends_on
     assert undone.status == "done"
     third = here.apply(Assembly(plan("pay@1.11.0 over pay@1.10.0", revision=3), ENV))
     assert third.state == "DONE" and here.values()["pay@1.11.0"] == "active"
-    audit = here.registry(lambda r: r.audit(third.idempotency_root, "S4_VALUES", r.meant("pay@1.10.0").vocab_id))
+    audit = here.registry(
+        lambda r: r.audit(third.idempotency_root, "S4_VALUES", r.meant("pay@1.10.0").vocab_id)
+    )
     assert audit.rollback_ref == "plan@3"
     here.sound()
 
@@ -313,7 +347,9 @@ def undoing(*steps, **words):
 @pytest.mark.guarantee("G17")
 def test_a_rollback_supersedes_with_its_audit_row_in_one_transaction(here):
     here.apply(Assembly(plan(), ENV))
-    saga = Rollback(undoing({"target": "pay@1.0.0", "successor": "send@1.0.0"}), schema_digest("ops"), ENV)
+    saga = Rollback(
+        undoing({"target": "pay@1.0.0", "successor": "send@1.0.0"}), schema_digest("ops"), ENV
+    )
     grant = here.grant(saga)
     run = here.apply(saga, grant)
     assert run.state == "DONE" and here.status(grant) == ("consumed", True)
@@ -328,12 +364,19 @@ def test_a_rollback_supersedes_with_its_audit_row_in_one_transaction(here):
 @pytest.mark.rule("S-6")
 def test_a_rollback_of_several_is_all_or_nothing(here):
     here.apply(Assembly(plan(), ENV))
-    steps = [{"target": "pay@1.0.0", "successor": "send@1.0.0"}, {"target": "send@1.0.0", "successor": "sign@1.0.0"}]
+    steps = [
+        {"target": "pay@1.0.0", "successor": "send@1.0.0"},
+        {"target": "send@1.0.0", "successor": "sign@1.0.0"},
+    ]
     before = here.values()
     # Both at once would leave pay pointing at what is no longer in force.
     both = here.apply(Rollback(undoing(*steps), schema_digest("ops"), ENV))
     assert both.state == "DONE" and before != here.values()
-    assert here.values() == {"pay@1.0.0": "superseded", "send@1.0.0": "superseded", "sign@1.0.0": "active"}
+    assert here.values() == {
+        "pay@1.0.0": "superseded",
+        "send@1.0.0": "superseded",
+        "sign@1.0.0": "active",
+    }
     here.sound()
 
 
@@ -352,7 +395,10 @@ def test_each_step_is_judged_as_those_before_it_leave_things(here, steps, code):
     assert here.registry(lambda r: judge(back, r)).code == code
     saga = Rollback(back, schema_digest("ops"), ENV)
     grant = here.grant(saga)
-    assert here.apply(saga, grant).state == "ABORT_CHECK" and here.status(grant) == ("active", False)
+    assert here.apply(saga, grant).state == "ABORT_CHECK" and here.status(grant) == (
+        "active",
+        False,
+    )
     here.sound()
 
 
@@ -362,7 +408,10 @@ def test_what_is_history_already_is_not_rolled_back(here):
     back = undoing({"target": "pay@1.0.0", "successor": "send@1.0.0"})
     assert here.apply(Rollback(back, schema_digest("ops"), ENV)).state == "DONE"
     verdict = here.registry(lambda r: judge(back, r))
-    assert (verdict.code, "send@1.0.0 follows it" in verdict.why) == ("ROLLBACK_ERASES_HISTORY", True)
+    assert (verdict.code, "send@1.0.0 follows it" in verdict.why) == (
+        "ROLLBACK_ERASES_HISTORY",
+        True,
+    )
     retiring = undoing({"action": "retire", "target": "send@1.0.0", "successor": "sign@1.0.0"})
     assert here.registry(lambda r: judge(retiring, r)).code == "ROLLBACK_ORPHANS_DEPENDENCY"
     retiring = undoing({"action": "retire", "target": "sign@1.0.0", "successor": "send@1.0.0"})
@@ -381,9 +430,14 @@ def test_who_gives_a_run_up_before_it_used_its_grant_has_the_grant_still(here):
         return asking(task)
 
     action = saga.actions["S1_RESERVED"]
-    saga.actions["S1_RESERVED"] = msgspec.structs.replace(action, do=msgspec.structs.replace(action.do, call=given_up))
+    saga.actions["S1_RESERVED"] = msgspec.structs.replace(
+        action, do=msgspec.structs.replace(action.do, call=given_up)
+    )
     run = here.apply(saga, grant)
-    assert (run.state, run.settled) == ("ABORT_NO_LEASE", 1) and here.status(grant) == ("active", False)
+    assert (run.state, run.settled) == ("ABORT_NO_LEASE", 1) and here.status(grant) == (
+        "active",
+        False,
+    )
     with here.kernel.store.read() as rows:
         assert find_lease(rows, "registry:ops") is None
     here.sound()
@@ -405,9 +459,14 @@ def test_nobody_else_goes_on_under_a_grant(here, workspace, store_url):
 
 def test_what_a_compensation_must_leave_is_said(here):
     here.apply(Assembly(plan(), ENV))
-    run = here.apply(failing(Assembly(plan("pay@1.1.0 over pay@1.0.0", revision=2), ENV), "S5_VERIFY_VALUES"))
+    run = here.apply(
+        failing(Assembly(plan("pay@1.1.0 over pay@1.0.0", revision=2), ENV), "S5_VERIFY_VALUES")
+    )
     found = saga_status(here.kernel.store, run.saga_id)
-    assert found["left"] == ["pay@1.1.0: another value gave way to it"] and found["standing"] == "stopped"
+    assert (
+        found["left"] == ["pay@1.1.0: another value gave way to it"]
+        and found["standing"] == "stopped"
+    )
     assert found["why"]["step"] == "S5_VERIFY_VALUES"
 
 
@@ -415,7 +474,9 @@ def test_what_a_compensation_must_leave_is_said(here):
 def test_a_bad_rollback_is_never_executed(here):
     here.apply(Assembly(plan(), ENV))
     before = here.values()
-    saga = Rollback(undoing({"target": "pay@1.0.0", "successor": "none@1.0.0"}), schema_digest("ops"), ENV)
+    saga = Rollback(
+        undoing({"target": "pay@1.0.0", "successor": "none@1.0.0"}), schema_digest("ops"), ENV
+    )
     grant = here.grant(saga)
     run = here.apply(saga, grant)
     assert (run.state, run.settled) == ("ABORT_CHECK", 1) and here.values() == before

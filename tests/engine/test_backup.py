@@ -56,14 +56,18 @@ def filled(store):
 
 
 @pytest.mark.parametrize("onto", ["sqlite", "postgresql"])
-def test_a_backup_restores_onto_either_store_with_the_same_bytes(filled, tmp_path, postgres_url, onto):
+def test_a_backup_restores_onto_either_store_with_the_same_bytes(
+    filled, tmp_path, postgres_url, onto
+):
     made = backup(filled, tmp_path / "b.db", new_file, old_file)
     assert made["events"] == 6
     sources = LiveSources()
     if onto == "sqlite":
         target = SqliteDatabase(tmp_path / "restored.db", sources)
     else:
-        target = PostgresDatabase(schema_url(postgres_url, f"restored_{filled.database.kind}"), sources)
+        target = PostgresDatabase(
+            schema_url(postgres_url, f"restored_{filled.database.kind}"), sources
+        )
     there = Store(target, sources, ["log"])
     restore(tmp_path / "b.db", old_file, lambda: there)
     assert everything(there) == everything(filled)
@@ -132,7 +136,9 @@ def test_a_damaged_backup_is_refused(filled, tmp_path, sources):
 
 
 @pytest.mark.parametrize("point", ["restore.table", "backup.copied"])
-def test_a_crash_inside_leaves_no_backup_and_no_half_store(filled, tmp_path, sources, make_database, point):
+def test_a_crash_inside_leaves_no_backup_and_no_half_store(
+    filled, tmp_path, sources, make_database, point
+):
     with faults.armed(point, nth=1 if point == "backup.copied" else 4, act=faults.crash):
         with pytest.raises(faults.SimulatedCrash):
             backup(filled, tmp_path / "b.db", new_file, old_file)
@@ -140,7 +146,10 @@ def test_a_crash_inside_leaves_no_backup_and_no_half_store(filled, tmp_path, sou
     backup(filled, tmp_path / "b.db", new_file, old_file)
     target = Store(SqliteDatabase(tmp_path / "t.db", sources), sources)
     migrate.migrate(target.database, sources)
-    with faults.armed("restore.table", nth=4, act=faults.crash), pytest.raises(faults.SimulatedCrash):
+    with (
+        faults.armed("restore.table", nth=4, act=faults.crash),
+        pytest.raises(faults.SimulatedCrash),
+    ):
         restore(tmp_path / "b.db", old_file, lambda: target)
     assert count(target, "events") == 0
     restore(tmp_path / "b.db", old_file, lambda: target)
@@ -158,7 +167,11 @@ def test_every_table_is_copied(database):
 def test_a_backup_is_one_private_file_and_reading_it_changes_nothing(filled, tmp_path, sources):
     backup(filled, tmp_path / "b.db", new_file, old_file)
     before = (tmp_path / "b.db").read_bytes()
-    restore(tmp_path / "b.db", old_file, lambda: Store(SqliteDatabase(tmp_path / "t.db", sources), sources))
+    restore(
+        tmp_path / "b.db",
+        old_file,
+        lambda: Store(SqliteDatabase(tmp_path / "t.db", sources), sources),
+    )
     assert (tmp_path / "b.db").read_bytes() == before
     assert (tmp_path / "b.db").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in tmp_path.glob("b.db*")) == ["b.db"]
@@ -179,7 +192,9 @@ def test_a_damaged_store_is_not_backed_up(filled, tmp_path, kind):
 def test_a_disk_that_fills_up_leaves_no_backup_rather_than_half_of_one(filled, tmp_path, room):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("cannot mount a small disk here (needs root): this test did not run")
     try:
         (disk / "filler").write_bytes(b"x" * (shutil.disk_usage(disk).free - room))
@@ -189,6 +204,8 @@ def test_a_disk_that_fills_up_leaves_no_backup_rather_than_half_of_one(filled, t
             assert error.code in ("STORAGE_ERROR_RETRY", "INVALID_CONFIG", "CORRUPT_STATE")
             assert [p.name for p in disk.iterdir()] == ["filler"]
         else:
-            restore(disk / "b.db", old_file, lambda: Store(new_file(tmp_path / "t.db"), LiveSources()))
+            restore(
+                disk / "b.db", old_file, lambda: Store(new_file(tmp_path / "t.db"), LiveSources())
+            )
     finally:
         subprocess.run(["umount", str(disk)], check=True)

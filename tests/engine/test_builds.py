@@ -90,11 +90,18 @@ def test_a_crashed_build_resumes_and_no_finished_step_runs_again(site, nth):
     after = site.lines()
     assert outcome["state"] == "SUCCESS"
     assert not done & set(after)
-    assert outcome["steps"]["skipped"] == len(done) and outcome["steps"]["executed"] == 7 - len(done)
+    assert outcome["steps"]["skipped"] == len(done) and outcome["steps"]["executed"] == 7 - len(
+        done
+    )
     assert set(before) | set(after) == set(site.steps(build))
-    digest = next(e["detail"]["outputs"] for e in site.events(build) if e["event"] == "BUILD_SUCCEEDED")
+    digest = next(
+        e["detail"]["outputs"] for e in site.events(build) if e["event"] == "BUILD_SUCCEEDED"
+    )
     site.run(plan, reuse=False)
-    assert next(e["detail"]["outputs"] for e in site.events() if e["event"] == "BUILD_SUCCEEDED") == digest
+    assert (
+        next(e["detail"]["outputs"] for e in site.events() if e["event"] == "BUILD_SUCCEEDED")
+        == digest
+    )
     sound(site)
 
 
@@ -106,7 +113,9 @@ def test_a_slot_that_cannot_record_never_makes_a_build_succeed(site, monkeypatch
 
     def late(run):
         deadline = time.monotonic() + 10
-        while not run.children.quiet and run.children.failed is None and time.monotonic() < deadline:
+        while (
+            not run.children.quiet and run.children.failed is None and time.monotonic() < deadline
+        ):
             time.sleep(0.005)
         return finished(run)
 
@@ -139,7 +148,13 @@ def test_changed_config_of_one_target_runs_that_target_and_what_flows_from_it(si
 
     site.run(plan(1), jobs=1)
     site.lines()
-    assert site.run(plan(2), jobs=1)["steps"] == {"total": 6, "executed": 3, "skipped": 0, "reused": 3, "failed": 0}
+    assert site.run(plan(2), jobs=1)["steps"] == {
+        "total": 6,
+        "executed": 3,
+        "skipped": 0,
+        "reused": 3,
+        "failed": 0,
+    }
     assert site.lines() == ["extract:a", "summarise:a", "same:a"]
 
 
@@ -148,7 +163,9 @@ def always_the_same(task):
     return "always the same"
 
 
-def shell_plan(site, script="cat $ONCEWARD_INPUTS/extract/$ONCEWARD_TARGET/out > $ONCEWARD_OUT/out"):
+def shell_plan(
+    site, script="cat $ONCEWARD_INPUTS/extract/$ONCEWARD_TARGET/out > $ONCEWARD_OUT/out"
+):
     for name, text in (("in.txt", "hello"), ("other.txt", "x")):
         if not (site.folder / name).exists():
             (site.folder / name).write_text(text)
@@ -198,7 +215,9 @@ def test_a_damaged_artifact_is_found_and_its_step_runs_again(site, how):
     damage(site, digest, how)
     assert site.resume(plan, build)["state"] == "SUCCESS"
     assert f"{done['stage']}:{done['target']}" in site.lines()
-    invalid = [e["detail"]["step"] for e in site.events(build) if e["event"] == "CHECKPOINT_INVALID"]
+    invalid = [
+        e["detail"]["step"] for e in site.events(build) if e["event"] == "CHECKPOINT_INVALID"
+    ]
     assert invalid == [f"{done['stage']}:{done['target']}"]
     with site.workspace.artifacts() as kept:
         assert kept.intact(digest)
@@ -209,7 +228,11 @@ def test_a_damaged_artifact_is_found_and_its_step_runs_again(site, how):
 def damage(site, digest, how):
     kernel = site.workspace.kernel()
     if how == "in its row":
-        kernel.store.write(lambda tx: tx.write("UPDATE artifacts SET data = ? WHERE sha256 = ?", (b"other", digest)))
+        kernel.store.write(
+            lambda tx: tx.write(
+                "UPDATE artifacts SET data = ? WHERE sha256 = ?", (b"other", digest)
+            )
+        )
     else:
         kernel.artifacts.spill()
         path = kernel.artifacts.path_of(digest)
@@ -255,7 +278,12 @@ def test_a_build_pauses_at_its_budget_and_goes_on_with_a_token_and_more_money(si
     offer = Offer(limits={"usd_micros": 1_000_000}, token=token)
     assert site.resume(plan, build, offer)["state"] == "SUCCESS"
     # The step whose debit crossed the budget was ended by it (C-30), so it runs again.
-    assert site.status(build)["cost_usd"] == "0.70" and site.lines() == ["pay:c", "pay:d", "pay:e", "pay:f"]
+    assert site.status(build)["cost_usd"] == "0.70" and site.lines() == [
+        "pay:c",
+        "pay:d",
+        "pay:e",
+        "pay:f",
+    ]
     with pytest.raises(InvalidResumeState, match="only a CRASHED or BUDGET_PAUSE"):
         site.resume(plan, build, offer)
     sound(site)
@@ -264,7 +292,10 @@ def test_a_build_pauses_at_its_budget_and_goes_on_with_a_token_and_more_money(si
 @pytest.mark.rule("B-9")
 def test_equal_to_the_budget_is_within_it(site):
     assert site.run(spender(site, targets="abc"), jobs=1)["state"] == "SUCCESS"
-    assert site.run(spender(site, targets="abc", settled=True), jobs=1, reuse=False)["state"] == "SUCCESS"
+    assert (
+        site.run(spender(site, targets="abc", settled=True), jobs=1, reuse=False)["state"]
+        == "SUCCESS"
+    )
 
 
 @pytest.mark.rule("B-9")
@@ -274,7 +305,9 @@ def test_the_precheck_blocks_before_anything_is_spent(site):
     assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_precheck_block")
     assert outcome["cost_usd"] == "0.00" and site.lines() == []
     # A tenth above what remains is let through: 0.33 of 0.30.
-    assert site.run(spender(site, targets="a", estimate={"usd": "0.33"}), jobs=1)["state"] == "SUCCESS"
+    assert (
+        site.run(spender(site, targets="a", estimate={"usd": "0.33"}), jobs=1)["state"] == "SUCCESS"
+    )
     with pytest.raises(InvalidResumeState, match="the next step wants"):
         site.resume(plan, outcome["build_id"], Offer(token=outcome["confirmation_token"]))
     more = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 2_000_000})
@@ -308,12 +341,18 @@ def test_a_token_is_for_one_pause_of_one_build_for_an_hour(site, monkeypatch):
     first, second = (site.run(plan, jobs=1) for _ in range(2))
     limits = {"usd_micros": 9_000_000}
     with pytest.raises(InvalidResumeState, match="for something else"):
-        site.resume(plan, first["build_id"], Offer(token=second["confirmation_token"], limits=limits))
+        site.resume(
+            plan, first["build_id"], Offer(token=second["confirmation_token"], limits=limits)
+        )
     monkeypatch.setattr("onceward.lifecycles.permit.PERMIT_SECONDS", 0)
     third = site.run(plan, jobs=1)
     with pytest.raises(InvalidResumeState, match="has expired"):
-        site.resume(plan, third["build_id"], Offer(token=third["confirmation_token"], limits=limits))
-    assert site.resume(plan, first["build_id"], Offer(token=first["confirmation_token"], limits=limits))
+        site.resume(
+            plan, third["build_id"], Offer(token=third["confirmation_token"], limits=limits)
+        )
+    assert site.resume(
+        plan, first["build_id"], Offer(token=first["confirmation_token"], limits=limits)
+    )
     for folder in (site.workspace.folder, site.folder):
         for file in folder.rglob("*"):
             if file.is_file():
@@ -327,13 +366,18 @@ def test_the_workspace_has_a_budget_of_its_own(site):
         site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
     )
     cheap = {"usd": "0.01"}
-    assert site.run(spender(site, targets="a", budget="1.00", estimate=cheap), jobs=1)["state"] == "SUCCESS"
+    assert (
+        site.run(spender(site, targets="a", budget="1.00", estimate=cheap), jobs=1)["state"]
+        == "SUCCESS"
+    )
     outcome = site.run(spender(site, targets="bcd", budget="1.00", estimate=cheap), jobs=1)
     assert (outcome["state"], outcome["cost_usd"]) == ("BUDGET_PAUSE", "0.10")
     assert "workspace" in outcome["why"]
     with pytest.raises(InvalidResumeState, match="the workspace has spent"):
         site.resume(
-            spender(site, targets="bcd", estimate=cheap), site.build_id, Offer(token=outcome["confirmation_token"])
+            spender(site, targets="bcd", estimate=cheap),
+            site.build_id,
+            Offer(token=outcome["confirmation_token"]),
         )
     sound(site)
 
@@ -347,7 +391,9 @@ def stubborn(task):
 
 
 @pytest.mark.rule("B-7")
-def test_a_retryable_failure_is_tried_again_with_the_same_key_and_what_it_cost_is_kept(site, monkeypatch):
+def test_a_retryable_failure_is_tried_again_with_the_same_key_and_what_it_cost_is_kept(
+    site, monkeypatch
+):
     monkeypatch.setattr("onceward.lifecycles.child.RETRY_FIRST_MICROS", 200_000)
     plan = Plan("stubborn", folder=site.folder, config={"witness": str(site.witness), "good": 3})
     plan.stage(targets=["a"], name="try")(stubborn)
@@ -399,7 +445,11 @@ def test_a_failure_stops_dispatch_and_keep_going_carries_on_with_the_rest(site):
 
 
 def asking(site, fault=True):
-    plan = Plan("asks", folder=site.folder, config={"witness": str(site.witness), "die": str(site.folder / "die")})
+    plan = Plan(
+        "asks",
+        folder=site.folder,
+        config={"witness": str(site.witness), "die": str(site.folder / "die")},
+    )
     plan.stage(name="once", targets=["a"], on_crash="ask")(dies)
     plan.stage(name="after", needs="once")(noted)
     return plan
@@ -428,7 +478,11 @@ def test_a_step_in_doubt_blocks_the_resume_until_a_person_decides(site, tmp_path
             with pytest.raises((InvalidResumeState, InvalidConfig)):
                 site.resume(asking(site), build, offer)
         (tmp_path / "value.txt").write_text("given")
-        offer = Offer(rerun=["once:a"]) if decision == "rerun" else Offer(accept={"once:a": tmp_path / "value.txt"})
+        offer = (
+            Offer(rerun=["once:a"])
+            if decision == "rerun"
+            else Offer(accept={"once:a": tmp_path / "value.txt"})
+        )
         assert site.resume(asking(site), build, offer)["state"] == "SUCCESS"
         assert site.lines() == (["once:a", "after:a"] if decision == "rerun" else ["after:a"])
         (said,) = [e for e in site.events(build) if e["event"] == "STEP_DECIDED"]
@@ -458,7 +512,15 @@ def test_resume_is_strict_about_the_plan_and_a_fork_reuses_what_fits(site):
 def test_knobs_that_change_no_result_may_change_between_pause_and_resume(site):
     plan = spender(site, targets="ab", budget="0.05", estimate={"usd": "0.10"})
     outcome = site.run(plan, jobs=1)
-    other = spender(site, targets="ab", budget="9.00", estimate={"usd": "0.02"}, timeout="1h", attempts=5, jobs=1)
+    other = spender(
+        site,
+        targets="ab",
+        budget="9.00",
+        estimate={"usd": "0.02"},
+        timeout="1h",
+        attempts=5,
+        jobs=1,
+    )
     offer = Offer(token=outcome["confirmation_token"], limits={"usd_micros": 500_000})
     assert site.resume(other, outcome["build_id"], offer)["state"] == "SUCCESS"
 
@@ -541,7 +603,11 @@ def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, ref
     assert outcome["state"] == ("FAILED" if refuse else "SUCCESS")
     ran = site.lines()
     assert ("ship:a" in ran) is not refuse and "apart:z" in ran
-    (told,) = [e for e in site.events() if e["event"].startswith("APPROVAL_") and e["event"] != "APPROVAL_WANTED"]
+    (told,) = [
+        e
+        for e in site.events()
+        if e["event"].startswith("APPROVAL_") and e["event"] != "APPROVAL_WANTED"
+    ]
     assert told["context"]["actor"] == "tester"
     sound(site)
 
@@ -593,7 +659,9 @@ def test_values_come_back_as_they_were(site):
     plan = Plan("values", folder=site.folder)
     plan.stage(targets=["a"], version="1")(make)
     plan.stage(needs="make", version="1")(take)
-    plan.stage(name="last", needs="take", version="1")(lambda task: task.inputs["take"].read_bytes())
+    plan.stage(name="last", needs="take", version="1")(
+        lambda task: task.inputs["take"].read_bytes()
+    )
     assert site.run(plan)["state"] == "SUCCESS", site.told
 
 
@@ -613,7 +681,12 @@ def test_async_steps_run_and_fail_like_others(site):
         raise BudgetError if task.target == "b" else ValueError
 
     assert site.run(plan, jobs=4, keep_going=True)["state"] == "FAILED"
-    assert site.steps() == {"wait:a": "SUCCESS", "wait:b": "SUCCESS", "fail:a": "FAILED", "fail:b": "FAILED"}
+    assert site.steps() == {
+        "wait:a": "SUCCESS",
+        "wait:b": "SUCCESS",
+        "fail:a": "FAILED",
+        "fail:b": "FAILED",
+    }
 
 
 class BudgetError(Exception):
@@ -660,9 +733,15 @@ config = { depth = 2 }
     outs = {a["name"]: a["sha256"] for a in site.status()["steps"][0]["artifacts"]}
     with site.workspace.artifacts() as kept:
         config = json.loads(b"".join(kept.read(outs["config"])))
-        env = dict(line.split("=", 1) for line in b"".join(kept.read(outs["env"])).decode().splitlines())
+        env = dict(
+            line.split("=", 1) for line in b"".join(kept.read(outs["env"])).decode().splitlines()
+        )
     assert config == {"model": "small", "depth": 2}
-    assert (env["ONCEWARD_STAGE"], env["ONCEWARD_TARGET"], env["ONCEWARD_BUILD"]) == ("make", "a b/ü", site.build_id)
+    assert (env["ONCEWARD_STAGE"], env["ONCEWARD_TARGET"], env["ONCEWARD_BUILD"]) == (
+        "make",
+        "a b/ü",
+        site.build_id,
+    )
     assert len(env["ONCEWARD_IDEMPOTENCY_KEY"]) == 64 and env["ONCEWARD_ATTEMPT"] == "1"
     assert not any((site.workspace.folder / "work").iterdir())
 
@@ -691,8 +770,12 @@ def test_thousands_of_targets(site, kind):
     if kind == "postgresql":
         pytest.skip("the plan is the same on either store; one of them is enough for its size")
     plan = Plan("many", folder=site.folder)
-    plan.stage(name="each", targets=[f"t{n:05d}" for n in range(3_000)], version="1")(lambda task: None)
-    plan.stage(name="all", needs="each", targets=["all"], version="1")(lambda task: len(task.inputs["each"]))
+    plan.stage(name="each", targets=[f"t{n:05d}" for n in range(3_000)], version="1")(
+        lambda task: None
+    )
+    plan.stage(name="all", needs="each", targets=["all"], version="1")(
+        lambda task: len(task.inputs["each"])
+    )
     outcome = site.run(plan, jobs=4)
     assert outcome["state"] == "SUCCESS" and outcome["steps"]["executed"] == 3_001
     assert site.run(plan, jobs=4)["steps"]["reused"] == 3_001
@@ -713,7 +796,9 @@ def test_a_stop_leaves_the_build_crashed_and_resumable(site):
 
 def test_every_checkpoint_that_succeeded_agrees_with_its_childs_last_event(site):
     site.run(three(site))
-    told = {e["detail"]["child_id"]: e["detail"] for e in site.events() if e["event"] == "WORKER_PASS"}
+    told = {
+        e["detail"]["child_id"]: e["detail"] for e in site.events() if e["event"] == "WORKER_PASS"
+    }
     store = site.workspace.store()
     with store.read() as rows:
         for checkpoint in checkpoints_of(rows, site.build_id):

@@ -42,7 +42,12 @@ def test_an_approval_and_every_phase_repeated_adds_nothing(backlog):
     assert backlog.review(entry, "approve") == done and backlog.mark(what=what, key="k1") == entry
     assert backlog.rows() == rows
     assert {table: number for table, number in rows.items() if number} == {
-        **{"decision_backlog_entry": 1, "decision_backlog_history": 3, "manifest_envelope": 1, "manifest_unit": 1},
+        **{
+            "decision_backlog_entry": 1,
+            "decision_backlog_history": 3,
+            "manifest_envelope": 1,
+            "manifest_unit": 1,
+        },
         "review_decision": 1,
     }
     assert backlog.history(entry) == [
@@ -83,7 +88,9 @@ def test_what_was_not_brought_cannot_be_marked(backlog):
     with pytest.raises(NotFound, match="nobody has brought"):
         backlog.mark(what=what)
     odd = Manifest("nobody", "repo", (Unit("a.txt", None, what.unit[0].after),))
-    backlog.kernel.artifacts.offer({odd.content_hash(): [odd.text().encode()], what.unit[0].after: [b"2"]})
+    backlog.kernel.artifacts.offer(
+        {odd.content_hash(): [odd.text().encode()], what.unit[0].after: [b"2"]}
+    )
     with pytest.raises(InvalidConfig, match="no cutter"):
         backlog.mark(what=odd)
     assert backlog.rows() == rows
@@ -123,7 +130,8 @@ def test_what_is_no_change_inside_a_tree_is_refused(units):
 
 @pytest.mark.rule("H-2")
 @pytest.mark.parametrize(
-    "leads_to", ["", "/etc/passwd", "..", "../x", "a/../../../x", "a/../../x/.git/config", "../.onceward"]
+    "leads_to",
+    ["", "/etc/passwd", "..", "../x", "a/../../../x", "a/../../x/.git/config", "../.onceward"],
 )
 def test_no_link_leads_out_of_the_tree(leads_to):
     with pytest.raises(InvalidConfig):
@@ -195,7 +203,9 @@ def test_below_a_quorum_a_word_is_a_row_and_no_arrow(backlog):
     entry = backlog.mark({"sub/pay.py": "1"})
     backlog.sweep()
     first = backlog.review(entry, "approve")
-    assert first["status"] == "review_pending" and first["lacks"] == "* needs 2 approvals, and has 1"
+    assert (
+        first["status"] == "review_pending" and first["lacks"] == "* needs 2 approvals, and has 1"
+    )
     again = backlog.review(entry, "approve")
     assert again == first, "the same word twice is one word"
     second = backlog.review(entry, "approve", who="tester")
@@ -213,9 +223,13 @@ def test_deferred_comes_up_again_and_rejected_never(backlog):
     assert backlog.review(other, "reject")["status"] == "reviewed_rejected"
     assert backlog.sweep()["entries"] == [entry]
     assert backlog.review(entry, "approve")["status"] == "reviewed_approved"
-    assert backlog.review(entry, "defer", who="eva")["status"] == "reviewed_deferred", "before the cut it is taken back"
+    assert backlog.review(entry, "defer", who="eva")["status"] == "reviewed_deferred", (
+        "before the cut it is taken back"
+    )
     assert backlog.sweep()["entries"] == [entry]
-    assert backlog.review(entry, "approve")["status"] == "reviewed_approved", "the same word, on what came up again"
+    assert backlog.review(entry, "approve")["status"] == "reviewed_approved", (
+        "the same word, on what came up again"
+    )
     with pytest.raises(IllegalTransition):
         backlog.review(other, "approve")
     assert backlog.abandon(other)["status"] == "abandoned"
@@ -237,13 +251,21 @@ def test_another_proposal_needs_another_approval(backlog):
     assert backlog.ask("ann", "changes.mark", **revise)["entry_id"] == entry
     rows = backlog.rows()
     assert rows["manifest_envelope"] == 2 and backlog.envelope(entry).revision == 2
-    assert backlog.ask("ann", "changes.mark", **revise)["entry_id"] == entry and backlog.rows() == rows
+    assert (
+        backlog.ask("ann", "changes.mark", **revise)["entry_id"] == entry and backlog.rows() == rows
+    )
     with pytest.raises(PermitInvalid, match="not the digest"):
         backlog.review(entry, "approve", digest="ab" * 32)
-    assert backlog.review(entry, "approve", who="eva")["lacks"] == "* needs 2 approvals, and has 1", "the old is past"
+    assert (
+        backlog.review(entry, "approve", who="eva")["lacks"] == "* needs 2 approvals, and has 1"
+    ), "the old is past"
     assert backlog.review(entry, "approve")["status"] == "reviewed_approved"
     with pytest.raises(IllegalTransition, match="cannot be changed now"):
-        backlog.ask("ann", "changes.mark", **{**revise, "manifest": backlog.propose({"a.txt": "4"}).content_hash()})
+        backlog.ask(
+            "ann",
+            "changes.mark",
+            **{**revise, "manifest": backlog.propose({"a.txt": "4"}).content_hash()},
+        )
     (backlog.home / "other").mkdir()
     elsewhere = msgspec.structs.replace(second, target="other")
     backlog.kernel.artifacts.offer({elsewhere.content_hash(): [elsewhere.text().encode()]})

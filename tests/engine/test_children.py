@@ -74,11 +74,21 @@ def test_a_child_has_one_start_and_one_end_in_both_streams(kernel):
     assert [name for name, _ in own] == ["WORKER_START", "WORKER_PASS"]
     assert own == parents
     with kernel.store.read() as rows:
-        places = {e.facts()["detail"].get("parent_seq"): e.seq for e in events_of(rows, "session:ses_a") if e.seq > 1}
+        places = {
+            e.facts()["detail"].get("parent_seq"): e.seq
+            for e in events_of(rows, "session:ses_a")
+            if e.seq > 1
+        }
     assert all(said == seq for said, seq in places.items())
     for _, detail in own:
         assert detail["lease_id"] == run_id("ses_a", detail["dispatch_seq"])
-        assert {"child_id", "dispatch_seq", "parent_stream_id", "parent_seq", "phase_at_event"} <= set(detail)
+        assert {
+            "child_id",
+            "dispatch_seq",
+            "parent_stream_id",
+            "parent_seq",
+            "phase_at_event",
+        } <= set(detail)
     sound(kernel)
 
 
@@ -229,7 +239,10 @@ def test_every_end_has_its_event_reason_and_code(kernel, work, reason):
     assert name == ("WORKER_PASS" if reason == "completed" else "WORKER_FAIL")
     assert detail["reason"] == reason
     assert detail.get("code") == CODES.get(reason)
-    assert (token(kernel, child_id).reason, token(kernel, child_id).code) == (reason, CODES.get(reason))
+    assert (token(kernel, child_id).reason, token(kernel, child_id).code) == (
+        reason,
+        CODES.get(reason),
+    )
     kernel.locks.release(claim)
     sound(kernel)
 
@@ -241,9 +254,13 @@ def test_output_becomes_log_artifacts_without_the_secrets(kernel, monkeypatch):
     text = 'echo "key $API_KEY"; printf \'{"k":"%s"}\' "$API_KEY" >&2; echo "other:$OTHER"'
     (child_id,), _ = run_all(kernel.open_session("ses_a", 2), [shell(text, secrets=["API_KEY"])])
     found = {
-        ref["name"]: b"".join(kernel.artifacts.read(ref["sha256"])) for ref in artifact_list(kernel.store, child_id)
+        ref["name"]: b"".join(kernel.artifacts.read(ref["sha256"]))
+        for ref in artifact_list(kernel.store, child_id)
     }
-    assert found == {"stdout": b"key [redacted API_KEY]\nother:\n", "stderr": b'{"k":"[redacted API_KEY]"}'}
+    assert found == {
+        "stdout": b"key [redacted API_KEY]\nother:\n",
+        "stderr": b'{"k":"[redacted API_KEY]"}',
+    }
 
 
 @pytest.mark.rule("L-4", "C-8")
@@ -260,14 +277,23 @@ def test_a_target_is_held_while_its_child_runs_and_free_after(kernel):
 
 @pytest.mark.rule("B-7")
 @pytest.mark.parametrize("exits", [75, 76, 77])
-def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(kernel, tmp_path, exits, monkeypatch):
+def test_a_retryable_exit_is_tried_again_as_a_new_child_that_names_the_old(
+    kernel, tmp_path, exits, monkeypatch
+):
     monkeypatch.setattr("onceward.lifecycles.child.RETRY_FIRST_MICROS", 10_000)
     text = f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n+1)) > {tmp_path}/n; [ $n = 2 ] || exit {exits}"
     children = kernel.open_session("ses_a", 2)
     attempts = []
     (first,) = children.spawn([shell(text, attempts=5)])
-    assert children.wait(first, lambda child_id, how: attempts.append((child_id, how.reason))).reason == "completed"
-    assert [reason for _, reason in attempts] == ["execution_failed", "execution_failed", "completed"]
+    assert (
+        children.wait(first, lambda child_id, how: attempts.append((child_id, how.reason))).reason
+        == "completed"
+    )
+    assert [reason for _, reason in attempts] == [
+        "execution_failed",
+        "execution_failed",
+        "completed",
+    ]
     tokens = [token(kernel, child_id) for child_id, _ in attempts]
     assert [t.attempt for t in tokens] == [1, 2, 3]
     assert {msgspec.json.decode(t.work)["attempts"] for t in tokens} == {5}
@@ -311,7 +337,12 @@ def test_an_asked_debit_fits_or_changes_nothing(kernel):
     assert seen == [{"lane": "tokens", "limit": 100, "observed": 60, "asked": 60}]
     # It swallowed the refusal; its end says it all the same.
     assert ended.reason == "budget_exceeded"
-    assert {"lane": "tokens", "limit": 100, "observed": 60, "asked": 60}.items() <= ended.detail.items()
+    assert {
+        "lane": "tokens",
+        "limit": 100,
+        "observed": 60,
+        "asked": 60,
+    }.items() <= ended.detail.items()
     totals = {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}
     assert (totals["tokens"], totals["usd_micros"]) == (60, 10_000)
     assert ended.detail["spent"] == {"tokens": 60, "usd_micros": 10_000}
@@ -321,14 +352,19 @@ def test_an_asked_debit_fits_or_changes_nothing(kernel):
 @pytest.mark.rule("C-30")
 def test_a_total_that_is_not_the_sum_of_its_debits_is_found(kernel):
     run_all(kernel.open_session("ses_a", 1), [function(lambda task: task.spend(tokens=5))])
-    kernel.store.write(lambda tx: tx.write("UPDATE budget_totals SET total = 6 WHERE budget_lane = 'tokens'"))
+    kernel.store.write(
+        lambda tx: tx.write("UPDATE budget_totals SET total = 6 WHERE budget_lane = 'tokens'")
+    )
     with kernel.store.read() as rows:
         assert verify_rows(rows).first() == "totals: ses_a: tokens says 6, but its debits make 5"
 
 
 @pytest.mark.rule("C-30")
 def test_a_debit_that_uses_up_a_lane_exactly_is_within_it(kernel):
-    _, ends = run_all(kernel.open_session("ses_a", 1, {"tokens": 100}), [function(lambda task: task.spend(tokens=100))])
+    _, ends = run_all(
+        kernel.open_session("ses_a", 1, {"tokens": 100}),
+        [function(lambda task: task.spend(tokens=100))],
+    )
     assert ends[0].reason == "completed"
 
 
@@ -337,7 +373,9 @@ def test_a_settled_debit_is_always_recorded_and_ends_the_child(kernel):
     children = kernel.open_session("ses_a", 1, {"tokens": 100})
     _, (ended,) = run_all(children, [function(lambda task: task.spend(tokens=250, settled=True))])
     assert ended.reason == "budget_exceeded"
-    assert {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}["tokens"] == 250
+    assert {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}[
+        "tokens"
+    ] == 250
     sound(kernel)
 
 
@@ -357,7 +395,9 @@ def test_sixty_four_children_never_get_more_than_a_lane_holds(kernel):
     (tokens,) = [lane for lane in lane_list(kernel.store, "ses_a") if lane["lane"] == "tokens"]
     assert tokens["total"] == 700
     assert {ended.reason for ended in ends} == {"completed", "budget_exceeded"}
-    assert all(ended.reason != "completed" or ended.detail["spent"]["tokens"] == 21 for ended in ends)
+    assert all(
+        ended.reason != "completed" or ended.detail["spent"]["tokens"] == 21 for ended in ends
+    )
     sound(kernel)
 
 
@@ -381,7 +421,9 @@ def test_a_session_that_runs_out_of_time_ends_its_child(kernel):
 
 
 @pytest.mark.rule("C-30")
-@pytest.mark.parametrize("spend", [{}, {"gold": 1}, {"tokens": -1}, {"tokens": 1.5}, {"usd": 5}, {"tokens": "many"}])
+@pytest.mark.parametrize(
+    "spend", [{}, {"gold": 1}, {"tokens": -1}, {"tokens": 1.5}, {"usd": 5}, {"tokens": "many"}]
+)
 def test_a_debit_that_makes_no_sense_is_refused(kernel, spend):
     def call(task):
         with pytest.raises(InvalidConfig):
@@ -445,7 +487,10 @@ def test_cancelling_ends_queued_children_now_and_running_ones_when_their_end_is_
     while running not in children.running or children.running[running].process is None:
         time.sleep(0.005)
     answer = cancel(kernel, "ses_a")
-    assert {r["child_id"]: r["outcome"] for r in answer["receipts"]} == {running: "cancelling", queued: "cancelled"}
+    assert {r["child_id"]: r["outcome"] for r in answer["receipts"]} == {
+        running: "cancelling",
+        queued: "cancelled",
+    }
     for child_id in (running, queued):
         assert children.wait(child_id).reason == "cancelled"
         (name, detail), *before = reversed(told(kernel, f"child:{child_id}"))
@@ -453,7 +498,9 @@ def test_cancelling_ends_queued_children_now_and_running_ones_when_their_end_is_
         assert len(before) == (child_id == running)
     assert "dispatch_seq" not in told(kernel, f"child:{queued}")[0][1]
     assert told(kernel, f"child:{queued}")[0][1]["queue_seq"] == 2
-    assert cancel(kernel, running, "c-2")["receipts"] == [{"child_id": running, "outcome": "already_terminal"}]
+    assert cancel(kernel, running, "c-2")["receipts"] == [
+        {"child_id": running, "outcome": "already_terminal"}
+    ]
     assert len(told(kernel, f"child:{running}")) == 2
     sound(kernel)
 
@@ -489,7 +536,9 @@ def test_cancel_racing_completion_gives_one_end_and_a_truthful_receipt(kernel):
         terminal = [d for n, d in told(kernel, f"child:{child_id}") if n != "WORKER_START"]
         assert len(terminal) == 1
         assert (ended.reason == "cancelled") == (receipt != "already_terminal")
-        assert (terminal[0].get("cancel_request_id") == f"c-{number}") == (receipt != "already_terminal")
+        assert (terminal[0].get("cancel_request_id") == f"c-{number}") == (
+            receipt != "already_terminal"
+        )
     assert len(outcomes) >= 2
     sound(kernel)
 
@@ -545,7 +594,9 @@ def test_numbers_are_beyond_every_one_ever_given(kernel):
     for mark in (0, 100):
         # The mark may lag behind or run ahead: the next number is beyond both it and every row.
         kernel.store.write(
-            lambda tx, mark=mark: tx.write(f"UPDATE sessions SET queue_high = {mark}, dispatch_high = {mark}")
+            lambda tx, mark=mark: tx.write(
+                f"UPDATE sessions SET queue_high = {mark}, dispatch_high = {mark}"
+            )
         )
         (child_id,), _ = run_all(children, [function(lambda task: 1)])
         given = token(kernel, child_id)
@@ -580,12 +631,16 @@ def test_tokens_are_exported_as_their_schema_says(kernel):
         for name in ("scheduler_dispatch_token@1", "urm-events@1")
     }
     children = kernel.open_session("ses_a", 2)
-    ids, _ = run_all(children, [function(lambda task: 1), command("false"), command("no-such-program")])
+    ids, _ = run_all(
+        children, [function(lambda task: 1), command("false"), command("no-such-program")]
+    )
     gate = threading.Event()
     waiting = children.spawn([function(lambda task: gate.wait(10)) for _ in range(3)])
     try:
         for child_id in (*ids, *waiting):
-            jsonschema.validate(exported(token(kernel, child_id)), schemas["scheduler_dispatch_token@1"])
+            jsonschema.validate(
+                exported(token(kernel, child_id)), schemas["scheduler_dispatch_token@1"]
+            )
         assert "dispatch_seq" not in exported(token(kernel, waiting[2]))
     finally:
         gate.set()

@@ -49,7 +49,9 @@ def documents(site, **words):
 
 def forecast(site, plan, reuse=True, build_id="", **chosen):
     with site.workspace.artifacts() as artifacts:
-        found = Forecast(site.load(plan, **chosen), artifacts, reuse=reuse, build_id=build_id).steps()
+        found = Forecast(
+            site.load(plan, **chosen), artifacts, reuse=reuse, build_id=build_id
+        ).steps()
     return {step.step: step for step in found}
 
 
@@ -89,7 +91,9 @@ def test_force_runs_what_is_chosen_and_reuses_the_rest(site):
     site.lines()
     outcome = site.run(plan, only=("summarise:docs/a.md",), force=True)
     assert site.lines() == ["summarise:docs/a.md"] and outcome["steps"]["reused"] == 1
-    assert because(site, "summarise:docs/a.md")["because"] == ["nothing changed, but it was forced to run"]
+    assert because(site, "summarise:docs/a.md")["because"] == [
+        "nothing changed, but it was forced to run"
+    ]
     site.run(plan, force=True)
     assert len(site.lines()) == 5
 
@@ -115,14 +119,19 @@ def test_set_gives_another_value_wherever_the_plan_sets_the_key(site):
     plan = documents(site)
     plan.add({"name": "deep", "needs": ["extract"], "config": {"depth": 7}}, noted)
     resolved = site.load(plan, config={"depth": "9", "model.name": "1.5"})
-    numbers = {stage.name: resolved.contexts[k].config("docs/a.md") for k, stage in enumerate(resolved.steps.stages)}
+    numbers = {
+        stage.name: resolved.contexts[k].config("docs/a.md")
+        for k, stage in enumerate(resolved.steps.stages)
+    }
     assert numbers["deep"]["depth"] == numbers["extract"]["depth"] == 9
     # What stands for text stays text.
     assert numbers["extract"]["model"] == {"name": "1.5"}
 
 
 @pytest.mark.rule("I-1")
-@pytest.mark.parametrize("given", [{"dept": "3"}, {"model.nam": "x"}, {"depth.x": "1"}, {"depth": "0.5"}, {"": "1"}])
+@pytest.mark.parametrize(
+    "given", [{"dept": "3"}, {"model.nam": "x"}, {"depth.x": "1"}, {"depth": "0.5"}, {"": "1"}]
+)
 def test_set_refuses_a_key_that_the_plan_does_not_set_and_what_is_no_config(site, given):
     with pytest.raises(InvalidConfig) as refused:
         site.load(documents(site), config=given)
@@ -235,7 +244,9 @@ def test_why_names_the_file_and_what_flowed_in(site):
     (site.folder / "docs" / "a.md").write_text("changed")
     site.run(documents(site))
     assert because(site, "extract:docs/a.md")["because"] == ["input docs/a.md changed"]
-    assert because(site, "summarise:docs/a.md")["because"] == ["what extract:docs/a.md made changed"]
+    assert because(site, "summarise:docs/a.md")["because"] == [
+        "what extract:docs/a.md made changed"
+    ]
     same = because(site, "extract:docs/b.md")
     assert same["status"] == "REUSED" and same["since"] == first
 
@@ -256,7 +267,9 @@ run = ["sh", "-c", "WORDS"]
     site.run(plan.replace("WORDS", "echo {target}"))
     (site.folder / "in" / "b.txt").write_text("other")
     site.run(plan.replace("WORDS", "echo {target}; true"))
-    assert because(site, "work:a")["because"] == ["its command changed: sh -c echo a -> sh -c echo a; true"]
+    assert because(site, "work:a")["because"] == [
+        "its command changed: sh -c echo a -> sh -c echo a; true"
+    ]
     assert because(site, "work:b")["because"][1:] == ["input in/b.txt changed"]
     (site.folder / "shared.txt").write_text("other")
     site.run(plan.replace("WORDS", "echo {target}; true"))
@@ -360,11 +373,16 @@ def test_which_step_has_which_input_is_no_part_of_what_a_resume_compares(site):
         stage.pop("inputs_of", None)
     assert resolved.hash == sha256_hex(canonical(bare))
     assert changes(canonical(bare).decode(), resolved.body) == []
-    assert step_changes(Body(canonical(bare).decode()), Body(resolved.body), "extract", "docs/a.md") == []
+    assert (
+        step_changes(Body(canonical(bare).decode()), Body(resolved.body), "extract", "docs/a.md")
+        == []
+    )
 
 
 @pytest.mark.rule("I-1")
-@pytest.mark.parametrize("text", ["abc", "", "0.5", '"3"', "[", "[" * 5000, "2026-11-16", "3\nother = 4"])
+@pytest.mark.parametrize(
+    "text", ["abc", "", "0.5", '"3"', "[", "[" * 5000, "2026-11-16", "3\nother = 4"]
+)
 def test_set_keeps_the_kind_of_value(site, text):
     with pytest.raises(InvalidConfig, match="is a whole number in the plan"):
         site.load(documents(site), config={"depth": text})
@@ -381,7 +399,9 @@ def test_set_takes_true_and_false_as_people_write_them_and_keys_with_dots(site):
 def test_why_tells_of_a_result_that_was_gone(site):
     plan = documents(site)
     site.run(plan, jobs=1)
-    digest = next(s["artifacts"][0]["sha256"] for s in site.status()["steps"] if s["stage"] == "extract")
+    digest = next(
+        s["artifacts"][0]["sha256"] for s in site.status()["steps"] if s["stage"] == "extract"
+    )
     kernel = site.workspace.kernel()
     kernel.artifacts.spill()
     kernel.artifacts.path_of(digest).unlink()
@@ -407,9 +427,9 @@ def test_a_forecast_of_thousands_that_need_thousands_asks_once(site):
     def plan(depth):
         made = Plan("wide", folder=site.folder, config={})
         made.stage(name="ex", targets=[f"t{n}" for n in range(400)])(lambda task: 1)
-        made.stage(name="sum", needs="ex", targets=[f"s{n}" for n in range(300)], config={"depth": depth})(
-            lambda task: 1
-        )
+        made.stage(
+            name="sum", needs="ex", targets=[f"s{n}" for n in range(300)], config={"depth": depth}
+        )(lambda task: 1)
         return made
 
     site.run(plan(1), jobs=4)

@@ -20,8 +20,24 @@ from onceward.lifecycles.manifest import Manifest, checked
 from onceward.store.tables.changes import Changes
 from typing_in import until
 
-BASE = {"same": "1", "changed": "1", "gone": "1", "sub/deep": "1", "mode": "1", "was/folder": "1", "was-file": "1"}
-TREE = {"same": "1", "changed": "2", "new/er/file": "3", "sub/deep": "2", "mode": "1", "was": "2", "was-file/x": "1"}
+BASE = {
+    "same": "1",
+    "changed": "1",
+    "gone": "1",
+    "sub/deep": "1",
+    "mode": "1",
+    "was/folder": "1",
+    "was-file": "1",
+}
+TREE = {
+    "same": "1",
+    "changed": "2",
+    "new/er/file": "3",
+    "sub/deep": "2",
+    "mode": "1",
+    "was": "2",
+    "was-file/x": "1",
+}
 
 
 @pytest.fixture
@@ -157,7 +173,10 @@ def test_an_approved_change_is_cut_once_and_signed(backlog):
     was = scan(backlog.tree)
     backlog.sweep()
     digest = backlog.envelope(entry).content_hash
-    for expected, policy in (("G-CUT-APPROVED", Policy()), ("APPROVAL_EXPIRED", Policy(approval_seconds=0))):
+    for expected, policy in (
+        ("G-CUT-APPROVED", Policy()),
+        ("APPROVAL_EXPIRED", Policy(approval_seconds=0)),
+    ):
         backlog.become("max").policy = policy
         with pytest.raises(GuardFailed) as refused:
             backlog.cut(entry)
@@ -170,7 +189,9 @@ def test_an_approved_change_is_cut_once_and_signed(backlog):
     backlog.kernel.policy = Policy()
     done = backlog.cut(entry)
     assert done.status == "applied" and backlog.status(entry) == "cut_applied"
-    assert (backlog.tree / "a.txt").read_text() == "new\n" and (backlog.tree / "sub/d/e.txt").exists()
+    assert (backlog.tree / "a.txt").read_text() == "new\n" and (
+        backlog.tree / "sub/d/e.txt"
+    ).exists()
     rows = {**backlog.rows(), "signatures": count(backlog.store, "signatures")}
     assert backlog.cut(entry) == done, "cut again it is what it is"
     assert rows == {**backlog.rows(), "signatures": count(backlog.store, "signatures")}
@@ -180,8 +201,14 @@ def test_an_approved_change_is_cut_once_and_signed(backlog):
     ]
     with backlog.store.read() as found:
         signed = Changes(found).signature_of(done.change_set_id)
-        assert {a.path for a in Changes(found).affected(done.change_set_id)} == {"a.txt", "sub/c.txt", "sub/d/e.txt"}
-    assert (signed.role, signed.principal) == ("executor", "max") and len(signed.tool_revision) == 64
+        assert {a.path for a in Changes(found).affected(done.change_set_id)} == {
+            "a.txt",
+            "sub/c.txt",
+            "sub/d/e.txt",
+        }
+    assert (signed.role, signed.principal) == ("executor", "max") and len(
+        signed.tool_revision
+    ) == 64
     with pytest.raises(OncewardError):
         backlog.review(entry, "defer", digest=digest)
     backlog.sound()

@@ -43,7 +43,9 @@ def test_lines_that_go_and_come_stand_with_their_numbers():
     before = "".join(f"{n}\n" for n in range(1, 21)).encode()
     diff = told(before, before.replace(b"5\n", b"five\n", 1).replace(b"20\n", b"20\n21\n"))
     assert (diff.what, diff.added, diff.removed) == ("changed", 2, 1)
-    assert [(line.sign, line.old, line.new, line.text) for line in diff.lines if line.sign != " "] == [
+    assert [
+        (line.sign, line.old, line.new, line.text) for line in diff.lines if line.sign != " "
+    ] == [
         ("-", 5, None, "5"),
         ("+", None, 5, "five"),
         ("@", None, None, ""),

@@ -42,9 +42,14 @@ def test_a_build_that_succeeded(site):
     site.run(costly(site))
     told = explained(site, site.build_id)
     assert (told.kind, told.state, list(told.why)) == ("build", "SUCCESS", ["every step is done"])
-    assert "a build of the plan costly" in told.what[0] and told.cost.startswith("0.06 of 1.00 usd, 200 tokens")
+    assert "a build of the plan costly" in told.what[0] and told.cost.startswith(
+        "0.06 of 1.00 usd, 200 tokens"
+    )
     assert told.made == ["4 steps: 4 SUCCESS"] and not told.waits_for
-    assert told.next == [f"onceward output {site.build_id} --project NAME", f"onceward export {site.build_id}"]
+    assert told.next == [
+        f"onceward output {site.build_id} --project NAME",
+        f"onceward export {site.build_id}",
+    ]
 
 
 @pytest.mark.rule("E-5", "B-9")
@@ -52,7 +57,9 @@ def test_a_build_that_is_paused_says_what_it_waits_for(site):
     site.run(costly(site, "0.03"), jobs=1)
     told = explained(site, site.build_id[:20])
     assert told.state == "BUDGET_PAUSE" and "usd is at 0.02 of 0.03" in told.why[0]
-    assert told.waits_for == ["a person to raise the budget and bring a confirmation token (confirm makes a new one)"]
+    assert told.waits_for == [
+        "a person to raise the budget and bring a confirmation token (confirm makes a new one)"
+    ]
     assert any("--token TOKEN --budget usd=MORE" in line for line in told.next)
 
 
@@ -75,7 +82,11 @@ def test_a_build_that_failed_and_what_it_blocks(site):
     plan.stage(name="first")(fails)
     plan.stage(name="second", needs="first")(fails)
     site.run(plan)
-    assert explained(site, site.build_id).why[0].startswith("step first:main failed: RuntimeError: no luck")
+    assert (
+        explained(site, site.build_id)
+        .why[0]
+        .startswith("step first:main failed: RuntimeError: no luck")
+    )
     told = explained(site, "second")
     assert told.state == "BLOCKED" and told.waits_for == ["first:main, which is FAILED"]
 
@@ -92,8 +103,13 @@ run = ["sh", "-c", "echo {target} > $ONCEWARD_OUT/o"]
     site.run(text)
     first = site.build_id
     told = explained(site, "work:a")
-    assert told.what[0] == "runs sh -c 'echo a > $ONCEWARD_OUT/o'" and told.why == ["no earlier build has done it"]
-    assert told.made[0].startswith("o: file, 2 bytes") and told.next[-1] == f"onceward logs {first} work:a"
+    assert told.what[0] == "runs sh -c 'echo a > $ONCEWARD_OUT/o'" and told.why == [
+        "no earlier build has done it"
+    ]
+    assert (
+        told.made[0].startswith("o: file, 2 bytes")
+        and told.next[-1] == f"onceward logs {first} work:a"
+    )
     site.run(text)
     told = explained(site, site.build_id, "work:a")
     assert told.state == "REUSED" and told.why[-1] == f"since build {first}"
@@ -109,11 +125,22 @@ def test_a_step_that_waits_for_a_person_shows_what_is_to_be_approved(site):
     with site.waiting(plan):
         told = explained(site, "agree")
         assert told.waits_for == ["a person to approve it: Is it good?"]
-        assert told.made[0].startswith("to be approved: draft:main value.txt: onceward artifacts cat ")
+        assert told.made[0].startswith(
+            "to be approved: draft:main value.txt: onceward artifacts cat "
+        )
         (command,) = told.next
-        assert explained(site, site.build_id).waits_for == ["a person to approve agree:main: Is it good?"]
+        assert explained(site, site.build_id).waits_for == [
+            "a person to approve agree:main: Is it good?"
+        ]
         digest = command.split("--digest ")[1]
-        site.ask("builds.approve", build=site.build_id, step="agree", digest=digest, refuse=False, note="")
+        site.ask(
+            "builds.approve",
+            build=site.build_id,
+            step="agree",
+            digest=digest,
+            refuse=False,
+            note="",
+        )
     assert explained(site, "agree").why == ["tester approved it"]
 
 
@@ -152,13 +179,19 @@ def test_spending_is_the_same_sum_however_it_is_told(site):
     site.run(costly(site, name="other"), reuse=False)
     by_build, by_stage, by_day = (spent(site, by) for by in ("build", "stage", "day"))
     assert (
-        by_build["lanes"]["usd_micros"] == by_stage["lanes"]["usd_micros"] == by_day["lanes"]["usd_micros"] == 120_000
+        by_build["lanes"]["usd_micros"]
+        == by_stage["lanes"]["usd_micros"]
+        == by_day["lanes"]["usd_micros"]
+        == 120_000
     )
     assert [(g["key"], g["name"], g["cost_usd"]) for g in by_build["groups"]] == [
         (site.build_id, "other", "0.06"),
         (first, "costly", "0.06"),
     ]
-    stages = [(g["key"], g["name"], g["cost_usd"], g["lanes"].get("tokens", 0)) for g in by_stage["groups"]]
+    stages = [
+        (g["key"], g["name"], g["cost_usd"], g["lanes"].get("tokens", 0))
+        for g in by_stage["groups"]
+    ]
     assert stages == [
         ("draft", "costly", "0.04", 200),
         ("draft", "other", "0.04", 200),

@@ -50,7 +50,12 @@ def granted(kernel):
 
     def one(scope=SCOPE, seconds=600, name="1"):
         grant = asked(kernel, "draft", f"d{name}", scope=said(scope))["grant_id"]
-        assert asked(kernel, "issue", f"i{name}", grant=grant, scope=said(scope), seconds=seconds)["status"] == "active"
+        assert (
+            asked(kernel, "issue", f"i{name}", grant=grant, scope=said(scope), seconds=seconds)[
+                "status"
+            ]
+            == "active"
+        )
         return grant
 
     return one
@@ -79,7 +84,12 @@ def test_a_grant_is_drafted_issued_and_used_once(kernel, granted):
     with pytest.raises(PermitInvalid, match="the grant is consumed"):
         consume(kernel, grant, root="root-2")
     row = found(kernel, grant)
-    assert (row.status, row.consumed_by_root, row.granter, row.finalized_at) == ("consumed", "root-1", "tester", None)
+    assert (row.status, row.consumed_by_root, row.granter, row.finalized_at) == (
+        "consumed",
+        "root-1",
+        "tester",
+        None,
+    )
     for _ in range(2):
         kernel.store.write(lambda tx: grants.finalize(tx, grant, "root-1", "tester"))
     assert found(kernel, grant).finalized_at is not None
@@ -94,7 +104,9 @@ def test_a_grant_is_drafted_issued_and_used_once(kernel, granted):
 def test_a_grant_is_for_exactly_one_scope(kernel, granted, field):
     grant = granted()
     other = msgspec.structs.replace(SCOPE, **{field: WRONG[field]})
-    with pytest.raises(PermitInvalid, match="not for eve" if field == "executor" else f"another {field}"):
+    with pytest.raises(
+        PermitInvalid, match="not for eve" if field == "executor" else f"another {field}"
+    ):
         consume(kernel, grant, scope=other, executor=other.executor)
     assert found(kernel, grant).status == "active", "a refusal leaves it untouched"
     upside_down = msgspec.structs.replace(SCOPE, actions=("S4_VALUES", "S2_SCHEMA", "S4_VALUES"))
@@ -154,7 +166,9 @@ def test_what_was_withdrawn_drafted_only_or_has_expired_allows_nothing(kernel, g
 
 @pytest.mark.rule("S-3")
 @pytest.mark.guarantee("G18")
-def test_nobody_without_the_role_and_nothing_but_what_was_drafted_is_issued(kernel, granted, workspace):
+def test_nobody_without_the_role_and_nothing_but_what_was_drafted_is_issued(
+    kernel, granted, workspace
+):
     kernel.ask(Request("principals.add", "p", {"name": "bob", "roles": ["operator"]}, "tester"))
     draft = asked(kernel, "draft", "d", scope=said())["grant_id"]
     other = msgspec.structs.replace(SCOPE, environment="elsewhere")
@@ -164,9 +178,13 @@ def test_nobody_without_the_role_and_nothing_but_what_was_drafted_is_issued(kern
         with pytest.raises(InvalidConfig):
             asked(kernel, "issue", f"i{seconds}", grant=draft, scope=said(), seconds=seconds)
     kernel.close()
-    acting = Workspace(workspace.folder, store_url=workspace.settings.store.url, principal="bob").kernel()
+    acting = Workspace(
+        workspace.folder, store_url=workspace.settings.store.url, principal="bob"
+    ).kernel()
     try:
-        request = Request("grants.issue", "x", {"grant": draft, "scope": said(), "seconds": 60}, "bob")
+        request = Request(
+            "grants.issue", "x", {"grant": draft, "scope": said(), "seconds": 60}, "bob"
+        )
         with pytest.raises(PermissionDenied):
             acting.ask(request)
         assert found(acting, draft).status == "draft"
@@ -183,13 +201,19 @@ def test_a_grant_that_nobody_signed_or_whose_key_is_gone_allows_nothing(kernel, 
     with kernel.store.read() as rows:
         ((other,),) = rows.read("SELECT statement_hash FROM signatures ORDER BY seq DESC LIMIT 1")
     # Whoever writes past the verb has only somebody's signature of something else.
-    kernel.store.write(lambda tx: tx.move(rules.issue(Grants(tx).named(draft), "tester", other, tx.now + 60_000_000)))
+    kernel.store.write(
+        lambda tx: tx.move(
+            rules.issue(Grants(tx).named(draft), "tester", other, tx.now + 60_000_000)
+        )
+    )
     with pytest.raises(PermitInvalid, match="not what was signed"):
         consume(kernel, draft)
     good = granted(name="2")
     with kernel.store.read() as rows:
         ((key,),) = rows.read("SELECT fingerprint FROM keys")
-    kernel.store.write(lambda tx: tx.write("UPDATE keys SET revoked_seq = 9 WHERE fingerprint = ?", (key,)))
+    kernel.store.write(
+        lambda tx: tx.write("UPDATE keys SET revoked_seq = 9 WHERE fingerprint = ?", (key,))
+    )
     with pytest.raises(PermitInvalid, match="was revoked"):
         consume(kernel, good)
 
@@ -234,7 +258,9 @@ def test_a_scope_that_says_nothing_exact_is_refused(kernel, field, value):
 @pytest.mark.rule("S-3")
 @pytest.mark.guarantee("G16")
 @pytest.mark.timeout(120)
-def test_of_32_processes_one_gets_the_grant_and_the_others_wrote_nothing(workspace, kind, store_url):
+def test_of_32_processes_one_gets_the_grant_and_the_others_wrote_nothing(
+    workspace, kind, store_url
+):
     scope = said(racers.saga(workspace.folder.parent).scope([1], "local", "tester"))
     kernel = workspace.kernel()
     grant = asked(kernel, "draft", "d", scope=scope)["grant_id"]

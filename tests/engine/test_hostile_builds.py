@@ -31,7 +31,9 @@ def until(true, seconds=20):
 
 
 def asker(site):
-    other = type(site.workspace)(site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester")
+    other = type(site.workspace)(
+        site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
+    )
     return Asker(other.store(), other.kernel, other.keyring)
 
 
@@ -197,7 +199,9 @@ def test_a_failed_step_fails_the_build_whatever_the_next_would_cost(site):
 @pytest.mark.rule("B-12")
 def test_an_output_may_be_called_what_a_log_is_called(site):
     plan = Plan("p", folder=site.folder)
-    plan.command("c", ["sh", "-c", "echo the log; echo the output > $ONCEWARD_OUT/stdout"], targets=["a"])
+    plan.command(
+        "c", ["sh", "-c", "echo the log; echo the output > $ONCEWARD_OUT/stdout"], targets=["a"]
+    )
     site.run(plan)
     child = site.status()["steps"][0]["child_id"]
     from onceward.engine.reading import artifact_list
@@ -243,7 +247,11 @@ def test_approved_content_that_changed_is_asked_about_again(site):
         (site.folder / "doc.md").write_text("v2")
         for number in range(2):
             payload = {"build": site.build_id, "step": "look:a", "digest": digests()[-1]}
-            said.append(engine.ask(Request("builds.approve", f"r{number}", payload, "tester"), 10).value["decision"])
+            said.append(
+                engine.ask(Request("builds.approve", f"r{number}", payload, "tester"), 10).value[
+                    "decision"
+                ]
+            )
             until(lambda n=number: len(digests()) > 1 or n)
         engine.close()
 
@@ -304,7 +312,11 @@ def test_a_step_in_doubt_keeps_its_cost_its_lineage_and_a_new_run_from_repeating
         site.run(plan)
     assert site.resume(plan, build, Offer(rerun=["once:a"]))["state"] == "SUCCESS"
     status = site.status(build)
-    assert (status["cost_usd"], status["steps"][0]["cost_usd"], status["steps"][0]["attempts"]) == ("2.00", "2.00", 2)
+    assert (status["cost_usd"], status["steps"][0]["cost_usd"], status["steps"][0]["attempts"]) == (
+        "2.00",
+        "2.00",
+        2,
+    )
     store = site.workspace.store()
     first, second = session_status(store, build)["children"]
     store.close()
@@ -333,7 +345,11 @@ def test_outputs_that_lie_in_each_other_or_cannot_be_read_fail_the_step(site):
         task.out.rmdir()
         task.out.with_name("out").symlink_to("/etc")
 
-    for call in (lambda task: {"a": b"1", "a/b": b"2"}, lambda task: Path("/proc/self/mem"), replaced):
+    for call in (
+        lambda task: {"a": b"1", "a/b": b"2"},
+        lambda task: Path("/proc/self/mem"),
+        replaced,
+    ):
         assert site.run(plan(call), reuse=False)["state"] == "FAILED"
 
 
@@ -357,7 +373,11 @@ def step(t): return helper(t)
         "return 1",
         "return 2",
     ),
-    ("f = lambda x: 1\ng = lambda x: 1\ndef step(t): return f(t) + g(t)", "g = lambda x: 1", "g = lambda x: 2"),
+    (
+        "f = lambda x: 1\ng = lambda x: 1\ndef step(t): return f(t) + g(t)",
+        "g = lambda x: 1",
+        "g = lambda x: 2",
+    ),
     (
         """
 def make(n):
@@ -379,7 +399,11 @@ def step(t): return C().go()
         "return 1",
         "return 2",
     ),
-    ("N = 1\nclass C:\n    @staticmethod\n    def go(): return N\ndef step(t): return C.go()", "N = 1", "N = 2"),
+    (
+        "N = 1\nclass C:\n    @staticmethod\n    def go(): return N\ndef step(t): return C.go()",
+        "N = 1",
+        "N = 2",
+    ),
     ("def h(): return 1\nH = {'a': h}\ndef step(t): return H['a']()", "return 1", "return 2"),
     (
         """
@@ -393,7 +417,11 @@ def step(t): return p()
     ),
     ("import re\nP = re.compile('a')\ndef step(t): return P.match('x')", "'a'", "'b'"),
     ("from decimal import Decimal\nD = Decimal('1')\ndef step(t): return D", "'1'", "'2'"),
-    ("class C:\n    def __init__(self, n): self.n = n\nO = C(1)\ndef step(t): return O.n", "C(1)", "C(2)"),
+    (
+        "class C:\n    def __init__(self, n): self.n = n\nO = C(1)\ndef step(t): return O.n",
+        "C(1)",
+        "C(2)",
+    ),
     (
         """
 import dataclasses
@@ -454,7 +482,9 @@ def test_a_plan_file_that_does_more_than_make_a_plan_is_refused(site, ending):
     from onceward.engine.plan_file import load
 
     file = site.folder / "plan.py"
-    file.write_text(f"from onceward import Plan\nplan = Plan('p')\nplan.command('x', ['true'])\n{ending}\n")
+    file.write_text(
+        f"from onceward import Plan\nplan = Plan('p')\nplan.command('x', ['true'])\n{ending}\n"
+    )
     with pytest.raises(InvalidConfig, match=r"plan\.py, line 4"):
         load(file)
 
@@ -488,7 +518,10 @@ def test_a_clock_that_was_set_back_does_not_hold_a_rate_for_ever(site):
     later = kernel.store.sources.now() + 3600 * 1_000_000
     scope = digest(["p", "x"])
     kernel.store.write(
-        lambda tx: tx.write("INSERT INTO rate_starts (scope, child_id, at) VALUES (?, ?, ?)", (scope, "chd_x", later))
+        lambda tx: tx.write(
+            "INSERT INTO rate_starts (scope, child_id, at) VALUES (?, ?, ?)",
+            (scope, "chd_x", later),
+        )
     )
     kernel.close()
     plan = Plan("p", folder=site.folder)
@@ -512,7 +545,9 @@ def test_a_large_output_flows_on_in_flat_memory(tmp_path):
         "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1]\n"
         "print(result.value('use')['n'].decode().strip(), most)\n"
     )
-    done = subprocess.run([sys.executable, "big.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "big.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     size, most = map(int, done.stdout.split())
     assert size == 128 * 1048576 and most < 80 * 1024
 
@@ -552,7 +587,11 @@ def test_a_build_whose_kernel_is_gone_says_so_before_anybody_takes_over(site):
     store = site.workspace.store()
     (build,) = build_list(store)
     store.close()
-    assert build["state"] == "ACTIVE" and build["orphaned"] and build["next"].startswith("onceward resume bld_")
+    assert (
+        build["state"] == "ACTIVE"
+        and build["orphaned"]
+        and build["next"].startswith("onceward resume bld_")
+    )
 
 
 @pytest.mark.rule("B-8")
@@ -597,7 +636,9 @@ def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
         "@plan.stage\ndef stuck(task):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
     )
     bin_ = Path(sys.executable).parent
-    process = subprocess.Popen([bin_ / "onceward", "run", "hang.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [bin_ / "onceward", "run", "hang.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     until((tmp_path / "begun").exists)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
@@ -606,8 +647,12 @@ def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
     _, told = process.communicate(timeout=20)
     assert process.returncode == 130 and time.time() - began < 4
     assert "stopping stuck:main; Ctrl-C again" in told and "next: onceward resume bld_" in told
-    (tmp_path / "hang.py").write_text((tmp_path / "hang.py").read_text().replace("sleep(60)", "sleep(0)"))
-    done = subprocess.run([bin_ / "onceward", "resume", "--fork"], cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "hang.py").write_text(
+        (tmp_path / "hang.py").read_text().replace("sleep(60)", "sleep(0)")
+    )
+    done = subprocess.run(
+        [bin_ / "onceward", "resume", "--fork"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -616,7 +661,9 @@ def test_a_second_signal_leaves_a_function_that_hangs_in_foreign_code(tmp_path):
 def test_one_token_is_good_for_one_fork_of_a_paused_build(site):
     def plan(targets):
         made = Plan("p", folder=site.folder, budget={"usd": "0.01"})
-        made.stage(name="x", targets=list(targets), version="1", estimate={"usd": "1.00"})(lambda task: 1)
+        made.stage(name="x", targets=list(targets), version="1", estimate={"usd": "1.00"})(
+            lambda task: 1
+        )
         return made
 
     paused = site.run(plan("a"))

@@ -88,7 +88,9 @@ def stuck(backlog, monkeypatch, entry):
 
 @pytest.mark.rule("H-5", "S-1")
 @pytest.mark.guarantee("G2")
-def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_there(backlog, monkeypatch):
+def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_there(
+    backlog, monkeypatch
+):
     entry = backlog.approved({"a.txt": "new\n"})
     backlog.become("max")
     looked, staged, done = threading.Event(), threading.Event(), threading.Event()
@@ -134,10 +136,16 @@ def test_who_may_no_longer_sign_leaves_a_cut_that_somebody_who_may_records(backl
 
     with faults.armed("cut.staged", 1, taken):
         assert backlog.cut(entry).status == "stuck"
-    assert backlog.status(entry) == "reviewed_approved" and (backlog.tree / "a.txt").read_text() == "new\n"
+    assert (
+        backlog.status(entry) == "reviewed_approved"
+        and (backlog.tree / "a.txt").read_text() == "new\n"
+    )
     backlog.sound()
     backlog.become("tester")
-    assert backlog.cut(entry, who="tester").status == "applied" and backlog.status(entry) == "cut_applied"
+    assert (
+        backlog.cut(entry, who="tester").status == "applied"
+        and backlog.status(entry) == "cut_applied"
+    )
     with backlog.store.read() as rows:
         assert [signed.principal for signed in Changes(rows).signatures(entry)] == ["tester"]
     backlog.sound()
@@ -178,7 +186,10 @@ def test_nothing_is_written_through_a_link_in_the_place_of_our_staging(backlog, 
     assert backlog.verify(entry).undo.status == "stuck"
     assert {path.name: path.read_text() for path in victim.iterdir()} == {"back": "precious"}
     trap.unlink()
-    assert backlog.verify(entry).undo.status == "applied" and (backlog.tree / "a.txt").read_text() == "one\n"
+    assert (
+        backlog.verify(entry).undo.status == "applied"
+        and (backlog.tree / "a.txt").read_text() == "one\n"
+    )
 
 
 @pytest.mark.rule("H-4")
@@ -210,7 +221,8 @@ def test_trees_that_lie_in_each_other_are_one_place(backlog):
 
 @pytest.mark.rule("H-2")
 @pytest.mark.parametrize(
-    "target", ["./repo", "repo/", "repo//sub", "../x", "", "repo/.git", ".onceward", "nowhere", "alias"]
+    "target",
+    ["./repo", "repo/", "repo//sub", "../x", "", "repo/.git", ".onceward", "nowhere", "alias"],
 )
 def test_a_tree_has_one_name_and_is_not_the_machinery(backlog, target):
     (backlog.tree / ".git").mkdir()
@@ -291,7 +303,12 @@ def test_whoever_had_a_hand_in_a_proposal_never_approves_it(backlog):
     (backlog.tree / "x").unlink()
     other = backlog.mark({"b.txt": "x\n"}, who="tester")
     backlog.become("tester")
-    backlog.ask("eva", "changes.mark", manifest=backlog.propose({"b.txt": "evas\n"}).content_hash(), revises=other)
+    backlog.ask(
+        "eva",
+        "changes.mark",
+        manifest=backlog.propose({"b.txt": "evas\n"}).content_hash(),
+        revises=other,
+    )
     backlog.sweep()
     for one in (escalation, other):
         with pytest.raises(PermissionDenied):
@@ -341,7 +358,9 @@ def test_a_stuck_cut_is_not_deferred_and_can_be_given_up(backlog, monkeypatch):
     with pytest.raises(LockConflict, match="stuck"):
         backlog.review(entry, "defer")
     assert backlog.status(entry) == "reviewed_approved"
-    assert backlog.abandon(entry)["status"] == "abandoned" and sets(backlog, entry) == [("cut", "undone")]
+    assert backlog.abandon(entry)["status"] == "abandoned" and sets(backlog, entry) == [
+        ("cut", "undone")
+    ]
     assert (backlog.tree / "b.txt").read_text() == "precious"
     with pytest.raises(GuardFailed):
         backlog.cut(entry)
@@ -384,8 +403,13 @@ def test_what_is_not_there_any_more_is_a_finding_and_no_error(backlog):
     (backlog.tree / "sub").rename(backlog.home / "moved")
     (backlog.tree / "sub").symlink_to(backlog.home / "moved")
     done = backlog.verify(entry)
-    assert "sub/c.txt" in json.loads(done.result.detail)["different"]["paths"] and done.undo.status == "stuck"
-    assert (backlog.tree / "b.txt").read_text() == "two\n" and (backlog.home / "moved/c.txt").read_text() == "new\n"
+    assert (
+        "sub/c.txt" in json.loads(done.result.detail)["different"]["paths"]
+        and done.undo.status == "stuck"
+    )
+    assert (backlog.tree / "b.txt").read_text() == "two\n" and (
+        backlog.home / "moved/c.txt"
+    ).read_text() == "new\n"
     backlog.sound()
 
 
@@ -468,12 +492,18 @@ def test_what_cannot_be_given_back_keeps_nothing_else_from_being(backlog):
     write(backlog.tree, {"a.txt/y": "somebody's"})
     done = backlog.verify(entry)
     assert done.undo.status == "stuck"
-    assert {(backlog.tree / name).read_text() for name in ("b.txt", "sub/c.txt")} == {"two\n", "three\n"}
+    assert {(backlog.tree / name).read_text() for name in ("b.txt", "sub/c.txt")} == {
+        "two\n",
+        "three\n",
+    }
     with backlog.store.read() as rows:
         ((body,),) = rows.read("SELECT body FROM events WHERE body LIKE '%CUT_STUCK%'")
     assert "a.txt" in json.loads(body)["detail"]["why"]
     shutil.rmtree(backlog.tree / "a.txt")
-    assert backlog.verify(entry).undo.status == "applied" and (backlog.tree / "a.txt").read_text() == "one\n"
+    assert (
+        backlog.verify(entry).undo.status == "applied"
+        and (backlog.tree / "a.txt").read_text() == "one\n"
+    )
     backlog.sound()
 
 
@@ -493,9 +523,13 @@ def test_folders_come_back_as_they_were(backlog):
     assert (backlog.tree / "spool").is_file() and not (backlog.tree / "secret").exists()
     write(backlog.tree, {"extra": "x"})
     assert backlog.verify(entry).undo.status == "applied"
-    modes = {name: (backlog.tree / name).stat().st_mode & 0o7777 for name in ("secret", "logs", "spool")}
+    modes = {
+        name: (backlog.tree / name).stat().st_mode & 0o7777 for name in ("secret", "logs", "spool")
+    }
     assert modes == {"secret": 0o700, "logs": 0o755, "spool": 0o750}
-    assert (backlog.tree / "secret/key").read_text() == "k\n" and not list((backlog.tree / "logs").iterdir())
+    assert (backlog.tree / "secret/key").read_text() == "k\n" and not list(
+        (backlog.tree / "logs").iterdir()
+    )
 
 
 @pytest.mark.rule("H-2")
@@ -509,7 +543,9 @@ def test_only_plain_permissions_are_changed(backlog, mode):
 
 
 @pytest.mark.rule("H-2")
-@pytest.mark.parametrize("leads_to", ["a/b/up/../outside.txt", "x/../../y", "./x", "x//y", "x/", "..", "../x"])
+@pytest.mark.parametrize(
+    "leads_to", ["a/b/up/../outside.txt", "x/../../y", "./x", "x//y", "x/", "..", "../x"]
+)
 def test_no_chain_of_links_leads_out(leads_to):
     with pytest.raises(InvalidConfig):
         check_link("out", leads_to)
@@ -526,7 +562,10 @@ def test_results_follow_each_other_whatever_the_clock_says(backlog, monkeypatch)
     monkeypatch.setattr(source, "now", lambda self: real(self) - 3_600_000_000)
     second = backlog.verify(entry, again=True).result
     third = backlog.verify(entry, again=True).result
-    assert [r.prior_verify_result_id for r in (second, third)] == [first.verify_result_id, second.verify_result_id]
+    assert [r.prior_verify_result_id for r in (second, third)] == [
+        first.verify_result_id,
+        second.verify_result_id,
+    ]
     backlog.sound()
 
 
@@ -536,7 +575,10 @@ def test_the_whole_tree_is_looked_at_again_after_a_crash_before_the_cut(backlog,
     entry = backlog.approved({"a.txt": "new\n"})
     backlog.become("max").policy = strict
     with monkeypatch.context() as patched:
-        patched.setattr("onceward.engine.cutting.carry", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            "onceward.engine.cutting.carry",
+            lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         with pytest.raises(KeyboardInterrupt):
             backlog.cut(entry)
     write(backlog.tree, {"b.txt": "changed by the way"})
@@ -579,7 +621,9 @@ def test_a_forged_escalation_is_found_though_its_chain_is_whole(backlog):
     )
     forged = body.replace(good.content_hash, evil.content_hash)
     hash_ = link(stream, seq, at, source, forged.encode(), prev)
-    bare.execute("UPDATE events SET body = ?, hash = ? WHERE position = ?", (forged, hash_, position))
+    bare.execute(
+        "UPDATE events SET body = ?, hash = ? WHERE position = ?", (forged, hash_, position)
+    )
     bare.execute(
         "UPDATE decision_backlog_history SET detail = replace(detail, ?, ?) WHERE entry_id = ?",
         (good.content_hash, evil.content_hash, escalation),
@@ -595,7 +639,9 @@ def test_a_forged_escalation_is_found_though_its_chain_is_whole(backlog):
         (good.manifest_id, evil.manifest_id),
     )
     bare.execute("DELETE FROM artifact_refs WHERE owner = ?", (good.manifest_id,))
-    rest = ", ".join(row[1] for row in bare.execute("PRAGMA table_info(artifact_refs)") if row[1] != "owner")
+    rest = ", ".join(
+        row[1] for row in bare.execute("PRAGMA table_info(artifact_refs)") if row[1] != "owner"
+    )
     bare.execute(
         f"INSERT INTO artifact_refs (owner, {rest}) SELECT ?, {rest} FROM artifact_refs WHERE owner = ?",
         (good.manifest_id, evil.manifest_id),
@@ -623,7 +669,9 @@ def repository(backlog, monkeypatch):
         monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
 
     def run(*words):
-        return subprocess.run(["git", *words], cwd=backlog.tree, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *words], cwd=backlog.tree, check=True, capture_output=True, text=True
+        ).stdout
 
     run("init", "-q")
     run("add", "-A")
@@ -632,7 +680,9 @@ def repository(backlog, monkeypatch):
 
 
 def committed(backlog, units):
-    return git.commit(backlog.tree, units, "title", {"Onceward-Change-Set": "cst_1"}, "Onceward-Change-Set")
+    return git.commit(
+        backlog.tree, units, "title", {"Onceward-Change-Set": "cst_1"}, "Onceward-Change-Set"
+    )
 
 
 @pytest.mark.rule("H-5")
@@ -649,7 +699,10 @@ def test_only_what_was_approved_is_committed(backlog, repository, monkeypatch):
     made = committed(backlog, manifest.unit)
     monkeypatch.delenv("GIT_DIR")
     monkeypatch.delenv("GIT_INDEX_FILE")
-    assert repository("rev-parse", "HEAD").strip() == made and repository("status", "--porcelain") == ""
+    assert (
+        repository("rev-parse", "HEAD").strip() == made
+        and repository("status", "--porcelain") == ""
+    )
     shown = repository("show", "--name-status", "--no-renames", "--format=").split()
     assert shown == ["D", "a.txt", "M", "b.txt", "A", "renamed.txt"]
     assert committed(backlog, manifest.unit) == made

@@ -62,7 +62,9 @@ def raising(error):
         ValueError("x" * 30_000_000),
         ValueError("a\0b \ud800"),
         NetworkError("\ud800\0"),
-        BudgetExceeded("no", context={"x": 1.5, "reason": "mine", "to": "x", "n": 10**30, "deep": [[[[[1]]]]]}),
+        BudgetExceeded(
+            "no", context={"x": 1.5, "reason": "mine", "to": "x", "n": 10**30, "deep": [[[[[1]]]]]}
+        ),
         BudgetExceeded("no", context={"": 1, "k": {1: 2}, "b": b"bytes"}),
         SystemExit(3),
         KeyboardInterrupt(),
@@ -135,7 +137,9 @@ def test_an_onlooker_or_a_recorder_that_fails_takes_nobody_down(kernel):
     shown, _, after = children.spawn(works)
     assert {children.wait(shown).reason, children.wait(after).reason} == {"completed"}
     (recorded,) = heard
-    assert recorded.reason == "execution_failed" and "cannot record this" in recorded.detail["message"]
+    assert (
+        recorded.reason == "execution_failed" and "cannot record this" in recorded.detail["message"]
+    )
     sound(kernel)
 
 
@@ -180,7 +184,9 @@ def test_nobody_is_cancelled_whom_nobody_cancelled(kernel):
     heeding = threading.Thread(target=heed)
     heeding.start()
     try:
-        assert {ended.reason for _ in range(60) for ended in ends(children, [function(fine)])} == {"completed"}
+        assert {ended.reason for _ in range(60) for ended in ends(children, [function(fine)])} == {
+            "completed"
+        }
     finally:
         stop.set()
         heeding.join()
@@ -214,7 +220,10 @@ def test_coroutines_end_only_themselves_and_when_asked(kernel):
         return 1
 
     children = kernel.open_session("ses_a", 3)
-    assert [e.reason for e in ends(children, [function(leave), function(good)])] == ["execution_failed", "completed"]
+    assert [e.reason for e in ends(children, [function(leave), function(good)])] == [
+        "execution_failed",
+        "completed",
+    ]
     (child_id,) = children.spawn([function(wait)])
     while child_id not in children.running or children.running[child_id].abort is None:
         time.sleep(0.005)
@@ -236,7 +245,9 @@ def test_a_coroutine_has_ended_when_it_has_ended(kernel):
             order.append("settled")
 
     children = kernel.open_session("ses_a", 1)
-    first, second = ends(children, [function(slow, timeout=0.2), function(lambda task: order.append("next"))])
+    first, second = ends(
+        children, [function(slow, timeout=0.2), function(lambda task: order.append("next"))]
+    )
     assert (first.reason, first.detail["spent"]) == ("timeout", {"tokens": 5})
     assert order == ["settled", "next"]
     assert second.reason == "completed"
@@ -258,7 +269,9 @@ def test_a_coroutine_has_ended_when_it_has_ended(kernel):
 def test_the_helper_never_waits_for_ever(kernel, text):
     program = f"from onceward import child\nfrom onceward.errors import OncewardError\n{text}"
     children = kernel.open_session("ses_a", 1)
-    (ended,) = ends(children, [Command(argv=(sys.executable, "-c", program), cwd=Path("/"), timeout=20)])
+    (ended,) = ends(
+        children, [Command(argv=(sys.executable, "-c", program), cwd=Path("/"), timeout=20)]
+    )
     assert ended.reason in ("completed", "execution_failed"), ended
 
 
@@ -268,7 +281,10 @@ def test_recovery_reads_only_plain_files_of_output(kernel, tmp_path):
 
     kernel.spool.add("chd_x", "out", b"said")
     assert kernel.spool.left("chd_x") == {"stdout": b"said"}
-    for name, make in (("chd_l", lambda p: p.symlink_to("/etc/passwd")), ("chd_f", lambda p: os.mkfifo(p))):
+    for name, make in (
+        ("chd_l", lambda p: p.symlink_to("/etc/passwd")),
+        ("chd_f", lambda p: os.mkfifo(p)),
+    ):
         make(kernel.spool.folder / f"{name}.out")
         kernel.spool.add(name, "out", b"more")
         assert kernel.spool.left(name) == {}
@@ -301,7 +317,11 @@ def test_a_function_is_told_when_its_sessions_time_is_over(kernel):
         task.check()
 
     (ended,) = ends(kernel.open_session("ses_a", 1, {"duration_secs": 0}), [function(call)])
-    assert (ended.reason, ended.detail["lane"], ended.detail["asked"]) == ("budget_exceeded", "duration_secs", 1)
+    assert (ended.reason, ended.detail["lane"], ended.detail["asked"]) == (
+        "budget_exceeded",
+        "duration_secs",
+        1,
+    )
 
 
 @pytest.mark.rule("C-6")
@@ -316,7 +336,12 @@ def test_the_lane_that_had_no_room_is_the_one_that_is_named(kernel):
     children = kernel.open_session("ses_a", 1, {"duration_secs": 60, "tokens": 10})
     (ended,) = ends(children, [shell('echo \'{"spend":{"tokens":50}}\' >&3; exec sleep 30')])
     assert ended.reason == "budget_exceeded"
-    assert {"lane": "tokens", "limit": 10, "observed": 0, "asked": 50}.items() <= ended.detail.items()
+    assert {
+        "lane": "tokens",
+        "limit": 10,
+        "observed": 0,
+        "asked": 50,
+    }.items() <= ended.detail.items()
 
 
 @pytest.mark.rule("C-8")
@@ -366,7 +391,9 @@ def test_money_that_is_gone_is_counted_even_from_a_cancelled_child_but_not_after
 
 @pytest.mark.rule("C-8", "C-30")
 def test_the_last_line_of_a_report_counts_without_its_newline(kernel):
-    (ended,) = ends(kernel.open_session("ses_a", 1), [shell('printf \'{"spend":{"tokens":7}}\' >&3')])
+    (ended,) = ends(
+        kernel.open_session("ses_a", 1), [shell('printf \'{"spend":{"tokens":7}}\' >&3')]
+    )
     assert ended.detail["spent"] == {"tokens": 7}
 
 

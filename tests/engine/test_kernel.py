@@ -14,7 +14,14 @@ from onceward.engine.answers import Pending
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
 from onceward.engine.reading import principal_list
-from onceward.errors import InvalidConfig, LockConflict, LockLost, PermissionDenied, RequestConflict, StoredError
+from onceward.errors import (
+    InvalidConfig,
+    LockConflict,
+    LockLost,
+    PermissionDenied,
+    RequestConflict,
+    StoredError,
+)
 from onceward.kernel import faults
 from onceward.kernel.records import Request
 from onceward.wiring import Workspace, os_user
@@ -41,7 +48,11 @@ def add(name, request_id="r1", role="operator", by=None):
 @pytest.mark.rule("K-13")
 def test_the_first_to_open_a_workspace_is_its_admin(kernel):
     (found,) = principal_list(kernel.store)
-    assert (found["name"], found["roles"], found["key"]) == (os_user(), ["admin"], kernel.signer.key.fingerprint)
+    assert (found["name"], found["roles"], found["key"]) == (
+        os_user(),
+        ["admin"],
+        kernel.signer.key.fingerprint,
+    )
 
 
 @pytest.mark.rule("K-13", "K-8")
@@ -96,7 +107,11 @@ def test_a_filed_request_waits_for_the_next_kernel_and_is_done_once(workspace):
 @pytest.mark.rule("K-13")
 def test_a_refusal_is_an_answer_too(workspace, kernel):
     offer = workspace.keyring.make("bob", kernel.signer.workspace).offer()
-    kernel.ask(Request("principals.add", "r0", {"name": "bob", "roles": ["admin"], "key": offer}, os_user()))
+    kernel.ask(
+        Request(
+            "principals.add", "r0", {"name": "bob", "roles": ["admin"], "key": offer}, os_user()
+        )
+    )
     asker = workspace.engine()
     bad = Request("principals.add", "r1", {"name": "x\ny", "roles": ["operator"]}, "bob")
     assert asker.ask(bad, wait=0) == Pending("r1")
@@ -185,7 +200,9 @@ def test_a_crash_while_answering_neither_loses_nor_repeats_the_request(workspace
 def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, store_url):
     made = Workspace(tmp_path / ".onceward", store_url=store_url)
     made.create()
-    (tmp_path / "onceward.toml").write_text('[[sink]]\nname = "log"\nkind = "ndjson"\npath = "out.ndjson"\n')
+    (tmp_path / "onceward.toml").write_text(
+        '[[sink]]\nname = "log"\nkind = "ndjson"\npath = "out.ndjson"\n'
+    )
     workspace = Workspace(tmp_path / ".onceward", store_url=store_url)
     kernel: Kernel = workspace.kernel()
     entered = threading.Event()
@@ -217,8 +234,17 @@ def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, st
         serving.join()
         asker.close()
         kernel.close()
-    told = [json.loads(line)["event"]["event"] for line in (tmp_path / "out.ndjson").read_text().splitlines()]
-    assert sorted(told) == ["ACT_SIGNED", "BUILD_CREATED", "KEY_ADDED", "PRINCIPAL_ADDED", "PRINCIPAL_ADDED"]
+    told = [
+        json.loads(line)["event"]["event"]
+        for line in (tmp_path / "out.ndjson").read_text().splitlines()
+    ]
+    assert sorted(told) == [
+        "ACT_SIGNED",
+        "BUILD_CREATED",
+        "KEY_ADDED",
+        "PRINCIPAL_ADDED",
+        "PRINCIPAL_ADDED",
+    ]
 
 
 @pytest.mark.rule("K-13")
@@ -251,8 +277,12 @@ def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kern
         raise ZeroDivisionError("s3cret")
 
     monkeypatch.setattr(verbs, "VERBS", verbs.VERBS)
-    monkeypatch.setitem(verbs.VERBS, "bug", verbs.Verb("viewer", dict, lambda kernel, payload, principal: bug))
-    huge = Request("principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user())
+    monkeypatch.setitem(
+        verbs.VERBS, "bug", verbs.Verb("viewer", dict, lambda kernel, payload, principal: bug)
+    )
+    huge = Request(
+        "principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user()
+    )
     asker = workspace.engine()
     asker.ask(huge, wait=0)
     asker.ask(Request("bug", "r2", {}, os_user()), wait=0)
@@ -284,7 +314,10 @@ def test_a_kernel_that_fails_to_open_gives_the_lock_back(workspace, monkeypatch)
 def test_a_schema_is_never_changed_under_a_kernel_that_lives(workspace, monkeypatch):
     from onceward.store import migrate
 
-    known = [*migrate.known(), migrate.Migration(9998, "more", "CREATE TABLE more (n INTEGER PRIMARY KEY) STRICT;\n")]
+    known = [
+        *migrate.known(),
+        migrate.Migration(9998, "more", "CREATE TABLE more (n INTEGER PRIMARY KEY) STRICT;\n"),
+    ]
     kernel = workspace.kernel()
     monkeypatch.setattr(migrate, "known", lambda: known)
     for attempt in (workspace.migrate, workspace.create):

@@ -31,7 +31,10 @@ def configured(site, text):
 
 @pytest.fixture
 def noticed(site):
-    configured(site, '[notify]\ncommand = ["sh", "-c", "cat >> notices; echo \\"$ONCEWARD_NOTICE\\" > last"]\n')
+    configured(
+        site,
+        '[notify]\ncommand = ["sh", "-c", "cat >> notices; echo \\"$ONCEWARD_NOTICE\\" > last"]\n',
+    )
     return site
 
 
@@ -95,8 +98,15 @@ def test_a_saga_that_is_stuck_is_told(noticed):
     saga.action(fails, name="pay", compensate=fails)
     outcome, _ = saga_running.run(noticed.workspace, saga)
     (notice,) = told(noticed)
-    assert (notice["event"], notice["saga"], notice["saga_id"]) == ("SAGA_STUCK", "trip", outcome["saga_id"])
-    assert "trip is stuck at COMP_PAY: pay could not be undone (ValueError: the bank is closed" in notice["text"]
+    assert (notice["event"], notice["saga"], notice["saga_id"]) == (
+        "SAGA_STUCK",
+        "trip",
+        outcome["saga_id"],
+    )
+    assert (
+        "trip is stuck at COMP_PAY: pay could not be undone (ValueError: the bank is closed"
+        in notice["text"]
+    )
     assert f"onceward explain {outcome['saga_id']}" in notice["text"] and notice["step"] == "pay"
 
 
@@ -145,7 +155,9 @@ def test_a_webhook_gets_text_that_chat_programs_show(site, hook, monkeypatch):
     site.run(spender(site), jobs=1)
     ((headers, body),) = heard
     assert json.loads(body)["text"].startswith("costly is paused")
-    assert headers["Content-Type"] == "application/json" and headers["webhook-signature"].startswith("v1,")
+    assert headers["Content-Type"] == "application/json" and headers[
+        "webhook-signature"
+    ].startswith("v1,")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +192,8 @@ def test_a_command_that_hangs_holds_up_nobody_and_is_ended_with_all_it_started(s
     )
     assert processes_with("77.77") == []
     with site.workspace.reading() as store, store.read() as rows:
-        found = rows.read("SELECT attempts, last_error FROM event_outbox WHERE sink = 'notify command'")
+        found = rows.read(
+            "SELECT attempts, last_error FROM event_outbox WHERE sink = 'notify command'"
+        )
     ((attempts, error),) = found
     assert attempts == 1 and "took too long" in error

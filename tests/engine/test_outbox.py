@@ -65,7 +65,9 @@ def test_everything_is_delivered_once_in_order_and_its_keys_are_kept(store):
     (done,) = deliver(store, [sink])
     assert (done.delivered, done.failed) == (153, 0)
     for build_id in builds:
-        assert [seq for stream, seq, _ in sink.seen if stream.endswith(build_id)] == list(range(1, 52))
+        assert [seq for stream, seq, _ in sink.seen if stream.endswith(build_id)] == list(
+            range(1, 52)
+        )
     assert count(store, "event_outbox") == 0
     assert count(store, "outbox_used") == 153 == len({key for *_, key in sink.seen})
     assert deliver(store, [sink])[0].delivered == 0
@@ -81,7 +83,9 @@ def test_a_used_key_is_never_emitted_again_even_after_its_row_was_flushed(store)
             "SELECT e.position, e.at, s.stream FROM events e JOIN streams s ON s.stream_no = e.stream_no"
         )
         born = Event(stream, 1, at, "build", b"", b"", b"", position)
-        tx.write_together(tx._posts(born, "BUILD_CREATED", stream.removeprefix("session:"), 1, "PENDING:"))
+        tx.write_together(
+            tx._posts(born, "BUILD_CREATED", stream.removeprefix("session:"), 1, "PENDING:")
+        )
 
     store.write(post_again)
     assert count(store, "event_outbox") == 0
@@ -155,7 +159,9 @@ def test_pauses_double_up_to_a_bound_with_jitter():
 @pytest.mark.rule("K-6")
 @pytest.mark.guarantee("G14")
 @pytest.mark.parametrize("point", ["outbox.delivered", "outbox.settled"])
-def test_a_crash_around_delivery_repeats_events_but_never_loses_one(store, database, sources, point):
+def test_a_crash_around_delivery_repeats_events_but_never_loses_one(
+    store, database, sources, point
+):
     for _ in range(5):
         create(store)
     sink = Recorder()
@@ -190,7 +196,9 @@ def test_the_file_gets_one_line_an_event(store, tmp_path):
     deliver(store, [FileSink("log", tmp_path / "out.ndjson")])
     step(store, build_id)
     deliver(store, [FileSink("log", tmp_path / "out.ndjson")])
-    told = [json.loads(line)["event"] for line in (tmp_path / "out.ndjson").read_text().splitlines()]
+    told = [
+        json.loads(line)["event"] for line in (tmp_path / "out.ndjson").read_text().splitlines()
+    ]
     assert told == [json.loads(line) for line in lines(store, f"session:{build_id}")]
 
 
@@ -237,7 +245,9 @@ def test_any_answer_but_success_keeps_the_event_waiting(store, hook, answer):
 
 def test_a_webhook_nobody_listens_at_is_a_network_error(store):
     create(store)
-    (done,) = deliver(store, [WebhookSink("log", "http://127.0.0.1:9/", "", "wsp_1", LiveSources())])
+    (done,) = deliver(
+        store, [WebhookSink("log", "http://127.0.0.1:9/", "", "wsp_1", LiveSources())]
+    )
     assert done.failed == 1
     assert "cannot be reached" in (done.last_error or "")
 
@@ -253,11 +263,15 @@ def test_a_torn_last_line_of_the_file_is_cut_and_its_event_comes_again_whole(sto
     create(store)
     deliver(store, [FileSink("log", out)])
     assert out.read_bytes().startswith(whole)
-    assert [json.loads(line)["event"]["event"] for line in out.read_bytes().splitlines()] == ["BUILD_CREATED"] * 2
+    assert [json.loads(line)["event"]["event"] for line in out.read_bytes().splitlines()] == [
+        "BUILD_CREATED"
+    ] * 2
 
 
 @pytest.mark.rule("K-6")
-def test_a_sink_that_fails_in_its_own_way_stops_no_other_and_tells_no_secret(make_database, sources):
+def test_a_sink_that_fails_in_its_own_way_stops_no_other_and_tells_no_secret(
+    make_database, sources
+):
     database = make_database(sources)
     migrate.migrate(database, sources)
     store = Store(database, sources, ["odd", "log"])

@@ -18,8 +18,12 @@ pytestmark = pytest.mark.rule("B-13")
 
 def plan(site):
     made = Plan("made", folder=site.folder)
-    made.stage(name="text", targets=["a", "b c/ü"], version="1")(lambda task: f"text of {task.target}")
-    made.stage(name="bytes", needs="text", version="1")(lambda task: {"x.bin": b"\0\xff\r\n", "text": task.target})
+    made.stage(name="text", targets=["a", "b c/ü"], version="1")(
+        lambda task: f"text of {task.target}"
+    )
+    made.stage(name="bytes", needs="text", version="1")(
+        lambda task: {"x.bin": b"\0\xff\r\n", "text": task.target}
+    )
     return made
 
 
@@ -29,7 +33,9 @@ def write(site, build, project="p", to=None):
 
 
 def tree(folder, but=("HANDOFF.md", "handoff.html")):
-    found = (path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name not in but)
+    found = (
+        path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name not in but
+    )
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
@@ -41,9 +47,19 @@ def test_an_output_has_every_file_a_manifest_checksums_and_a_page(site):
     manifest = json.loads((folder / "manifest.json").read_text())
     paths = [entry["path"] for entry in manifest["files"]]
     assert paths == sorted(paths) and "bytes/b c/ü/x.bin" in paths and written.files == 6
-    assert set(manifest["files"][0]) == {"path", "mode", "bytes", "sha256", "kind", "stage", "target"}
+    assert set(manifest["files"][0]) == {
+        "path",
+        "mode",
+        "bytes",
+        "sha256",
+        "kind",
+        "stage",
+        "target",
+    }
     assert (folder / "files" / "bytes/a/x.bin").read_bytes() == b"\0\xff\r\n"
-    checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=folder, capture_output=True, text=True)
+    checked = subprocess.run(
+        ["sha256sum", "--check", "SHA256SUMS"], cwd=folder, capture_output=True, text=True
+    )
     assert checked.returncode == 0 and checked.stdout.count(": OK") == 6
     page = (folder / "HANDOFF.md").read_text()
     assert "made" in page and "cost 0.00 usd" in page and written.manifest_sha256 in page
@@ -57,7 +73,9 @@ def test_interrupted_and_uninterrupted_builds_give_the_same_bytes(site):
     build = site.crash(plan(site), nth=8, reuse=False)
     site.resume(plan(site), build, reuse=False)
     again = write(site, build)
-    assert again.manifest_sha256 == whole.manifest_sha256 and tree(again.folder) == tree(whole.folder)
+    assert again.manifest_sha256 == whole.manifest_sha256 and tree(again.folder) == tree(
+        whole.folder
+    )
     assert write(site, build) == again
 
 
@@ -105,11 +123,17 @@ def test_a_crash_leaves_the_old_or_the_new_never_a_mix(site, point):
     with faults.armed(point, 1, faults.crash), pytest.raises(faults.SimulatedCrash):
         write(site, site.build_id)
     current = Path(old.folder).parent / "current"
-    listed = [entry["path"] for entry in json.loads((current / "manifest.json").read_text())["files"]]
-    there = sorted(path.removeprefix("files/") for path in tree(current) if path.startswith("files/"))
+    listed = [
+        entry["path"] for entry in json.loads((current / "manifest.json").read_text())["files"]
+    ]
+    there = sorted(
+        path.removeprefix("files/") for path in tree(current) if path.startswith("files/")
+    )
     assert there == listed and (len(listed) == 1) is (point == "output.pointed")
     new = write(site, site.build_id)
-    assert current.resolve() == Path(new.folder) and set(tree(new.folder)) >= {"files/text/z/value.txt"}
+    assert current.resolve() == Path(new.folder) and set(tree(new.folder)) >= {
+        "files/text/z/value.txt"
+    }
 
 
 def test_a_damaged_artifact_or_output_is_found(site):

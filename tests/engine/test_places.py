@@ -87,7 +87,10 @@ def test_a_place_of_ones_own_is_cut_verified_and_restored(flags):
     flags.cut(second)
     flags.live.write_text(json.dumps({**json.loads(flags.live.read_text()), "sneaked": "in"}))
     done = flags.verify(second)
-    assert json.loads(done.result.detail)["extra"]["paths"] == ["sneaked"] and done.undo.status == "applied"
+    assert (
+        json.loads(done.result.detail)["extra"]["paths"] == ["sneaked"]
+        and done.undo.status == "applied"
+    )
     assert json.loads(flags.live.read_text()) == {"dark": "on", "new": "yes", "sneaked": "in"}
     with flags.store.read() as rows:
         tools = {s.role: s.tool_revision for s in Changes(rows).signatures(entry)}
@@ -109,7 +112,9 @@ def test_what_drifted_there_is_refused_and_a_cut_off_cut_is_finished(flags):
     with pytest.raises(faults.SimulatedCrash), faults.armed("commit.before", 9, faults.crash):
         flags.cut(entry)
     flags.become("tester")
-    assert flags.cut(entry).status == "applied" and json.loads(flags.live.read_text())["new"] == "yes"
+    assert (
+        flags.cut(entry).status == "applied" and json.loads(flags.live.read_text())["new"] == "yes"
+    )
     flags.sound()
 
 
@@ -142,11 +147,17 @@ def test_values_reach_the_registry_as_they_were_approved(backlog):
         backlog.cut(entry, grant=other)
     assert backlog.cut(entry, grant=grant).status == "applied"
     with backlog.store.read() as rows:
-        assert {str(v.key) for v in Registry(rows).values(Registry(rows).collection("ops").collection_id)} == {
+        assert {
+            str(v.key)
+            for v in Registry(rows).values(Registry(rows).collection("ops").collection_id)
+        } == {
             "pay@1.0.0",
             "refund@1.0.0",
         }
-        assert Grants(rows).named(grant).status == "consumed" and Grants(rows).named(other).status == "active"
+        assert (
+            Grants(rows).named(grant).status == "consumed"
+            and Grants(rows).named(other).status == "active"
+        )
     assert backlog.cut(entry, grant=grant).status == "applied"
     assert backlog.verify(entry).result.passed
     backlog.sound()
@@ -167,7 +178,10 @@ def test_values_that_are_not_as_approved_are_retired(backlog):
 
     backlog.store.write(withdraw)
     done = backlog.verify(entry)
-    assert json.loads(done.result.detail)["missing"]["paths"] == ["pay@1.0.0"] and done.undo.status == "applied"
+    assert (
+        json.loads(done.result.detail)["missing"]["paths"] == ["pay@1.0.0"]
+        and done.undo.status == "applied"
+    )
     backlog.sound()
 
 
@@ -177,6 +191,8 @@ def test_a_plan_that_is_none_is_refused(backlog):
     digest = hashlib.sha256(data).hexdigest()
     for units in ([Unit("p@1", None, digest)], [Unit("a", None, digest), Unit("b", None, digest)]):
         manifest = Manifest("registry", "ops", tuple(units))
-        backlog.kernel.artifacts.offer({digest: [data], manifest.content_hash(): [manifest.text().encode()]})
+        backlog.kernel.artifacts.offer(
+            {digest: [data], manifest.content_hash(): [manifest.text().encode()]}
+        )
         with pytest.raises(InvalidConfig):
             backlog.mark(what=manifest)

@@ -73,9 +73,21 @@ def names(resolved):
 @pytest.mark.rule("B-2")
 def test_a_plan_file_says_what_the_contract_says(folder):
     resolved = loaded(folder, GOOD)
-    assert names(resolved) == ["extract:a", "extract:b", "extract:c", "summarise:a", "summarise:b", "summarise:c"]
+    assert names(resolved) == [
+        "extract:a",
+        "extract:b",
+        "extract:c",
+        "summarise:a",
+        "summarise:b",
+        "summarise:c",
+    ]
     extract = resolved.steps.stages[0]
-    assert (extract.timeout, extract.attempts, extract.rate.count, extract.rate.seconds) == (300.0, 3, 10, 60)
+    assert (extract.timeout, extract.attempts, extract.rate.count, extract.rate.seconds) == (
+        300.0,
+        3,
+        10,
+        60,
+    )
     assert resolved.plan.limits == {"usd_micros": 5_000_000, "tokens": 200_000}
     assert resolved.contexts[0].config("a") == {"model": "small", "depth": 3}
     assert resolved.contexts[0].config("b") == {"model": "small", "depth": 2}
@@ -102,7 +114,12 @@ def test_a_plan_file_says_what_the_contract_says(folder):
         ('usd = "5.00"', 'eur = "5.00"', 4, "there is no budget lane"),
         ('run = ["sh", "summarise.sh"]', 'run = "sh summarise.sh"', 31, '["sh", "-c", '),
         ('run = ["sh", "summarise.sh"]', "", 29, "exactly one of run, python and approve"),
-        ('run = ["sh", "summarise.sh"]', 'run = ["sh"]\napprove = "ok?"', 32, "not run and approve"),
+        (
+            'run = ["sh", "summarise.sh"]',
+            'run = ["sh"]\napprove = "ok?"',
+            32,
+            "not run and approve",
+        ),
         ('run = ["sh", "summarise.sh"]', 'python = "nope:call"', 31, "cannot be imported"),
         ('run = ["sh", "summarise.sh"]', 'python = "nope"', 31, '"module:function"'),
         ('name = "summarise"', 'name = "extract"', 29, "two stages extract"),
@@ -143,7 +160,14 @@ def test_what_is_no_plan_is_refused(folder, text):
 
 
 def stage(name, needs=(), targets=None):
-    return stage_of({"name": name, "needs": list(needs), "run": ["true"], **({"targets": targets} if targets else {})})
+    return stage_of(
+        {
+            "name": name,
+            "needs": list(needs),
+            "run": ["true"],
+            **({"targets": targets} if targets else {}),
+        }
+    )
 
 
 @pytest.mark.rule("B-2")
@@ -154,7 +178,13 @@ def test_stages_come_after_what_they_need_and_otherwise_as_they_stand(folder):
 
 @pytest.mark.rule("B-2")
 def test_a_step_needs_its_namesake_or_all_where_there_is_none():
-    stages = [stage("one"), stage("two"), stage("mixed", ["one", "two"]), stage("lone"), stage("join", ["one"])]
+    stages = [
+        stage("one"),
+        stage("two"),
+        stage("mixed", ["one", "two"]),
+        stage("lone"),
+        stage("join", ["one"]),
+    ]
     steps = Steps(stages, {"one": ["b", "a", "ä", "B"], "two": ["a", "z"], "join": ["all"]})
     assert steps.targets[0] == ("B", "a", "b", "ä")
     assert steps.targets[2] == ("B", "a", "b", "z", "ä")
@@ -170,13 +200,25 @@ def test_a_step_needs_its_namesake_or_all_where_there_is_none():
 
 
 def test_config_merges_tables_and_replaces_the_rest():
-    assert merge({"a": {"x": 1, "y": 1}, "l": [1]}, {"a": {"y": 2}, "l": [2]}) == {"a": {"x": 1, "y": 2}, "l": [2]}
+    assert merge({"a": {"x": 1, "y": 1}, "l": [1]}, {"a": {"y": 2}, "l": [2]}) == {
+        "a": {"x": 1, "y": 2},
+        "l": [2],
+    }
 
 
 def test_every_step_has_a_target_lock_of_its_own():
-    parts = [("p", "s", "t"), ("p", "s", "a b"), ("p", "s.t", "u"), ("p", "s", "t.u"), ("ü", "s", "x" * 200)]
+    parts = [
+        ("p", "s", "t"),
+        ("p", "s", "a b"),
+        ("p", "s.t", "u"),
+        ("p", "s", "t.u"),
+        ("ü", "s", "x" * 200),
+    ]
     locks = {lock_target(*part) for part in parts}
-    assert len(locks) == len(parts) and lock_target("catalogue", "extract", "a") == "catalogue.extract.a"
+    assert (
+        len(locks) == len(parts)
+        and lock_target("catalogue", "extract", "a") == "catalogue.extract.a"
+    )
     for lock in locks:
         check_target(lock)
 
@@ -200,7 +242,10 @@ def test_the_same_tree_elsewhere_and_in_another_locale_hashes_the_same(folder, t
     said = set()
     for place, words in (
         (folder, {"LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "1"}),
-        (elsewhere, {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "PYTHONUTF8": "1"}),
+        (
+            elsewhere,
+            {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "PYTHONUTF8": "1"},
+        ),
     ):
         done = subprocess.run(
             [sys.executable, "-c", say],
@@ -231,7 +276,9 @@ def around(text):
 @plan.stage(targets=["a"])
 def first(task):
     return around("x") + helper.name() + str(Shape().area())
-""".replace("import helper_module_that_is_not_there_yet as helper\n", "").replace("helper.name()", "'h'")
+""".replace("import helper_module_that_is_not_there_yet as helper\n", "").replace(
+    "helper.name()", "'h'"
+)
 
 
 @pytest.mark.rule("B-3")
@@ -289,8 +336,14 @@ def test_a_function_without_a_source_needs_a_version():
         ("1/0", "line 1: ZeroDivisionError"),
         ("def broken(:", "line 1: SyntaxError"),
         ("from onceward import Plan\nplan = Plan('a')", "has no stage"),
-        ("from onceward import Plan\nplan = Plan('a')\n@plan.stage(target=['a'])\ndef f(task): pass", "mean targets?"),
-        ("from onceward import Plan\nplan = Plan('a')\n@plan.stage(needs=print)\ndef f(task): pass", "not a stage"),
+        (
+            "from onceward import Plan\nplan = Plan('a')\n@plan.stage(target=['a'])\ndef f(task): pass",
+            "mean targets?",
+        ),
+        (
+            "from onceward import Plan\nplan = Plan('a')\n@plan.stage(needs=print)\ndef f(task): pass",
+            "not a stage",
+        ),
     ],
 )
 def test_a_python_file_that_makes_no_plan_is_refused(folder, text, says):
@@ -314,7 +367,9 @@ def test_a_python_plan_runs_under_another_name_than_main(folder):
 def test_an_input_that_cannot_be_read_is_named(folder):
     (folder / "sub").mkdir()
     (folder / "sub" / "secret.txt").write_text("x")
-    resolved = loaded(folder, GOOD.replace('inputs = ["extract.py"]', 'inputs = ["sub/secret.txt"]'))
+    resolved = loaded(
+        folder, GOOD.replace('inputs = ["extract.py"]', 'inputs = ["sub/secret.txt"]')
+    )
     assert resolved.inputs(0)[0][0] == "sub/secret.txt"
     (folder / "sub" / "secret.txt").unlink()
     with pytest.raises(InvalidConfig, match="cannot read the input"):

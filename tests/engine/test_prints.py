@@ -81,13 +81,23 @@ if __name__ == "__main__":
 
 def test_a_script_whose_build_stops_exits_as_the_command_would(tmp_path):
     (tmp_path / "plan.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert "next: onceward resume" in done.stderr and len(done.stdout.strip()) == 64
-    (tmp_path / "plan.py").write_text(SCRIPT.replace('task.spend(usd="0.01")', "raise ValueError('no')"))
-    done = subprocess.run([sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (tmp_path / "plan.py").write_text(
+        SCRIPT.replace('task.spend(usd="0.01")', "raise ValueError('no')")
+    )
+    done = subprocess.run(
+        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     # Whoever asked for quiet is told by the exception.
-    (tmp_path / "plan.py").write_text(SCRIPT.replace("plan.run()", "plan.run(quiet=True, reuse=False)"))
-    done = subprocess.run([sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (tmp_path / "plan.py").write_text(
+        SCRIPT.replace("plan.run()", "plan.run(quiet=True, reuse=False)")
+    )
+    done = subprocess.run(
+        [sys.executable, "plan.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and "BuildStopped" in done.stderr

@@ -80,7 +80,9 @@ def test_a_child_sees_only_what_it_was_given(processes, tmp_path, monkeypatch):
         "os.write(3, b'hello');"
         "print(json.dumps([dict(os.environ), os.getcwd(), fds, os.getsid(0)==os.getpid()]))"
     )
-    order = Order("chd_9", script(text), tmp_path, environment(["WANTED"], {"GIVEN": "1"}), inherit=[writer])
+    order = Order(
+        "chd_9", script(text), tmp_path, environment(["WANTED"], {"GIVEN": "1"}), inherit=[writer]
+    )
     _, ending = finish(processes.start(order, lambda who: None))
     env, cwd, descriptors, leads = json.loads(ending.out.kept())
     assert env["WANTED"] == "yes" and env["GIVEN"] == "1" and env["ONCEWARD_CHILD"] == "chd_9"
@@ -101,7 +103,12 @@ def test_a_child_sees_only_what_it_was_given(processes, tmp_path, monkeypatch):
     assert leads, "a child has a session of its own"
     assert descriptors["0"] == "/dev/null"
     # Beside what it was given, only what it opened itself to look.
-    assert {n for n in descriptors if not descriptors[n].startswith("/proc/")} == {"0", "1", "2", "3"}
+    assert {n for n in descriptors if not descriptors[n].startswith("/proc/")} == {
+        "0",
+        "1",
+        "2",
+        "3",
+    }
     assert os.read(reader, 10) == b"hello"
     os.close(reader)
     os.close(writer)
@@ -132,7 +139,9 @@ def test_nothing_runs_when_its_start_could_not_be_made_durable(processes, tmp_pa
 @pytest.mark.guarantee("G9")
 def test_nothing_runs_before_its_start_is_durable(processes, tmp_path):
     witness = tmp_path / "ran"
-    process = processes.stand(Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {})))
+    process = processes.stand(
+        Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
+    )
     assert process.seen(0.3) is None
     assert not witness.exists()
     process.go()
@@ -142,7 +151,9 @@ def test_nothing_runs_before_its_start_is_durable(processes, tmp_path):
 
 def test_a_standing_child_can_be_sent_away_unrun(processes, tmp_path):
     witness = tmp_path / "ran"
-    process = processes.stand(Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {})))
+    process = processes.stand(
+        Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
+    )
     process.dismiss()
     assert judge(process.identity, own_identity()).liveness == "dead"
     assert not witness.exists()
@@ -229,7 +240,9 @@ def test_nothing_a_child_started_outlives_it(processes, nonce, kind, how):
 @pytest.mark.guarantee("G11")
 def test_the_end_of_one_child_leaves_the_helpers_of_another_alone(processes, tmp_path, nonce):
     alive = tmp_path / "alive"
-    text = f"(setsid sh -c 'while :; do date > {alive}; sleep 0.05; done # {nonce}' &) ; exec sleep 60"
+    text = (
+        f"(setsid sh -c 'while :; do date > {alive}; sleep 0.05; done # {nonce}' &) ; exec sleep 60"
+    )
     keeper = start(processes, "sh", "-c", text, name="chd_keeper")
     while not alive.exists():
         assert keeper.seen(0.02) is None
@@ -246,7 +259,9 @@ def test_the_end_of_one_child_leaves_the_helpers_of_another_alone(processes, tmp
 def test_a_process_that_hides_whose_it_is_ends_with_the_last_who_may_own_it(processes, nonce):
     keeper = start(processes, "sleep", "60", name="chd_keeper")
     word = f"77.{nonce[2:].replace('x', '')}"
-    _, ending = run(processes, "sh", "-c", f"(setsid env -i sleep {word} &); sleep 0.1", name="chd_hider")
+    _, ending = run(
+        processes, "sh", "-c", f"(setsid env -i sleep {word} &); sleep 0.1", name="chd_hider"
+    )
     assert ending.unsure == 1
     assert processes_with(word)
     keeper.kill()
@@ -269,7 +284,9 @@ def test_a_flood_of_output_is_bounded_and_its_ends_are_kept(processes):
 
 
 @pytest.mark.parametrize("limit", [2, 10, 64])
-@pytest.mark.parametrize("sizes", [(1,), (64,), (3, 3, 3), (100, 1), (1, 100), (32, 32), (33, 33, 33), (0,)])
+@pytest.mark.parametrize(
+    "sizes", [(1,), (64,), (3, 3, 3), (100, 1), (1, 100), (32, 32), (33, 33, 33), (0,)]
+)
 def test_a_capture_keeps_the_first_and_the_last_half(limit, sizes):
     capture, everything = Capture(limit), b""
     for number, size in enumerate(sizes):
@@ -307,18 +324,24 @@ def test_a_kernel_whose_supervisor_is_killed_ends_its_children_and_starts_anothe
     assert (ended.seen, ending.exit, list(ending.survivors)) == ("exited", -signal.SIGKILL, [])
     if _home() is None:
         for pid in processes_with(nonce):
-            os.kill(pid, signal.SIGKILL)  # without control groups, one that hides from everything can hide
+            os.kill(
+                pid, signal.SIGKILL
+            )  # without control groups, one that hides from everything can hide
     assert run(processes, "true")[1].exit == 0
 
 
 def test_processes_without_a_supervisor_are_found_by_their_mark_and_their_session(nonce):
     environ = {**os.environ, tree.MARK: nonce}
-    marked = subprocess.Popen(["sh", "-c", f"setsid sleep 1000 & sleep 1000 # {nonce}"], env=environ)
+    marked = subprocess.Popen(
+        ["sh", "-c", f"setsid sleep 1000 & sleep 1000 # {nonce}"], env=environ
+    )
     member = subprocess.Popen(["sh", "-c", f"sleep 1000 # {nonce}"], start_new_session=True)
     stranger = subprocess.Popen(["sleep", "1000"])
     time.sleep(0.2)
     here = own_identity()
-    leader = type(here)(here.hostname, here.machine_id, here.boot_id, member.pid, tree.start_of(member.pid))
+    leader = type(here)(
+        here.hostname, here.machine_id, here.boot_id, member.pid, tree.start_of(member.pid)
+    )
     assert {marked.pid, member.pid} <= set(tree.living(nonce, leader))
     assert tree.end(nonce, leader, 5.0) == []
     assert stranger.poll() is None
@@ -370,7 +393,9 @@ def test_many_children_at_once_do_not_mix_up(processes):
 
     def one(number):
         name = f"chd_{number}"
-        _, ending = run(processes, "sh", "-c", f"echo {number} $ONCEWARD_CHILD; exit {number}", name=name)
+        _, ending = run(
+            processes, "sh", "-c", f"echo {number} $ONCEWARD_CHILD; exit {number}", name=name
+        )
         found[number] = (ending.exit, ending.out.kept().decode())
 
     threads = [threading.Thread(target=one, args=(n,)) for n in range(40)]
@@ -391,7 +416,9 @@ def test_a_failed_start_leaves_its_siblings_alone(processes):
     copies = Path(f"/proc/{processes._supervisor.pid}/task/{processes._supervisor.pid}/children")
     spare = 0
     while not spare:
-        spare = next((pid for pid in map(int, copies.read_text().split()) if pid != keeper.identity.pid), 0)
+        spare = next(
+            (pid for pid in map(int, copies.read_text().split()) if pid != keeper.identity.pid), 0
+        )
     assert keeper.seen(0.2) is None
     os.kill(spare, signal.SIGSTOP)
     # The copy that gets the order dies before it can say that it is ready.
@@ -432,7 +459,9 @@ def test_a_supervisor_without_descriptors_refuses_and_lives(processes):
 
 
 def test_a_child_may_open_as_many_files_as_its_kernel(processes):
-    _, ending = run(processes, *script("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"))
+    _, ending = run(
+        processes, *script("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
+    )
     assert ending.out.kept().decode().strip() == str(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
@@ -441,7 +470,9 @@ def test_a_survivor_keeps_a_child_from_counting_as_ended(processes, monkeypatch,
     """No signal of ours can end a program that became another user's; stood in for by a tree that is never empty."""
     process = start(processes, "sh", "-c", f"sleep 1000 # {nonce}")
     left = [4194303]
-    monkeypatch.setattr(tree, "end", lambda name, leader, seconds: time.sleep(min(seconds, 0.05)) or left)
+    monkeypatch.setattr(
+        tree, "end", lambda name, leader, seconds: time.sleep(min(seconds, 0.05)) or left
+    )
     os.kill(processes._supervisor.pid, signal.SIGKILL)
     assert process.seen(0.5) is None
     assert process.ending.survivors == [4194303]
@@ -460,7 +491,10 @@ def test_a_supervisor_that_hangs_is_ended_and_its_children_with_it(nonce):
 
 def test_asking_a_thousand_times_is_asking_once(processes):
     text = "import signal,time; signal.signal(15, lambda *_: print('asked', flush=True)); print('up', flush=True)\n"
-    process = start(processes, *script(text + "t=time.monotonic()\nwhile time.monotonic()-t<1: time.sleep(0.01)"))
+    process = start(
+        processes,
+        *script(text + "t=time.monotonic()\nwhile time.monotonic()-t<1: time.sleep(0.01)"),
+    )
     while not process._out.size:
         assert process.seen(0.05) is None
     for _ in range(1000):
@@ -474,7 +508,9 @@ def test_asking_a_thousand_times_is_asking_once(processes):
 
 def test_a_closed_kernel_tells_how_its_children_took_it():
     processes = Processes(grace=5.0)
-    process = start(processes, "sh", "-c", 'trap "exit 7" TERM; echo up; while :; do sleep 0.05; done')
+    process = start(
+        processes, "sh", "-c", 'trap "exit 7" TERM; echo up; while :; do sleep 0.05; done'
+    )
     while not process._out.size:
         assert process.seen(0.05) is None
     closing = threading.Thread(target=processes.close)

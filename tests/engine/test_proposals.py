@@ -29,7 +29,9 @@ def wish(folder, **words):
 def made(proposal):
     """What the tree becomes, by the proposal's own contents: text by path, None for what goes."""
     return {
-        unit.path: None if unit.after is None else b"".join(proposal.contents[unit.after]()).decode()
+        unit.path: None
+        if unit.after is None
+        else b"".join(proposal.contents[unit.after]()).decode()
         for unit in proposal.manifest.unit
     }
 
@@ -46,7 +48,10 @@ def test_a_folder_says_all_of_it(tmp_path):
     assert made(proposal) == {"a": "1", "b": "changed", "l": "a", "new": "4", "sub/c": None}
     assert [unit.after_mode for unit in proposal.manifest.unit] == [0o755, 0o644, LINK, 0o644, None]
     assert proposal.manifest.check == ("true",) and proposal.manifest.base == ""
-    assert len(from_folder(wish(tree, links=True, policy=Policy(drift="tree")), wanted).manifest.base) == 64
+    assert (
+        len(from_folder(wish(tree, links=True, policy=Policy(drift="tree")), wanted).manifest.base)
+        == 64
+    )
     with pytest.raises(InvalidConfig, match="nothing to change"):
         from_folder(wish(tree), tree)
 
@@ -67,7 +72,10 @@ PATCHES = {
     ),
     "odd name": ({"a b.txt": "1\n", 'ü"x.txt': "1\n"}, {"a b.txt": "2\n", 'ü"x.txt': "2\n"}),
     "blank lines": ({"a.txt": "1\n\n\n2\n"}, {"a.txt": "1\n\n2\n"}),
-    "looks like a patch": ({"a.txt": "--- a\n+++ b\n@@ -1 +1 @@\n"}, {"a.txt": "--- a\n+++ c\n@@ -1 +1 @@\n"}),
+    "looks like a patch": (
+        {"a.txt": "--- a\n+++ b\n@@ -1 +1 @@\n"},
+        {"a.txt": "--- a\n+++ c\n@@ -1 +1 @@\n"},
+    ),
 }
 
 
@@ -86,7 +94,9 @@ def test_what_git_writes_is_taken_exactly(tmp_path, name):
     patch = git(tree, "diff", "--cached", "-M")
     git(tree, "reset", "-q", "--hard")
     found = made(from_patch(wish(tree), patch))
-    assert {**before, **found} == {**dict.fromkeys(before), **after} | {k: None for k in before if k not in after}
+    assert {**before, **found} == {**dict.fromkeys(before), **after} | {
+        k: None for k in before if k not in after
+    }
 
 
 @pytest.mark.rule("H-2")
@@ -95,7 +105,11 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
     patch = b"diff --git a/run.sh b/run.sh\nold mode 100644\nnew mode 100755\n"
     (unit,) = from_patch(wish(tree), patch).manifest.unit
     assert (unit.before_mode, unit.after_mode, unit.before) == (0o644, 0o755, unit.after)
-    for old, new in (("old/a.txt\t2020-01-01", "new/a.txt"), ("a.txt.orig", "a.txt"), ("a/a.txt", "b/a.txt")):
+    for old, new in (
+        ("old/a.txt\t2020-01-01", "new/a.txt"),
+        ("a.txt.orig", "a.txt"),
+        ("a/a.txt", "b/a.txt"),
+    ):
         patch = f"--- {old}\n+++ {new}\n@@ -1 +1,2 @@\n-1\n+2\n+3\n".encode()
         assert made(from_patch(wish(tree), patch)) == {"a.txt": "2\n3\n"}
 
@@ -115,20 +129,40 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
         (b"--- /dev/null\n+++ b/a.txt\n@@ -0,0 +1 @@\n+2\n", BaseDrift, "is there already"),
         (b"--- a/a.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-other\n", BaseDrift, "at line 1"),
         (b"--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "no path inside"),
-        (b"--- a/.git/config\n+++ b/.git/config\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "machinery"),
-        (b"diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 0\n", InvalidConfig, "binary"),
+        (
+            b"--- a/.git/config\n+++ b/.git/config\n@@ -1 +1 @@\n-1\n+2\n",
+            InvalidConfig,
+            "machinery",
+        ),
+        (
+            b"diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 0\n",
+            InvalidConfig,
+            "binary",
+        ),
         (b"diff --git a/x b/x\nnew file mode 120000\n", InvalidConfig, "not mode 120000"),
         (b"--- a/\xff\n+++ b/\xff\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "no text"),
         (2 * b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "twice"),
-        (b"--- a/m\n+++ b/m\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n", BaseDrift, "at line 1"),
+        (
+            b"--- a/m\n+++ b/m\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n",
+            BaseDrift,
+            "at line 1",
+        ),
         (b"--- a/m\n+++ b/m\n@@ -100,0 +101 @@\n+new\n", BaseDrift, "at line 100"),
-        (b"--- a/m\n+++ b/m\n@@ -1,1 +1,2 @@\n a\n+x\n+lost\n-b\n", InvalidConfig, "other lines than it says"),
+        (
+            b"--- a/m\n+++ b/m\n@@ -1,1 +1,2 @@\n a\n+x\n+lost\n-b\n",
+            InvalidConfig,
+            "other lines than it says",
+        ),
         (
             b"diff --git a/a.txt b/m\nsimilarity index 100%\nrename from a.txt\nrename to m\n",
             BaseDrift,
             "there already",
         ),
-        (b"diff --git a/a.txt b/a.txt\n--- a/m\n+++ b/m\n@@ -1 +1 @@\n-a\n+x\n", InvalidConfig, "both a.txt and m"),
+        (
+            b"diff --git a/a.txt b/a.txt\n--- a/m\n+++ b/m\n@@ -1 +1 @@\n-a\n+x\n",
+            InvalidConfig,
+            "both a.txt and m",
+        ),
         (b'--- /dev/null\n+++ "b/\\777"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "cannot be read"),
         (b'--- /dev/null\n+++ "b/q\\a.txt"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "no path inside"),
     ],
@@ -148,8 +182,14 @@ def test_a_patch_that_does_not_fit_is_refused(tmp_path, patch, error, why):
             b"diff --git c/n i/n\nnew file mode 100644\nindex 0..1\n--- /dev/null\n+++ i/n\n@@ -0,0 +1 @@\n+x\n",
             {"n": "x\n"},
         ),
-        (b"diff --git n n\nnew file mode 100644\n--- /dev/null\n+++ n\n@@ -0,0 +1 @@\n+x\n", {"n": "x\n"}),
-        (b'diff --git "a/\\303\\251" "b/\\303\\251"\nnew file mode 100644\nindex 0..e69de29\n', {"é": ""}),
+        (
+            b"diff --git n n\nnew file mode 100644\n--- /dev/null\n+++ n\n@@ -0,0 +1 @@\n+x\n",
+            {"n": "x\n"},
+        ),
+        (
+            b'diff --git "a/\\303\\251" "b/\\303\\251"\nnew file mode 100644\nindex 0..e69de29\n',
+            {"é": ""},
+        ),
         (
             b"diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n"
             b"diff --git a/a.txt b/z\nsimilarity index 100%\ncopy from a.txt\ncopy to z\n",
@@ -176,7 +216,10 @@ def test_patches_at_random_do_what_git_does(tmp_path):
     tree.mkdir()
     git(tree, "init", "-q")
     for number in range(40):
-        lines = [dice.choice(["", "a", "b", "--- x", "+y", " z", "@@"]) for _ in range(dice.randrange(20))]
+        lines = [
+            dice.choice(["", "a", "b", "--- x", "+y", " z", "@@"])
+            for _ in range(dice.randrange(20))
+        ]
         changed = [line for line in lines if dice.random() > 0.3]
         for _ in range(dice.randrange(4)):
             changed.insert(dice.randrange(len(changed) + 1), dice.choice(["new", "", "-w"]))
@@ -225,11 +268,17 @@ run = ["sh", "-c", """mkdir $ONCEWARD_OUT/src; echo new > $ONCEWARD_OUT/src/main
 def test_a_builds_outputs_become_a_change(site, workspace):
     outcome = site.run(PLAN, jobs=1)
     assert outcome["state"] == "SUCCESS"
-    tree = write(workspace.folder.parent / "repo", {"src/main.py": "old\n", "same.txt": "same\n", "other": "1"})
+    tree = write(
+        workspace.folder.parent / "repo",
+        {"src/main.py": "old\n", "same.txt": "same\n", "other": "1"},
+    )
     (tree / "src/main.py").chmod(0o755)
     with workspace.artifacts() as artifacts:
         proposal = from_build(wish(tree), artifacts, site.build_id, ())
-        assert {unit.path: unit.after_mode for unit in proposal.manifest.unit} == {"run": 0o755, "src/main.py": 0o755}
+        assert {unit.path: unit.after_mode for unit in proposal.manifest.unit} == {
+            "run": 0o755,
+            "src/main.py": 0o755,
+        }
         with pytest.raises(InvalidConfig, match=r"two steps made a draft\.txt"):
             from_build(wish(tree), artifacts, site.build_id, ["draft"])
         with pytest.raises(InvalidConfig, match="no stage 'other'"):

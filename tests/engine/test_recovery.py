@@ -34,7 +34,9 @@ pytestmark = pytest.mark.rule("C-20")
 
 def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
     """Two sessions with children in every phase, as a kernel that died left them."""
-    who = Owner(HERE.hostname, HERE.boot_id, owner.get("pid", 4194304), owner.get("start", "1"), fence)
+    who = Owner(
+        HERE.hostname, HERE.boot_id, owner.get("pid", 4194304), owner.get("start", "1"), fence
+    )
     ids = []
 
     def make(tx):
@@ -90,10 +92,17 @@ def test_each_child_ends_by_its_phase_alone_in_the_order_of_dispatch(dead):
     store = heir_of(database, sources)
     assert recover(store, "heir", HERE).recovered == 10
     with store.read() as rows:
-        written = sorted((e for e in events_by_name(rows) if e.stream.startswith("child:")), key=lambda e: e.position)
-    ends = [(e.stream[6:], e.facts()["detail"]) for e in written if e.facts()["event"] == "WORKER_FAIL"]
+        written = sorted(
+            (e for e in events_by_name(rows) if e.stream.startswith("child:")),
+            key=lambda e: e.position,
+        )
+    ends = [
+        (e.stream[6:], e.facts()["detail"]) for e in written if e.facts()["event"] == "WORKER_FAIL"
+    ]
     # Session after session; the dispatched by their order, then the queued by theirs.
-    assert [child for child, _ in ends] == [f"chd_{s}_{n}" for s in ("ses_a", "ses_b") for n in range(5)]
+    assert [child for child, _ in ends] == [
+        f"chd_{s}_{n}" for s in ("ses_a", "ses_b") for n in range(5)
+    ]
     for number, (_, detail) in enumerate(ends):
         began = number % 5 in (0, 2)
         assert detail["reason"] == ("terminated_on_restart" if began else "lease_orphaned")
@@ -166,10 +175,14 @@ def test_what_a_dead_kernel_left_running_is_ended_before_its_end_is_written(stor
 
     def make(tx):
         child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
-        (token,) = child_dispatch.spawn(tx, [Order("chd_left", "ses_a", "process", "{}")], who, "dead")
+        (token,) = child_dispatch.spawn(
+            tx, [Order("chd_left", "ses_a", "process", "{}")], who, "dead"
+        )
         move = child_dispatch.rules.lease(token, 1, 1, "dead")
         tx.move(move)
-        child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", left.pid, start_of(left.pid))
+        child_dispatch.start(
+            tx, child_dispatch.rules.moved(token, move), "dead", left.pid, start_of(left.pid)
+        )
 
     store.write(make)
     time.sleep(0.2)
@@ -183,7 +196,9 @@ def test_a_child_of_another_machine_ends_unconfirmed(store):
 
     def make(tx):
         child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
-        (token,) = child_dispatch.spawn(tx, [Order("chd_far", "ses_a", "process", "{}")], who, "dead")
+        (token,) = child_dispatch.spawn(
+            tx, [Order("chd_far", "ses_a", "process", "{}")], who, "dead"
+        )
         move = child_dispatch.rules.lease(token, 1, 1, "dead")
         tx.move(move)
         child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", 78, "1")
@@ -214,8 +229,14 @@ def test_the_verdict_is_kept_before_it_is_used_and_nobody_looks_again(dead, monk
 def test_a_token_and_a_stream_that_disagree_stop_everything(dead):
     database, sources, _ = dead
     store = heir_of(database, sources)
-    store.write(lambda tx: tx.append("child:chd_ses_a_4", "WORKER_START", "somebody", {"child_id": "chd_ses_a_4"}))
-    with pytest.raises(AtomicityViolation, match="chd_ses_a_4 is queued, but its stream ends with WORKER_START"):
+    store.write(
+        lambda tx: tx.append(
+            "child:chd_ses_a_4", "WORKER_START", "somebody", {"child_id": "chd_ses_a_4"}
+        )
+    )
+    with pytest.raises(
+        AtomicityViolation, match="chd_ses_a_4 is queued, but its stream ends with WORKER_START"
+    ):
         recover(store, "heir", HERE)
     store.close()
 
@@ -225,7 +246,9 @@ def test_the_time_of_a_child_that_died_with_its_kernel_is_charged_as_far_as_it_i
     database, sources, _ = dead
     session = database.connect()
     session.begin(None)
-    session.write("UPDATE urm_dispatch_token SET started_at = 1000000, last_seen = 6500000 WHERE phase = 'started'")
+    session.write(
+        "UPDATE urm_dispatch_token SET started_at = 1000000, last_seen = 6500000 WHERE phase = 'started'"
+    )
     session.commit()
     session.close()
     store = heir_of(database, sources)
@@ -246,7 +269,13 @@ def test_nothing_is_dispatched_before_recovery_is_done(store, tmp_path):
     from onceward.engine.spool import Spool
     from onceward.locks import TargetLock
 
-    parts = (store, Processes(), Artifacts(tmp_path / "a", store), TargetLock(tmp_path / "l"), Spool(tmp_path / "r"))
+    parts = (
+        store,
+        Processes(),
+        Artifacts(tmp_path / "a", store),
+        TargetLock(tmp_path / "l"),
+        Spool(tmp_path / "r"),
+    )
     with pytest.raises(LockLost, match="before recovery"):
         Children(*parts, session_id="ses_a", actor="tester", jobs=1)
 
@@ -258,7 +287,10 @@ def test_a_kernel_that_was_fenced_out_writes_nothing_more(store_url, tmp_path):
     folder = tmp_path / ".onceward"
     Workspace(folder, store_url=store_url, principal="tester").create()
     first = subprocess.Popen(
-        [sys.executable, str(program), str(folder), store_url], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        [sys.executable, str(program), str(folder), store_url],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
     )
     child_id = json.loads(first.stdout.readline())
     workspace = Workspace(folder, store_url=store_url, principal="heir")
@@ -320,7 +352,12 @@ def test_thousands_of_open_tokens_are_recovered(tmp_path):
 
     def make(tx):
         child_dispatch.open_(tx, "ses_a", 1, {}, "dead")
-        child_dispatch.spawn(tx, [Order(f"chd_{n:05d}", "ses_a", "function", "{}") for n in range(count)], who, "dead")
+        child_dispatch.spawn(
+            tx,
+            [Order(f"chd_{n:05d}", "ses_a", "function", "{}") for n in range(count)],
+            who,
+            "dead",
+        )
 
     store.write(make)
     assert recover(store, "heir", HERE) == Recovered(count, 0)

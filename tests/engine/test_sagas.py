@@ -17,7 +17,14 @@ from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.saga_verbs import abandon
 from onceward.engine.sagas import Saga
-from onceward.errors import InvalidConfig, InvalidResumeState, LeaseLost, LockConflict, OncewardError, RequestConflict
+from onceward.errors import (
+    InvalidConfig,
+    InvalidResumeState,
+    LeaseLost,
+    LockConflict,
+    OncewardError,
+    RequestConflict,
+)
 from onceward.kernel import faults
 from onceward.kernel.records import Request
 from onceward.store.tables.children import Tokens
@@ -75,14 +82,18 @@ class World:
 
 
 def go(kernel, saga, root="root-1", given=None, grant=None, told=None, limits=None):
-    run, lease = begin(kernel, Wanted(saga, root, given, kernel.principal, "test", grant), limits=limits)
+    run, lease = begin(
+        kernel, Wanted(saga, root, given, kernel.principal, "test", grant), limits=limits
+    )
     return carry(kernel, saga, run, lease, told)
 
 
 def carry(kernel, saga, run, lease, told=None):
     if run.over or run.stuck is not None:
         return run
-    return run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, told or (lambda said: None)), None)
+    return run_saga(
+        kernel, SagaRun(kernel, saga, run.saga_id, lease, told or (lambda said: None)), None
+    )
 
 
 def again(kernel, saga, run, retry=False):
@@ -131,7 +142,9 @@ def test_whatever_fails_wherever_the_ending_is_the_one_the_table_says(kernel, ki
             run = go(kernel, saga, f"{count}-{at}-{what}-{stuck}-{slip}")
             for _ in range(stuck):
                 assert run.stuck is not None and "told to fail" in run.stuck and not run.settled
-                assert run.undone == at - slip, "what came before the one that failed is undone, and stays so"
+                assert run.undone == at - slip, (
+                    "what came before the one that failed is undone, and stays so"
+                )
                 with pytest.raises(InvalidResumeState, match="stuck"):
                     again(kernel, saga, run)
                 run = again(kernel, saga, run, retry=True)
@@ -185,7 +198,9 @@ def test_commands_are_actions_too(kernel, tmp_path):
         compensate=["sh", "-c", 'cat "$ONCEWARD_INPUTS/make/order" > undone; rm made'],
         check=lambda seen: b"7" in seen.result["order"],
     )
-    saga.command("send", ["sh", "-c", 'cat "$ONCEWARD_INPUTS/make/order" >&2; exit 9'], env=["HOME"])
+    saga.command(
+        "send", ["sh", "-c", 'cat "$ONCEWARD_INPUTS/make/order" >&2; exit 9'], env=["HOME"]
+    )
     run = go(kernel, saga, given={"order": 7})
     assert (run.state, run.settled) == ("COMP_SEND", 1)
     assert (tmp_path / "undone").read_text() == '{"order":7}' and not (tmp_path / "made").exists()
@@ -275,7 +290,9 @@ def test_who_lost_the_lease_writes_nothing_more(kernel):
         return stolen(task)
 
     saga.actions["b"] = type(saga.actions["b"])(
-        saga.actions["b"].do.__class__(name="b", call=steal), saga.actions["b"].undo, saga.actions["b"].check
+        saga.actions["b"].do.__class__(name="b", call=steal),
+        saga.actions["b"].undo,
+        saga.actions["b"].check,
     )
     with pytest.raises(LeaseLost, match="lost its lease"):
         go(kernel, saga, "r")
@@ -283,7 +300,9 @@ def test_who_lost_the_lease_writes_nothing_more(kernel):
         run = Runs(rows).of_root("r")
         steps = {step.step for step in Runs(rows).steps(run.saga_id)}
         lease = find_lease(rows, "run:r")
-    assert (run.state, run.last_ok_state, steps) == ("b", "a", {"a"}), "nothing of what it did after"
+    assert (run.state, run.last_ok_state, steps) == ("b", "a", {"a"}), (
+        "nothing of what it did after"
+    )
     assert (lease.holder, lease.fence) == ("somebody else", 2), "and the other's lease is untouched"
     with pytest.raises(LockConflict, match="somebody else"):
         again(kernel, saga, run)
@@ -299,7 +318,9 @@ def test_a_lease_is_taken_renewed_and_given_back_by_its_holder_only(store):
     one = store.write(lambda tx: take_lease(tx, "l", "one", "t1", now))
     assert store.write(lambda tx: take_lease(tx, "l", "two", "t2", now + 59_000_000)) is None
     assert store.write(lambda tx: renew_lease(tx, one, now + 30_000_000))
-    assert store.write(lambda tx: take_lease(tx, "l", "two", "t2", now + 61_000_000)) is None, "it was renewed"
+    assert store.write(lambda tx: take_lease(tx, "l", "two", "t2", now + 61_000_000)) is None, (
+        "it was renewed"
+    )
     again = store.write(lambda tx: take_lease(tx, "l", "one", "t3", now))
     assert again.fence == one.fence + 1, "the same holder comes again, as a new epoch"
     assert not store.write(lambda tx: renew_lease(tx, one, now)), "the old epoch is over"
@@ -429,7 +450,12 @@ def test_however_a_check_or_guard_refuses_it_refuses(kernel, place, how):
 
     saga, did, told = Saga("odd"), [], []
     saga.action(lambda task: did.append("a"), name="a", compensate=lambda task: did.append("-a"))
-    saga.action(lambda task: did.append("b"), name="b", compensate=lambda task: did.append("-b"), **{place: judge})
+    saga.action(
+        lambda task: did.append("b"),
+        name="b",
+        compensate=lambda task: did.append("-b"),
+        **{place: judge},
+    )
     run = go(kernel, saga, told=told.append)
     assert (run.state, run.settled) == ("COMP_B", 1)
     assert did == (["a", "b", "-b", "-a"] if place == "check" else ["a", "-a"])
@@ -530,11 +556,15 @@ def test_a_lease_that_is_lost_before_the_end_ends_the_run(kernel):
     def steal(task):
         undo(task)
         kernel.store.write(
-            lambda tx: tx.write("UPDATE run_leases SET holder = 'other', token = 't', fence = fence + 1")
+            lambda tx: tx.write(
+                "UPDATE run_leases SET holder = 'other', token = 't', fence = fence + 1"
+            )
         )
 
     action = saga.actions["a"]
-    saga.actions["a"] = msgspec.structs.replace(action, undo=msgspec.structs.replace(action.undo, call=steal))
+    saga.actions["a"] = msgspec.structs.replace(
+        action, undo=msgspec.structs.replace(action.undo, call=steal)
+    )
     with pytest.raises(LeaseLost):
         go(kernel, saga, "r")
 
@@ -548,7 +578,12 @@ def test_a_grant_is_for_what_is_done_not_only_for_its_names():
         return saga.scope({"x": 1}, "test", "tester")
 
     base = made()
-    others = [made("harmful"), made(undo="other"), made(check=lambda seen: True), made(check=lambda seen: False)]
+    others = [
+        made("harmful"),
+        made(undo="other"),
+        made(check=lambda seen: True),
+        made(check=lambda seen: False),
+    ]
     assert len({base.digest(), *(other.digest() for other in others)}) == 5
     first, second = Saga("f"), Saga("f")
     first.action(lambda task: 1, name="a")
@@ -581,7 +616,9 @@ def test_a_run_that_is_given_up_while_it_is_undone_stops_there(kernel):
             task.check()
             time.sleep(0.01)
 
-    saga.actions["b"] = msgspec.structs.replace(action, undo=msgspec.structs.replace(action.undo, call=slow))
+    saga.actions["b"] = msgspec.structs.replace(
+        action, undo=msgspec.structs.replace(action.undo, call=slow)
+    )
 
     def give_up():
         there.wait(20)
@@ -592,7 +629,10 @@ def test_a_run_that_is_given_up_while_it_is_undone_stops_there(kernel):
     run = go(kernel, saga, "r")
     helper.join()
     assert (run.state, run.settled, run.undone) == ("COMP_B", 1, 0)
-    assert saga_status(kernel.store, run.saga_id)["not_undone"] == ["b", "a"] and world.there == {"a", "b"}
+    assert saga_status(kernel.store, run.saga_id)["not_undone"] == ["b", "a"] and world.there == {
+        "a",
+        "b",
+    }
     with kernel.store.read() as rows:
         assert find_lease(rows, "run:r").holder == ""
     sound(kernel)

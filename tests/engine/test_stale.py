@@ -32,11 +32,18 @@ def work(task):
 @pytest.mark.guarantee("G7")
 def test_a_decorator_and_what_it_wraps_both_count(tmp_path):
     def version(bonus, inner, decorator="@plus"):
-        text = DECORATED.replace("BONUS", bonus).replace("INNER", inner).replace("DECORATOR", decorator)
+        text = (
+            DECORATED.replace("BONUS", bonus)
+            .replace("INNER", inner)
+            .replace("DECORATOR", decorator)
+        )
         (tmp_path / "plan.py").write_text(text)
         return load(tmp_path / "plan.py").hash
 
-    assert len({version("100", "1"), version("5", "1"), version("100", "2"), version("100", "1", "")}) == 4
+    assert (
+        len({version("100", "1"), version("5", "1"), version("100", "2"), version("100", "1", "")})
+        == 4
+    )
     assert version("100", "1") == version("100", "1")
     # One that was installed is known by its name; what it wraps counts.
     cached = "@functools.lru_cache"
@@ -73,7 +80,9 @@ run = ["sh", "-c", "cat $ONCEWARD_INPUTS/copy/main/o > $ONCEWARD_OUT/o"]
     outcome = site.run(plan)
     assert outcome["steps"]["executed"] == 2
     with site.workspace.artifacts() as kept:
-        (made,) = [s["artifacts"][0]["sha256"] for s in site.status()["steps"] if s["stage"] == "after"]
+        (made,) = [
+            s["artifacts"][0]["sha256"] for s in site.status()["steps"] if s["stage"] == "after"
+        ]
         assert b"".join(kept.read(made)) == b"old"
     assert site.run(plan)["steps"]["reused"] == 2
 
@@ -94,9 +103,13 @@ run = ["sh", "-c", "$ONCEWARD_INPUTS/build/main/tool > $ONCEWARD_OUT/said"]
     from onceward.engine.output import write_output
 
     with site.workspace.artifacts() as kept:
-        written = write_output(kept, site.build_id, site.workspace.folder / "output", "tools", site.folder / "out")
+        written = write_output(
+            kept, site.build_id, site.workspace.folder / "output", "tools", site.folder / "out"
+        )
     files = site.folder / "out" / "files" / "build" / "main"
-    assert (files / "tool").stat().st_mode & 0o777 == 0o755 and (files / "plain").stat().st_mode & 0o777 == 0o644
+    assert (files / "tool").stat().st_mode & 0o777 == 0o755 and (
+        files / "plain"
+    ).stat().st_mode & 0o777 == 0o644
     manifest = (site.folder / "out" / "manifest.json").read_text()
     assert '"mode":"0755"' in manifest and written.files == 3
 

@@ -165,7 +165,9 @@ def test_a_seal_that_cannot_be_read_is_no_hint(files):
 
 
 def test_the_longest_event_there_can_be_is_no_violation(files):
-    files.store.write(lambda tx: tx.append("workspace", "NOTED", "tester", {"text": "x" * (1024 * 1024 - 200)}))
+    files.store.write(
+        lambda tx: tx.append("workspace", "NOTED", "tester", {"text": "x" * (1024 * 1024 - 200)})
+    )
     files.project()
     say(files)
     again(files).project()

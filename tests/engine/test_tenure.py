@@ -71,7 +71,10 @@ def test_another_process_name_is_refused(store, database):
     ],
 )
 def test_a_tenure_stands_while_its_process_may_live_and_it_is_heard_of(liveness, silent, stands):
-    assert judge_tenure(Verdict(liveness, "because"), silent * 1_000_000, 600 * 1_000_000).stands is stands
+    assert (
+        judge_tenure(Verdict(liveness, "because"), silent * 1_000_000, 600 * 1_000_000).stands
+        is stands
+    )
 
 
 @pytest.mark.rule("L-22")
@@ -89,7 +92,11 @@ def test_the_heartbeat_moves_its_stamps_and_counts_progress(store):
     heartbeat.stop()
     after = holder(store)
     assert from_iso(after.last_heartbeat_at) > from_iso(before.last_heartbeat_at)
-    assert (after.token, after.fence, after.acquired_at) == (before.token, before.fence, before.acquired_at)
+    assert (after.token, after.fence, after.acquired_at) == (
+        before.token,
+        before.fence,
+        before.acquired_at,
+    )
     assert lost == []
 
 
@@ -182,7 +189,9 @@ except LockLost:
 
 @pytest.mark.rule("L-21", "L-22", "K-9")
 @pytest.mark.guarantee("G3")
-def test_a_holder_suspended_past_its_time_to_live_wakes_up_unable_to_write(store_url, tmp_path, sources):
+def test_a_holder_suspended_past_its_time_to_live_wakes_up_unable_to_write(
+    store_url, tmp_path, sources
+):
     from crashes.victim import open_store
 
     place = store_url if store_url != "sqlite" else str(tmp_path / "onceward.db")
@@ -190,7 +199,10 @@ def test_a_holder_suspended_past_its_time_to_live_wakes_up_unable_to_write(store
     migrate.migrate(heir.database, sources)
     tests = str(Path(__file__).resolve().parents[1])
     holding = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, place, tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, place, tests],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holding.stdout.readline() == "held\n"
     with pytest.raises(LockConflict):
@@ -235,14 +247,19 @@ def test_setting_the_clock_neither_steals_nor_immortalises_a_lock(make_database,
 
 @pytest.mark.rule("L-21")
 @pytest.mark.parametrize(("silent", "stands"), [(30, True), (3600, False)])
-def test_a_holder_on_another_machine_is_judged_by_its_heartbeat_alone(make_database, silent, stands):
+def test_a_holder_on_another_machine_is_judged_by_its_heartbeat_alone(
+    make_database, silent, stands
+):
     sources = ScriptedSources()
     database = make_database(sources)
     migrate.migrate(database, sources)
     store = Store(database, sources)
     acquire(store, "tester", root_id="shared")
     store.close()
-    rewrite(database, "UPDATE singleton_lock SET hostname = 'elsewhere', boot_id = 'another', acquired_by_pid = 1")
+    rewrite(
+        database,
+        "UPDATE singleton_lock SET hostname = 'elsewhere', boot_id = 'another', acquired_by_pid = 1",
+    )
     rewrite(database, "UPDATE kernel_beat SET boot_id = 'another'")
     sources.advance(silent * 1_000_000)
     rival = Store(database, sources)
@@ -262,7 +279,9 @@ def go_elsewhere(database, hostname="another-machine"):
         f"UPDATE singleton_lock SET hostname = '{hostname}', acquired_by_pid = 4194304,"
         " last_heartbeat_at = '2020-01-01T00:00:00.000000Z'",
     )
-    rewrite(database, "UPDATE kernel_beat SET boot_id = 'another boot', machine_id = 'another machine'")
+    rewrite(
+        database, "UPDATE kernel_beat SET boot_id = 'another boot', machine_id = 'another machine'"
+    )
 
 
 @pytest.mark.rule("L-21")

@@ -20,8 +20,13 @@ def sha(text):
 
 @pytest.mark.rule("H-2")
 def test_a_difference_is_exactly_what_has_to_become_what(tmp_path):
-    base = write(tmp_path / "base", {"same": "1", "changed": "1", "gone": "1", "sub/deep/x": "1", "mode": "1"})
-    tree = write(tmp_path / "tree", {"same": "1", "changed": "2", "new": "3", "sub/deep/x": "1", "mode": "1"})
+    base = write(
+        tmp_path / "base",
+        {"same": "1", "changed": "1", "gone": "1", "sub/deep/x": "1", "mode": "1"},
+    )
+    tree = write(
+        tmp_path / "tree", {"same": "1", "changed": "2", "new": "3", "sub/deep/x": "1", "mode": "1"}
+    )
     (tree / "mode").chmod(0o755)
     write(tree, {".git/config": "x", "sub/.onceward/db": "y", "sub/__pycache__/z.pyc": "z"})
     ignore = ("__pycache__",)
@@ -89,7 +94,9 @@ def test_no_step_leads_out_of_the_tree(tmp_path):
 
 @pytest.mark.rule("H-5")
 def test_folders_come_and_go_with_their_files(tmp_path):
-    tree = write(tmp_path / "tree", {"one": "1", "deep/er/two": "2", "kept/three": "3", "kept/four": "4"})
+    tree = write(
+        tmp_path / "tree", {"one": "1", "deep/er/two": "2", "kept/three": "3", "kept/four": "4"}
+    )
     with Tree(tree) as found:
         found.put("one", "fresh/folder/one")
         assert (tree / "fresh/folder/one").read_text() == "1"

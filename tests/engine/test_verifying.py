@@ -19,8 +19,18 @@ from onceward.store.tables.changes import Changes
 from onceward.wiring import Workspace
 
 GOOD = {
-    **{"decision_backlog_entry": 1, "decision_backlog_history": 7, "decision_backlog_dependency": 0},
-    **{"manifest_envelope": 1, "manifest_unit": 2, "review_decision": 1, "cut_change_set": 1, "cut_affected_row": 2},
+    **{
+        "decision_backlog_entry": 1,
+        "decision_backlog_history": 7,
+        "decision_backlog_dependency": 0,
+    },
+    **{
+        "manifest_envelope": 1,
+        "manifest_unit": 2,
+        "review_decision": 1,
+        "cut_change_set": 1,
+        "cut_affected_row": 2,
+    },
     **{"verify_result": 1, "dot_pair_signature": 2},
 }
 """What one good run adds; docs/adr/0023-changes.md says the same."""
@@ -41,16 +51,31 @@ def test_one_good_run_adds_exactly_these_rows_and_a_repeat_of_any_phase_none(bac
     backlog.review(entry, "approve")
     change_set = backlog.cut(entry)
     done = backlog.verify(entry)
-    assert done.result.passed and done.fresh and done.entry.status == "verified_complete" and done.undo is None
+    assert (
+        done.result.passed
+        and done.fresh
+        and done.entry.status == "verified_complete"
+        and done.undo is None
+    )
     assert backlog.rows() == GOOD
     again = backlog.verify(entry)
     assert again.result == done.result and not again.fresh
     assert backlog.cut(entry) == change_set
     backlog.become("tester")
-    assert backlog.mark(what=what, key="k") == entry and backlog.review(entry, "approve")["status"] == done.entry.status
+    assert (
+        backlog.mark(what=what, key="k") == entry
+        and backlog.review(entry, "approve")["status"] == done.entry.status
+    )
     assert backlog.rows() == GOOD
     assert [to for _, to, _ in backlog.history(entry)] == [
-        *("marked", "review_pending", "reviewed_approved", "cut_in_progress", "cut_applied", "verify_in_progress"),
+        *(
+            "marked",
+            "review_pending",
+            "reviewed_approved",
+            "cut_in_progress",
+            "cut_applied",
+            "verify_in_progress",
+        ),
         "verified_complete",
     ]
     backlog.sound()
@@ -143,7 +168,9 @@ def test_whatever_is_not_as_approved_is_found_and_escalated(backlog, meddle, wor
     assert json.loads(done.result.detail)[word] == {"count": 1, "paths": [path]}
     escalation = backlog.get(done.escalation)
     assert (escalation.status, escalation.escalates, escalation.author) == ("marked", entry, "ann")
-    assert backlog.envelope(escalation.entry_id).content_hash == backlog.envelope(entry).content_hash
+    assert (
+        backlog.envelope(escalation.entry_id).content_hash == backlog.envelope(entry).content_hash
+    )
     assert f"{entry} failed its verification: 1 {word} ({path})" == escalation.reason
     rows = backlog.rows()
     again = backlog.verify(entry)
@@ -226,14 +253,19 @@ def test_looking_again_adds_a_result_and_changes_no_status(backlog):
     assert second.result.prior_verify_result_id == first.verify_result_id and second.result.passed
     edited(backlog.tree)
     third = backlog.verify(entry, again=True)
-    assert not third.result.passed and third.entry.status == "verified_complete" and third.undo is None
+    assert (
+        not third.result.passed and third.entry.status == "verified_complete" and third.undo is None
+    )
     assert backlog.get(third.escalation).escalates == entry
     fourth = backlog.verify(entry, again=True)
     assert fourth.escalation == third.escalation, "one escalation at a time"
     backlog.become("tester")
     backlog.abandon(third.escalation)
     assert backlog.verify(entry, again=True).escalation != third.escalation
-    assert count(backlog.store, "verify_result") == 5 and count(backlog.store, "dot_pair_signature") == 6
+    assert (
+        count(backlog.store, "verify_result") == 5
+        and count(backlog.store, "dot_pair_signature") == 6
+    )
     backlog.sound()
 
 
@@ -273,7 +305,11 @@ def test_what_is_forbidden_is_refused_at_every_door(backlog):
     backlog.verify(failed)
     backlog.become("tester")
     states = {
-        **{rejected: "reviewed_rejected", done: "verified_complete", failed: "verify_failed_escalated"},
+        **{
+            rejected: "reviewed_rejected",
+            done: "verified_complete",
+            failed: "verify_failed_escalated",
+        },
         **{marked: "review_pending", pending: "review_pending", deferred: "reviewed_deferred"},
     }
     assert {entry: backlog.status(entry) for entry in states} == states
@@ -321,7 +357,9 @@ def test_history_and_signatures_alone_tell_every_status(backlog):
             assert state == entry.status and len(history) == entry.version
             signed = {s.signature_id: s.role for s in found.signatures(entry.entry_id)}
             for row in history:
-                role = {"cut_applied": "executor", "verified_complete": "verifier"}.get(row.to_state)
+                role = {"cut_applied": "executor", "verified_complete": "verifier"}.get(
+                    row.to_state
+                )
                 if role:
                     assert signed[row.signature_ref] == role
         assert verify_rows(rows).faults == []
@@ -336,7 +374,10 @@ def test_every_status_is_explained_with_who_may_act_and_what_to_type(backlog):
             found = explain(store, [entry])
             shown = change_status(store, entry, backlog.kernel.policy)
         said = " ".join([*found.what, *found.why, *found.waits_for, *found.who, *found.next])
-        assert found.state == shown["status"] and all(word in said for word in expected), (expected, said)
+        assert found.state == shown["status"] and all(word in said for word in expected), (
+            expected,
+            said,
+        )
 
     told("prices are wrong", "nobody has brought it up", "ann (operator)", "onceward change sweep")
     backlog.sweep()
@@ -379,5 +420,10 @@ def test_people_are_told_that_changes_wait_and_that_one_failed(store_url, tmp_pa
     finally:
         backlog.kernel.close()
     said = log.read_text()
-    assert said.count("1 change(s) wait for a review. Next: onceward change list --status review_pending") == 1
+    assert (
+        said.count(
+            "1 change(s) wait for a review. Next: onceward change list --status review_pending"
+        )
+        == 1
+    )
     assert f"the change {entry} failed its verification; {done.escalation} asks what to do" in said

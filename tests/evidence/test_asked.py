@@ -7,11 +7,22 @@ import pytest
 
 from onceward.evidence.asked import Claim, unlike
 
-TOLD = {"step": "ok:all", "digest": "d", "note": "", "principal": "bob", "roles": ["viewer"], "key": "k"}
+TOLD = {
+    "step": "ok:all",
+    "digest": "d",
+    "note": "",
+    "principal": "bob",
+    "roles": ["viewer"],
+    "key": "k",
+}
 TOLD |= {"public": "pub", "target": "t", "act": "seal", "child_id": "chd_1"}
 ACTS = [
     ("builds.approve", "APPROVAL_GIVEN", {"build": "bld_1", "step": "ok:all", "digest": "d"}),
-    ("builds.approve", "APPROVAL_REFUSED", {"build": "bld_1", "step": "ok", "digest": "d", "refuse": True}),
+    (
+        "builds.approve",
+        "APPROVAL_REFUSED",
+        {"build": "bld_1", "step": "ok", "digest": "d", "refuse": True},
+    ),
     ("builds.confirm", "CONFIRMATION_MINTED", {"build": "bld_1"}),
     ("builds.abandon", "BUILD_ABANDONED", {"build": "bld_1"}),
     ("children.cancel", "WORKER_CANCEL", {"subject": "chd_1"}),
@@ -26,7 +37,9 @@ OTHER = {"roles": ["admin"], "refuse": None, "note": "other"}
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G18")
-@pytest.mark.parametrize(("act", "event", "payload"), ACTS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("act", "event", "payload"), ACTS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_each_field_of_what_was_asked_counts(act, event, payload):
     claim = Claim("place", "alice", event, "bld_1", "bld_1", TOLD)
     told = {"act": act, "principal": "alice", "payload": payload}
@@ -37,4 +50,7 @@ def test_each_field_of_what_was_asked_counts(act, event, payload):
             assert unlike(claim, {**told, "payload": changed}), field
     assert unlike(claim, {**told, "principal": "mallory"})
     assert unlike(msgspec.structs.replace(claim, event="BUILD_STARTED"), told)
-    assert all(other == act or unlike(claim, {**told, "act": other, "payload": {}}) for other in ("outbox.flush", "x"))
+    assert all(
+        other == act or unlike(claim, {**told, "act": other, "payload": {}})
+        for other in ("outbox.flush", "x")
+    )

@@ -55,13 +55,19 @@ def test_every_kind_of_build_is_exported_and_found_sound_by_us_and_by_others(sce
         assert found.faults == [], name
         saga, change = name.startswith("saga "), name.startswith("change ")
         signed = found.checked["signatures"]
-        assert found.checked["events"] > 5 and page.kind == ("saga" if saga else "entry" if change else "build")
+        assert found.checked["events"] > 5 and page.kind == (
+            "saga" if saga else "entry" if change else "build"
+        )
         assert signed >= (name == "saga done" if saga else 6 if change else name != "reused")
         if change:
-            assert found.checked["changes"] == 1 and found.checked["change_sets"] == (1 if name == "change done" else 2)
+            assert found.checked["changes"] == 1 and found.checked["change_sets"] == (
+                1 if name == "change done" else 2
+            )
             assert any("signed by vic" in note for note in found.notes)
         if saga:
-            assert found.checked["sagas"] == 1 and found.checked.get("grants", 0) == (name == "saga done")
+            assert found.checked["sagas"] == 1 and found.checked.get("grants", 0) == (
+                name == "saga done"
+            )
         assert others_say(path)[0] == 0
         assert path.stat().st_mode & 0o077 == 0
 
@@ -88,7 +94,9 @@ def test_the_session_of_a_command_is_exported_too(scene, tmp_path):
 
 
 @pytest.mark.rule("E-2")
-def test_a_bundle_of_a_workspace_where_nothing_was_approved_or_sealed_is_signed_all_the_same(tmp_path):
+def test_a_bundle_of_a_workspace_where_nothing_was_approved_or_sealed_is_signed_all_the_same(
+    tmp_path,
+):
     workspace = Workspace(tmp_path / ".onceward", store_url="sqlite", principal="tester")
     workspace.create()
     site = Site(workspace, tmp_path)
@@ -102,13 +110,17 @@ def test_a_bundle_of_a_workspace_where_nothing_was_approved_or_sealed_is_signed_
 
 @pytest.mark.rule("E-2", "K-12")
 @pytest.mark.guarantee("G27")
-def test_the_same_rows_make_the_same_bytes_in_any_folder_and_on_any_store(scene, bundle, tmp_path, postgres_url):
+def test_the_same_rows_make_the_same_bytes_in_any_folder_and_on_any_store(
+    scene, bundle, tmp_path, postgres_url
+):
     again = tmp_path / "again.tar"
     scene.export(scene.ids["approved"], again, True)
     assert again.read_bytes() == bundle.read_bytes()
     with scene.reading() as store:
         backup(store, tmp_path / "rows.db", scene.new_file, scene.old_file)
-    for number, url in enumerate(("sqlite", schema_url(postgres_url, f"moved{uuid.uuid4().hex[:12]}"))):
+    for number, url in enumerate(
+        ("sqlite", schema_url(postgres_url, f"moved{uuid.uuid4().hex[:12]}"))
+    ):
         folder = tmp_path / f"other{number}" / ".onceward"
         folder.parent.mkdir()
         elsewhere = Workspace(folder, store_url=url, principal="somebody")
@@ -120,14 +132,23 @@ def test_the_same_rows_make_the_same_bytes_in_any_folder_and_on_any_store(scene,
 
 
 @pytest.mark.rule("E-2", "K-1")
-def test_every_line_is_the_bytes_that_rfc8785_makes_and_every_envelope_is_one_for_securesystemslib(bundle):
+def test_every_line_is_the_bytes_that_rfc8785_makes_and_every_envelope_is_one_for_securesystemslib(
+    bundle,
+):
     files = files_of(bundle)
     texts = [files["bundle.json"], files["seal.json"]]
-    texts += [line for name, data in files.items() if name.endswith(".ndjson") for line in data.splitlines()]
+    texts += [
+        line
+        for name, data in files.items()
+        if name.endswith(".ndjson")
+        for line in data.splitlines()
+    ]
     for text in texts:
         assert rfc8785.dumps(json.loads(text)) == text
     keys = {
-        key["fingerprint"]: SSlibKey(key["fingerprint"], "ed25519", "ed25519", {"public": key["public_key"]})
+        key["fingerprint"]: SSlibKey(
+            key["fingerprint"], "ed25519", "ed25519", {"public": key["public_key"]}
+        )
         for key in map(json.loads, files["keys.ndjson"].splitlines())
     }
     envelopes = [json.loads(line)["envelope"] for line in files["signatures.ndjson"].splitlines()]
@@ -142,7 +163,9 @@ def test_every_line_is_the_bytes_that_rfc8785_makes_and_every_envelope_is_one_fo
 def test_what_is_exported_is_in_the_order_that_the_contract_says(bundle):
     files = files_of(bundle)
     events = [json.loads(line) for line in files["events.ndjson"].splitlines()]
-    assert [(e["stream_id"], e["seq"]) for e in events] == sorted((e["stream_id"], e["seq"]) for e in events)
+    assert [(e["stream_id"], e["seq"]) for e in events] == sorted(
+        (e["stream_id"], e["seq"]) for e in events
+    )
     tokens = [json.loads(line) for line in files["tokens.ndjson"].splitlines()]
     assert [t["dispatch_seq"] for t in tokens] == sorted(t["dispatch_seq"] for t in tokens)
     assert {t["schema"] for t in tokens} == {"scheduler_dispatch_token@1"}
@@ -157,11 +180,19 @@ def test_any_flipped_byte_of_a_bundle_is_found(bundle, tmp_path):
     whole = bundle.read_bytes()
     other = tmp_path / "b.tar"
     chance = random.Random(SEED)
-    places = set(range(chance.randrange(EVERY), len(whole), EVERY)) | {0, len(whole) - 1, len(whole) - 1100}
+    places = set(range(chance.randrange(EVERY), len(whole), EVERY)) | {
+        0,
+        len(whole) - 1,
+        len(whole) - 1100,
+    }
     for place in sorted(places):
-        other.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :])
+        other.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
+        )
         # A byte of the workspace's name on the first page is found by the signatures, which are for another one.
-        assert {fault.rule for fault in verify_bundle(other).faults} & {"bundle", "signature"}, place
+        assert {fault.rule for fault in verify_bundle(other).faults} & {"bundle", "signature"}, (
+            place
+        )
 
 
 @pytest.mark.rule("E-1", "E-2")
@@ -204,7 +235,9 @@ LINES = {
 @pytest.mark.rule("E-1", "E-2")
 @pytest.mark.guarantee("G19")
 @pytest.mark.parametrize("name", LINES)
-def test_lines_dropped_doubled_or_swapped_are_found_though_the_first_page_was_made_to_agree(bundle, tmp_path, name):
+def test_lines_dropped_doubled_or_swapped_are_found_though_the_first_page_was_made_to_agree(
+    bundle, tmp_path, name
+):
     files = files_of(bundle)
     lines = files[name].splitlines(keepends=True)
     assert lines
@@ -219,11 +252,15 @@ def test_lines_dropped_doubled_or_swapped_are_found_though_the_first_page_was_ma
             assert found([*before, *after]) & LINES[name], number
         assert found([*before, line, line, *after]) & {"bundle", "gap", "manifest"}, number
         if after:
-            assert found([*before, after[0], line, *after[1:]]) & {"bundle", "gap", "manifest"}, number
+            assert found([*before, after[0], line, *after[1:]]) & {"bundle", "gap", "manifest"}, (
+                number
+            )
 
 
 @pytest.mark.rule("E-1", "E-2")
-def test_a_file_that_is_gone_or_new_is_found_though_the_first_page_was_made_to_agree(bundle, tmp_path):
+def test_a_file_that_is_gone_or_new_is_found_though_the_first_page_was_made_to_agree(
+    bundle, tmp_path
+):
     files = files_of(bundle)
     for name in files:
         if name in ("bundle.json", "README.md", "permits.ndjson", "seal.json", "manifest.ndjson"):
@@ -244,7 +281,9 @@ def test_a_file_that_is_gone_or_new_is_found_though_the_first_page_was_made_to_a
 
 @pytest.mark.rule("E-2", "E-4")
 @pytest.mark.guarantee("G18")
-def test_a_bundle_signed_anew_with_another_key_is_found_by_whoever_knows_the_key(scene, bundle, tmp_path):
+def test_a_bundle_signed_anew_with_another_key_is_found_by_whoever_knows_the_key(
+    scene, bundle, tmp_path
+):
     """Keys and signatures replaced, and every event that speaks of them made to agree."""
     files = files_of(bundle)
     keys = [json.loads(line) for line in files["keys.ndjson"].splitlines()]
@@ -263,10 +302,14 @@ def test_a_bundle_signed_anew_with_another_key_is_found_by_whoever_knows_the_key
         forged = forger.sign(base64.b64decode(line["envelope"]["payload"]))
         lines.append(canonical({"envelope": forged.document(), "seq": line["seq"]}) + b"\n")
     forged_keys = b"".join(
-        canonical({**key, "fingerprint": forger.fingerprint, "public_key": forger.public.hex()}) + b"\n"
+        canonical({**key, "fingerprint": forger.fingerprint, "public_key": forger.public.hex()})
+        + b"\n"
         for key in keys[:1]
     )
-    path = packed(tmp_path / "b.tar", {**files, "signatures.ndjson": b"".join(lines), "keys.ndjson": forged_keys})
+    path = packed(
+        tmp_path / "b.tar",
+        {**files, "signatures.ndjson": b"".join(lines), "keys.ndjson": forged_keys},
+    )
     assert {fault.rule for fault in verify_bundle(path).faults} >= {"signature", "key"}
 
 
@@ -287,7 +330,9 @@ def test_a_bundle_is_held_against_a_seal_that_was_kept(scene, bundle, tmp_path):
 def test_digests_alone_leave_the_bytes_out_and_say_so(scene, tmp_path):
     path = tmp_path / "d.tar"
     _, page = scene.export(scene.ids["approved"], path, False)
-    assert page.artifacts == "digests" and not any(name.startswith("artifacts/") for name in files_of(path))
+    assert page.artifacts == "digests" and not any(
+        name.startswith("artifacts/") for name in files_of(path)
+    )
     assert verify_bundle(path).faults == [] and others_say(path)[0] == 0
 
 

@@ -88,9 +88,7 @@ def test_no_byte_that_is_kept_or_said_holds_a_secret(tmp_path, store_url, reques
     (folder / "plan.toml").write_text(PLAN)
     (folder / "leak.sh").write_text(SHELL)
     (folder / "leaks.py").write_text(PYTHON)
-    settings = (
-        '[[sink]]\nname = "hook"\nkind = "webhook"\nurl = "http://127.0.0.1:9/none"\nsecret_env = "HOOK_SECRET"\n'
-    )
+    settings = '[[sink]]\nname = "hook"\nkind = "webhook"\nurl = "http://127.0.0.1:9/none"\nsecret_env = "HOOK_SECRET"\n'
     (folder / "onceward.toml").write_text(settings + f'[store]\nurl = "{store_url}"\n')
     heard = [said(onceward(folder, "init"))]
     running = onceward(folder, "run", "plan.toml", "--jobs", "8")
@@ -147,7 +145,9 @@ def scan(folder, store_url, apart=None):
         bare, _, schema = store_url.rpartition("schema=")
         with psycopg.connect(bare.rstrip("?&")) as connection:
             connection.execute(f"SET search_path TO {schema}")
-            tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
+            tables = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)
+            ).fetchall()
             for (table,) in tables:
                 rows = connection.execute(f"SELECT * FROM {table}").fetchall()
                 text = repr(rows) + " ".join(str(value) for row in rows for value in row)
@@ -157,8 +157,14 @@ def scan(folder, store_url, apart=None):
         database = folder / ".onceward" / "onceward.db"
         if database.exists():
             connection = apsw.Connection(str(database), apsw.SQLITE_OPEN_READONLY)
-            for (table,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")):
-                values = [value for row in connection.execute(f"SELECT * FROM {table}") for value in row]
-                found[f"{table} "] = b" ".join(v if isinstance(v, bytes) else str(v).encode() for v in values)
+            for (table,) in list(
+                connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ):
+                values = [
+                    value for row in connection.execute(f"SELECT * FROM {table}") for value in row
+                ]
+                found[f"{table} "] = b" ".join(
+                    v if isinstance(v, bytes) else str(v).encode() for v in values
+                )
             connection.close()
     return found

@@ -35,7 +35,9 @@ def rules(bare):
 def append(bare, stream, name, detail, actor="tester", signed=None, source=None):
     """An event as a kernel would have written it, chained and the newest of all; answers its seq."""
     ((number,),) = bare.read("SELECT stream_no FROM streams WHERE stream = ?", (stream,))
-    ((seq, prev),) = bare.read("SELECT seq, hash FROM events WHERE stream_no = ? ORDER BY seq DESC LIMIT 1", (number,))
+    ((seq, prev),) = bare.read(
+        "SELECT seq, hash FROM events WHERE stream_no = ? ORDER BY seq DESC LIMIT 1", (number,)
+    )
     ((position, at),) = bare.read("SELECT max(position), max(at) FROM events")
     kind, _, subject = stream.partition(":")
     whose = {"build_id": subject, "session_id": subject} if kind == "session" else {}
@@ -56,10 +58,17 @@ def append(bare, stream, name, detail, actor="tester", signed=None, source=None)
 def test_acts_that_nobody_signed_are_found_though_rows_and_chains_agree(scene, bare):
     key = SigningKey.generate()
     proof = key.proof(_workspace_id(bare), "bob")
-    said = {"principal": "bob", "key": key.fingerprint, "public": key.public.hex(), "proof": proof.hex()}
+    said = {
+        "principal": "bob",
+        "key": key.fingerprint,
+        "public": key.public.hex(),
+        "proof": proof.hex(),
+    }
     with bare:
         append(bare, "workspace", "PRINCIPAL_ADDED", {"principal": "mallory", "roles": ["admin"]})
-        bare.write("INSERT INTO principals (name, added_at, added_by) VALUES ('mallory', 1, 'tester')")
+        bare.write(
+            "INSERT INTO principals (name, added_at, added_by) VALUES ('mallory', 1, 'tester')"
+        )
         bare.write("INSERT INTO principal_roles (name, role) VALUES ('mallory', 'admin')")
         assert rules(bare) == {"signature"}
     with bare:
@@ -86,7 +95,10 @@ def _workspace_id(bare):
 
 def _put_key(bare, key, principal, proof, seq):
     row = (key.fingerprint, key.public, principal, proof, seq)
-    bare.write("INSERT INTO keys (fingerprint, public_key, principal, proof, added_seq) VALUES (?, ?, ?, ?, ?)", row)
+    bare.write(
+        "INSERT INTO keys (fingerprint, public_key, principal, proof, added_seq) VALUES (?, ?, ?, ?, ?)",
+        row,
+    )
 
 
 def _approve_row(bare, build, digest):
@@ -110,13 +122,20 @@ def test_a_signature_does_not_fit_another_act(scene, bare):
         asked = {"step": "ok:all", "digest": digest, "text": "well"}
         append(bare, f"session:{build}", "APPROVAL_WANTED", asked)
         append(
-            bare, f"session:{build}", "APPROVAL_GIVEN", {**asked, "decision": "approved", "note": "fine"}, "bob", signed
+            bare,
+            f"session:{build}",
+            "APPROVAL_GIVEN",
+            {**asked, "decision": "approved", "note": "fine"},
+            "bob",
+            signed,
         )
         _approve_row(bare, build, digest)
         bare.write("UPDATE approvals SET note = 'fine' WHERE text = 'well'")
         assert rules(bare) == {"signature"}
     with bare:
-        append(bare, f"session:{build}", "CONFIRMATION_MINTED", {"permit_id": "prm_x"}, "bob", signed)
+        append(
+            bare, f"session:{build}", "CONFIRMATION_MINTED", {"permit_id": "prm_x"}, "bob", signed
+        )
         bare.write(
             "INSERT INTO confirmation_tokens (permit_id, build_id, transition_seq, token_hash, spent, minted_at,"
             " expires_at) VALUES ('prm_x', ?, 1, 'x', 0, 1, 1)",
@@ -148,10 +167,19 @@ def test_an_act_that_was_signed_by_somebody_without_the_role_is_found(scene, bar
             " VALUES ('principals.add', 'r-forged', ?, ?, 'bob', 'x', 1)",
             (canonical(request.payload).decode(), request.payload_hash()),
         )
-        append(bare, "workspace", "PRINCIPAL_ADDED", {"principal": "bob", "roles": ["admin"]}, "bob", hash_)
+        append(
+            bare,
+            "workspace",
+            "PRINCIPAL_ADDED",
+            {"principal": "bob", "roles": ["admin"]},
+            "bob",
+            hash_,
+        )
         bare.write("INSERT INTO principal_roles (name, role) VALUES ('bob', 'admin')")
         found = verify_rows(bare).faults
-    assert {fault.rule for fault in found} == {"signature"} and any("had no role" in fault.detail for fault in found)
+    assert {fault.rule for fault in found} == {"signature"} and any(
+        "had no role" in fault.detail for fault in found
+    )
 
 
 @pytest.mark.rule("E-1")
@@ -175,7 +203,10 @@ def test_a_forged_checkpoint_is_found(bare, change, where):
     assert rows
     for row in rows:
         with bare:
-            bare.write(f"UPDATE checkpoints SET {change} WHERE build_id = ? AND stage = ? AND target = ?", row)
+            bare.write(
+                f"UPDATE checkpoints SET {change} WHERE build_id = ? AND stage = ? AND target = ?",
+                row,
+            )
             assert rules(bare) & {"checkpoint", "manifest", "form", "ref"}, row
 
 
@@ -241,7 +272,9 @@ def test_bytes_that_are_no_text_are_a_fault(tmp_path):
     whole = (workspace.folder / "onceward.db").read_bytes()
     for table, column in (("events", "body"), ("plans", "body"), ("signatures", "statement")):
         connection = apsw.Connection(str(workspace.folder / "onceward.db"))
-        for (name,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")):
+        for (name,) in list(
+            connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        ):
             connection.execute(f"DROP TRIGGER {name}")
         connection.execute(f"UPDATE {table} SET {column} = CAST(x'7bff7d' AS TEXT)")
         connection.close()
@@ -262,7 +295,11 @@ def test_a_bundle_whose_end_nobody_trusted_signed_does_not_pass_with_a_key(scene
     keys = [json.loads(line)["fingerprint"] for line in files["keys.ndjson"].splitlines()]
     assert verify_bundle(path, trusted=keys).ok and others_say(path, *keys)[0] == 0
     signatures = [json.loads(line) for line in files["signatures.ndjson"].splitlines()]
-    kept = [line for line in files["signatures.ndjson"].splitlines(keepends=True) if b"build_id" not in _payload(line)]
+    kept = [
+        line
+        for line in files["signatures.ndjson"].splitlines(keepends=True)
+        if b"build_id" not in _payload(line)
+    ]
     gone = {s["seq"] for s in signatures} - {json.loads(line)["seq"] for line in kept}
     assert len(gone) == 1
     events = [
@@ -295,16 +332,42 @@ def test_a_hostile_bundle_is_a_fault_and_not_a_crash(scene, tmp_path):
     def line(document):
         return canonical(document) + b"\n"
 
-    hostile = [{"seal.json": data} for data in (b"[]", b"{}", canonical({**seal_, "head": []}), b"[" * 50_000)]
+    hostile = [
+        {"seal.json": data}
+        for data in (b"[]", b"{}", canonical({**seal_, "head": []}), b"[" * 50_000)
+    ]
     for keyid in ([], {}, 7, None):
-        odd = {**signed, "envelope": {**signed["envelope"], "signatures": [{**one, "keyid": keyid}]}}
-        hostile += [{"signatures.ndjson": line(odd)}, {"seal.json": canonical({**seal_, "envelope": odd["envelope"]})}]
-    hostile += [{"signatures.ndjson": line({**signed, "seq": seq})} for seq in ("1", [1], None, 1 << 52)]
+        odd = {
+            **signed,
+            "envelope": {**signed["envelope"], "signatures": [{**one, "keyid": keyid}]},
+        }
+        hostile += [
+            {"signatures.ndjson": line(odd)},
+            {"seal.json": canonical({**seal_, "envelope": odd["envelope"]})},
+        ]
+    hostile += [
+        {"signatures.ndjson": line({**signed, "seq": seq})} for seq in ("1", [1], None, 1 << 52)
+    ]
     hostile += [{"tokens.ndjson": files["tokens.ndjson"].replace(b'"work":"{', b'"work":"[')}]
-    hostile += [{"checkpoints.ndjson": files["checkpoints.ndjson"].replace(b'"outputs":"[', b'"outputs":"{')}]
+    hostile += [
+        {
+            "checkpoints.ndjson": files["checkpoints.ndjson"].replace(
+                b'"outputs":"[', b'"outputs":"{'
+            )
+        }
+    ]
     hostile += [{"events.ndjson": files["events.ndjson"].replace(b'"logs":{', b'"logs":{"x":{},')}]
-    hostile += [{"events.ndjson": b"x" * 5_000_000}, {"keys.ndjson": b"\xff\n"}, {"debits.ndjson": b"{}\n"}]
-    hostile += [{"EVIL.md": b"x"}, {"../../evil.sh": b"x"}, {"artifacts/../x": b"x"}, {"artifacts/short": b"x"}]
+    hostile += [
+        {"events.ndjson": b"x" * 5_000_000},
+        {"keys.ndjson": b"\xff\n"},
+        {"debits.ndjson": b"{}\n"},
+    ]
+    hostile += [
+        {"EVIL.md": b"x"},
+        {"../../evil.sh": b"x"},
+        {"artifacts/../x": b"x"},
+        {"artifacts/short": b"x"},
+    ]
     for change in hostile:
         assert not verify_bundle(packed(tmp_path / "h.tar", {**files, **change})).ok, list(change)
 
@@ -312,13 +375,28 @@ def test_a_hostile_bundle_is_a_fault_and_not_a_crash(scene, tmp_path):
 @pytest.mark.rule("E-3", "K-11")
 def test_a_seal_that_lacks_something_is_refused_whoever_signed_it():
     key = SigningKey.generate()
-    good = {"key": key.fingerprint, "log": {"root": "ab" * 32, "size": 0}, "position": 1, "principal": "x"}
+    good = {
+        "key": key.fingerprint,
+        "log": {"root": "ab" * 32, "size": 0},
+        "position": 1,
+        "principal": "x",
+    }
     good |= {"root": "ab" * 32, "streams": 1, "workspace": "wsp_1"}
     odd = [{k: v for k, v in good.items() if k != gone} for gone in good]
-    odd += [{**good, "position": "1"}, {**good, "log": {}}, {**good, "root": "x"}, {}, {**good, "log": {"size": -1}}]
+    odd += [
+        {**good, "position": "1"},
+        {**good, "log": {}},
+        {**good, "root": "x"},
+        {},
+        {**good, "log": {"size": -1}},
+    ]
     for predicate in odd:
         envelope = key.sign(statement(SEAL, [("w", "ab" * 32)], predicate))
-        document = {"envelope": envelope.document(), "format": "onceward-seal@1", "public": key.public.hex()}
+        document = {
+            "envelope": envelope.document(),
+            "format": "onceward-seal@1",
+            "public": key.public.hex(),
+        }
         with pytest.raises((InvalidConfig, IntegrityFault)):
             read_receipt(canonical(document), "odd")
 
@@ -335,7 +413,9 @@ def test_whoever_may_only_file_requests_does_not_become_an_admin(workspace):
         kernel.store.file(first)
         with kernel.store.read() as rows:
             act = acts.sign(
-                rows, thief, Request("principals.add", "r2", {"name": "mallory", "roles": ["admin"]}, "dave")
+                rows,
+                thief,
+                Request("principals.add", "r2", {"name": "mallory", "roles": ["admin"]}, "dave"),
             )
         kernel.store.file(act)
         kernel.carry_out()
@@ -378,7 +458,9 @@ def test_nothing_is_written_under_a_name_whose_key_is_not_here(workspace, tmp_pa
     with pytest.raises(PermissionDenied):
         workspace.kernel()
     assert events() == before
-    stranger = Workspace(workspace.folder, store_url=workspace.settings.store.url, principal="stranger")
+    stranger = Workspace(
+        workspace.folder, store_url=workspace.settings.store.url, principal="stranger"
+    )
     stranger.kernel().close()
     with workspace.reading() as store, store.read() as rows:
         assert not rows.read('SELECT 1 FROM events WHERE body LIKE \'%"actor":"stranger"%\'')
@@ -406,7 +488,9 @@ def test_what_is_signed_names_the_whole_build(workspace, tmp_path):
     assert site.run(plan(budget="0.01"), jobs=1)["state"] == "BUDGET_PAUSE"
     ask(workspace, "builds.abandon", build=site.build_id[:30])
     with workspace.reading() as store, store.read() as rows:
-        ((text,),) = rows.read("SELECT statement FROM signatures WHERE statement LIKE '%builds.abandon%'")
+        ((text,),) = rows.read(
+            "SELECT statement FROM signatures WHERE statement LIKE '%builds.abandon%'"
+        )
         assert verify_rows(rows).faults == []
     assert json.loads(text)["predicate"]["payload"]["build"] == site.build_id
 
@@ -438,7 +522,12 @@ def test_neither_a_repository_nor_a_bundle_gets_what_is_the_machines_own(workspa
     workspace.export(site.build_id, path, True)
     data = path.read_bytes()
     assert str(tmp_path).encode() not in data
-    assert msgspec.json.decode(files_of(path)["tokens.ndjson"].splitlines()[0])["work"].count('"cwd":"."') == 1
+    assert (
+        msgspec.json.decode(files_of(path)["tokens.ndjson"].splitlines()[0])["work"].count(
+            '"cwd":"."'
+        )
+        == 1
+    )
 
 
 @pytest.mark.rule("E-3")

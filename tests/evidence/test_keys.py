@@ -23,11 +23,15 @@ from scene import ask
 
 
 def acting(workspace, principal, folder=None):
-    return Workspace(folder or workspace.folder, store_url=workspace.settings.store.url, principal=principal)
+    return Workspace(
+        folder or workspace.folder, store_url=workspace.settings.store.url, principal=principal
+    )
 
 
 def add(name="eve", role="viewer", by="tester", request_id=None):
-    return Request("principals.add", request_id or uuid.uuid4().hex, {"name": name, "roles": [role]}, by)
+    return Request(
+        "principals.add", request_id or uuid.uuid4().hex, {"name": name, "roles": [role]}, by
+    )
 
 
 def sound(workspace):
@@ -42,20 +46,33 @@ def test_whoever_opens_a_workspace_first_has_a_key_without_asking(workspace):
         (key,) = key_list(store, workspace.keyring)
         (who,) = principal_list(store)
         assert (key["principal"], key["here"], who["key"]) == ("tester", True, key["key"])
-        assert duties_left(store).startswith("Not separated yet: only tester may act as operator, reviewer")
+        assert duties_left(store).startswith(
+            "Not separated yet: only tester may act as operator, reviewer"
+        )
     path = workspace.keyring.path_of(key["key"])
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(path.stat().st_mode) == 0o600
+        and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    )
     assert sound(workspace)
 
 
 @pytest.mark.rule("E-4")
 def test_a_private_key_is_in_its_file_and_nowhere_else(workspace, tmp_path):
     ask(workspace, "principals.add", name="bob", roles=["reviewer"])
-    ask(workspace, "keys.add", "bob", key=workspace.keyring.make("bob", workspace_id(workspace)).offer())
+    ask(
+        workspace,
+        "keys.add",
+        "bob",
+        key=workspace.keyring.make("bob", workspace_id(workspace)).offer(),
+    )
     secrets = []
     for path in workspace.keyring.folder.glob("*.pem"):
         key = SigningKey.read(path.read_bytes().partition(b"\n")[2])
-        secrets += [key._private.private_bytes_raw(), key._private.private_bytes_raw().hex().encode()]
+        secrets += [
+            key._private.private_bytes_raw(),
+            key._private.private_bytes_raw().hex().encode(),
+        ]
     assert len(secrets) == 4
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.suffix != ".pem":
@@ -97,7 +114,10 @@ def test_a_key_file_that_others_may_read_or_that_lies_is_not_used(workspace, tmp
     whole = path.read_bytes()
     for data, why in (
         (b"nonsense", "Ed25519"),
-        (b"Onceward key of tester\n" + SigningKey.generate().pem(), "another key than its name says"),
+        (
+            b"Onceward key of tester\n" + SigningKey.generate().pem(),
+            "another key than its name says",
+        ),
     ):
         path.write_bytes(data)
         with pytest.raises(InvalidConfig, match=why):
@@ -124,7 +144,9 @@ def test_a_request_counts_only_as_it_was_signed(workspace):
         envelope = parse(request.signature)
         (one,) = envelope["signatures"]
         other = ("B" if one["sig"][0] == "A" else "A") + one["sig"][1:]
-        return changed(request, signature=canonical({**envelope, "signatures": [{**one, "sig": other}]}))
+        return changed(
+            request, signature=canonical({**envelope, "signatures": [{**one, "sig": other}]})
+        )
 
     stranger = SimpleSigner(kernel.signer, SigningKey.generate())
     take = {"name": "tester", "roles": ["viewer"]}
@@ -134,16 +156,25 @@ def test_a_request_counts_only_as_it_was_signed(workspace):
             (changed(signed("r1"), signature=b"{}"), "not an envelope"),
             (turned(signed("r2")), "not genuine"),
             (signed("r3", stranger), "not one of tester"),
-            (signed("r4", SimpleSigner(kernel.signer, workspace="wsp_other")), "not what was signed"),
+            (
+                signed("r4", SimpleSigner(kernel.signer, workspace="wsp_other")),
+                "not what was signed",
+            ),
             (changed(signed("r5"), request_id="r6"), "not what was signed"),
-            (changed(signed("r7"), payload={"name": "mallory", "roles": ["admin"]}), "not what was signed"),
+            (
+                changed(signed("r7"), payload={"name": "mallory", "roles": ["admin"]}),
+                "not what was signed",
+            ),
             (changed(signed("r8"), verb="principals.take", payload=take), "not what was signed"),
         ):
             kernel.store.file(request)
             kernel.carry_out()
             with kernel.store.read() as rows:
                 refusal = Requests(rows).find(request).value()["error"]
-            assert refusal["code"] == "PERMISSION_DENIED" and why in refusal["message"], (why, refusal)
+            assert refusal["code"] == "PERMISSION_DENIED" and why in refusal["message"], (
+                why,
+                refusal,
+            )
         assert [p["name"] for p in principal_list(kernel.store)] == ["tester"]
     finally:
         kernel.close()
@@ -234,7 +265,9 @@ def test_a_revoked_key_signs_no_more_and_what_it_signed_stays_signed(workspace):
     ask(workspace, "principals.add", name="bob", roles=["admin"])
     ask(workspace, "principals.add", "bob", name="carol", roles=["viewer"])
     with workspace.reading() as store:
-        bobs = next(key["key"] for key in key_list(store, workspace.keyring) if key["principal"] == "bob")
+        bobs = next(
+            key["key"] for key in key_list(store, workspace.keyring) if key["principal"] == "bob"
+        )
     ask(workspace, "keys.revoke", key=bobs[:12], reason="lost")
     with pytest.raises(PermissionDenied, match="every key of bob was revoked"):
         ask(workspace, "principals.add", "bob", name="dave", roles=["viewer"])
@@ -269,11 +302,23 @@ def test_only_its_owner_or_an_admin_revokes_a_key_and_somebody_can_always_act(wo
 
 
 @pytest.mark.rule("H-9")
-@pytest.mark.parametrize("verb", ["builds.abandon", "builds.confirm", "builds.approve", "children.cancel", "seals.add"])
+@pytest.mark.parametrize(
+    "verb", ["builds.abandon", "builds.confirm", "builds.approve", "children.cancel", "seals.add"]
+)
 def test_a_viewer_changes_nothing(workspace, verb):
     ask(workspace, "principals.add", name="viewer", roles=["viewer"])
     with pytest.raises(PermissionDenied, match="has only viewer"):
-        ask(workspace, verb, "viewer", build="latest", step="x", digest="y", token_hash="z", subject="s", envelope={})
+        ask(
+            workspace,
+            verb,
+            "viewer",
+            build="latest",
+            step="x",
+            digest="y",
+            token_hash="z",
+            subject="s",
+            envelope={},
+        )
     kernel = acting(workspace, "viewer").kernel()
     try:
         with pytest.raises(PermissionDenied, match="has only viewer"):

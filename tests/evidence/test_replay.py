@@ -51,9 +51,14 @@ def test_a_changed_bundle_is_refused_or_its_difference_named(scene, bare, tmp_pa
         [tokens[0].replace(said["worker_run_id"].encode(), b"ab" * 32), *tokens[1:]],
     )
     found = replay_bundle(packed(tmp_path / "d", files))
-    assert (found.difference.where, found.difference.field) == (f"child {said['child_id']}", "worker_run_id")
+    assert (found.difference.where, found.difference.field) == (
+        f"child {said['child_id']}",
+        "worker_run_id",
+    )
     data = (tmp_path / "b").read_bytes()
-    (tmp_path / "b").write_bytes(data.replace(b'"WORKER_', b'"WORKEr_', 1).replace(b"STEP_REUSED", b"STEP_REUSEd", 1))
+    (tmp_path / "b").write_bytes(
+        data.replace(b'"WORKER_', b'"WORKEr_', 1).replace(b"STEP_REUSED", b"STEP_REUSEd", 1)
+    )
     with pytest.raises(Exception) as refused:
         replay_bundle(tmp_path / "b")
     assert refused.value.code == "INTEGRITY_FAULT" and "digest" in refused.value.message
@@ -81,13 +86,23 @@ def test_what_a_token_says_must_follow_from_the_record(scene, bare, column):
         (scene.ids["approved"],),
     )
     with bare:
-        bare.write(f"UPDATE urm_dispatch_token SET {column} = {COLUMNS[column]} WHERE child_id = ?", (child,))
+        bare.write(
+            f"UPDATE urm_dispatch_token SET {column} = {COLUMNS[column]} WHERE child_id = ?",
+            (child,),
+        )
         where, field = difference(bare)
         assert child in where or where.startswith("session:")
         # Somebody who was asked to end would have been cancelled.
-        assert field in (column, f"detail.{column}", *(["detail.reason"] if column == "cancel_request_id" else []))
+        assert field in (
+            column,
+            f"detail.{column}",
+            *(["detail.reason"] if column == "cancel_request_id" else []),
+        )
     with bare:
-        bare.write("UPDATE urm_dispatch_token SET work = ? WHERE child_id = ?", ('{"function":"other"}', child))
+        bare.write(
+            "UPDATE urm_dispatch_token SET work = ? WHERE child_id = ?",
+            ('{"function":"other"}', child),
+        )
         where, field = difference(bare)
         assert where.startswith("session:") and field == "detail.work"
 
@@ -130,7 +145,9 @@ LIES = {
 @pytest.mark.rule("R-1")
 @pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("field", LIES)
-def test_an_event_that_does_not_follow_is_named_with_its_field_though_its_chain_is_whole(scene, bare, field):
+def test_an_event_that_does_not_follow_is_named_with_its_field_though_its_chain_is_whole(
+    scene, bare, field
+):
     stream = f"session:{scene.ids['approved']}"
     ((seq,),) = bare.read(
         "SELECT min(e.seq) FROM events e JOIN streams s ON s.stream_no = e.stream_no"
@@ -142,31 +159,97 @@ def test_an_event_that_does_not_follow_is_named_with_its_field_though_its_chain_
         rewritten(bare, stream, seq, **lie)
         ((name, value),) = lie.items()
         found = replay(Rows(bare)).difference
-        assert (found.where, found.field, found.stored) == (f"{stream}#{seq}", f"detail.{name}", value)
+        assert (found.where, found.field, found.stored) == (
+            f"{stream}#{seq}",
+            f"detail.{name}",
+            value,
+        )
 
 
 @pytest.mark.rule("R-1")
 @pytest.mark.guarantee("G2", "G6", "G19")
 def test_rows_that_are_gone_or_changed_are_named(scene, bare):
     build = scene.ids["approved"]
-    ((child,),) = bare.read("SELECT min(child_id) FROM urm_dispatch_token WHERE parent_session_id = ?", (build,))
+    ((child,),) = bare.read(
+        "SELECT min(child_id) FROM urm_dispatch_token WHERE parent_session_id = ?", (build,)
+    )
     own = "(SELECT stream_no FROM streams WHERE stream = ?)"
     cases = [
-        (f"DELETE FROM events WHERE seq = 2 AND stream_no = {own}", (f"child:{child}",), f"child:{child}#2", "event"),
-        ("DELETE FROM urm_dispatch_token WHERE child_id = ?", (child,), "session:", "detail.child_id"),
-        ("UPDATE sessions SET dispatch_high = 99 WHERE session_id = ?", (build,), "session ", "dispatch_high"),
-        ("UPDATE sessions SET queue_high = 99 WHERE session_id = ?", (build,), "session ", "queue_high"),
-        ("UPDATE sessions SET max_active_children = 9 WHERE session_id = ?", (build,), "session ", "max_active"),
+        (
+            f"DELETE FROM events WHERE seq = 2 AND stream_no = {own}",
+            (f"child:{child}",),
+            f"child:{child}#2",
+            "event",
+        ),
+        (
+            "DELETE FROM urm_dispatch_token WHERE child_id = ?",
+            (child,),
+            "session:",
+            "detail.child_id",
+        ),
+        (
+            "UPDATE sessions SET dispatch_high = 99 WHERE session_id = ?",
+            (build,),
+            "session ",
+            "dispatch_high",
+        ),
+        (
+            "UPDATE sessions SET queue_high = 99 WHERE session_id = ?",
+            (build,),
+            "session ",
+            "queue_high",
+        ),
+        (
+            "UPDATE sessions SET max_active_children = 9 WHERE session_id = ?",
+            (build,),
+            "session ",
+            "max_active",
+        ),
         ("UPDATE builds SET state = 'FAILED' WHERE build_id = ?", (build,), "build ", "state"),
         ("UPDATE builds SET version = 9 WHERE build_id = ?", (build,), "build ", "version"),
         ("DELETE FROM builds WHERE build_id = ?", (build,), "build ", "state"),
-        ("UPDATE checkpoints SET status = 'FAILED' WHERE build_id = ?", (build,), build, "checkpoint"),
-        ("UPDATE budget_totals SET limit_amount = 1 WHERE parent_session_id = ?", (build,), "total ", "limit_amount"),
-        ("UPDATE budget_totals SET total = total + 1 WHERE parent_session_id = ?", (build,), "total ", "total"),
-        ("UPDATE budget_debits SET amount = amount + 1 WHERE child_id = ?", (child,), "session:", "detail.spent"),
-        ("UPDATE budget_debits SET debit_seq = 50 + debit_seq WHERE child_id = ?", (child,), "debit ", "debit_seq"),
-        (f"UPDATE events SET at = at + 1 WHERE seq = 1 AND stream_no = {own}", (f"child:{child}",), "child:", "ts"),
-        (f"UPDATE events SET source = 'x' WHERE seq = 1 AND stream_no = {own}", (f"child:{child}",), "child:", "hash"),
+        (
+            "UPDATE checkpoints SET status = 'FAILED' WHERE build_id = ?",
+            (build,),
+            build,
+            "checkpoint",
+        ),
+        (
+            "UPDATE budget_totals SET limit_amount = 1 WHERE parent_session_id = ?",
+            (build,),
+            "total ",
+            "limit_amount",
+        ),
+        (
+            "UPDATE budget_totals SET total = total + 1 WHERE parent_session_id = ?",
+            (build,),
+            "total ",
+            "total",
+        ),
+        (
+            "UPDATE budget_debits SET amount = amount + 1 WHERE child_id = ?",
+            (child,),
+            "session:",
+            "detail.spent",
+        ),
+        (
+            "UPDATE budget_debits SET debit_seq = 50 + debit_seq WHERE child_id = ?",
+            (child,),
+            "debit ",
+            "debit_seq",
+        ),
+        (
+            f"UPDATE events SET at = at + 1 WHERE seq = 1 AND stream_no = {own}",
+            (f"child:{child}",),
+            "child:",
+            "ts",
+        ),
+        (
+            f"UPDATE events SET source = 'x' WHERE seq = 1 AND stream_no = {own}",
+            (f"child:{child}",),
+            "child:",
+            "hash",
+        ),
     ]
     for sql, params, where, field in cases:
         with bare:
@@ -194,7 +277,10 @@ def test_a_session_that_is_not_there_is_a_difference(scene, bare, tmp_path):
 
 
 RULES = {
-    "reordered": ("UPDATE urm_dispatch_token SET queue_seq = 100 - queue_seq WHERE parent_session_id = ?", "queue_seq"),
+    "reordered": (
+        "UPDATE urm_dispatch_token SET queue_seq = 100 - queue_seq WHERE parent_session_id = ?",
+        "queue_seq",
+    ),
     "asked to end, and completed": (
         "UPDATE urm_dispatch_token SET cancel_request_id = 'c-1' WHERE parent_session_id = ? AND reason = 'completed'",
         "detail.reason",
@@ -271,7 +357,12 @@ def test_a_debit_that_was_asked_for_never_passes_its_limit(scene, bare):
 @pytest.mark.rule("R-1")
 def test_what_no_event_could_say_is_a_difference_and_no_crash(scene, bare):
     stream = f"session:{scene.ids['failed']}"
-    for body in ("{}", "not json", '{"context":1,"detail":{},"event":"X"}', '{"context":{},"detail":{},"event":"X"}'):
+    for body in (
+        "{}",
+        "not json",
+        '{"context":1,"detail":{},"event":"X"}',
+        '{"context":{},"detail":{},"event":"X"}',
+    ):
         with bare:
             bare.write(
                 "UPDATE events SET body = ? WHERE seq = 3 AND stream_no ="
@@ -285,4 +376,6 @@ def test_what_no_event_could_say_is_a_difference_and_no_crash(scene, bare):
                 " (SELECT stream_no FROM streams WHERE stream = ?)",
                 (stream,),
             )
-            assert difference(bare) == (f"{stream}#2", "hash"), "the first one is told, not the worst"
+            assert difference(bare) == (f"{stream}#2", "hash"), (
+                "the first one is told, not the worst"
+            )

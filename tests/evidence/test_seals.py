@@ -9,7 +9,13 @@ import pytest
 
 from helpers import create
 from onceward.engine.doctor import examine_store
-from onceward.errors import IntegrityFault, InvalidConfig, OncewardError, PermissionDenied, StaleVersion
+from onceward.errors import (
+    IntegrityFault,
+    InvalidConfig,
+    OncewardError,
+    PermissionDenied,
+    StaleVersion,
+)
 from onceward.evidence.seal import follows, read_receipt
 from onceward.evidence.signing import SigningKey
 from onceward.evidence.workspace import verify_workspace
@@ -28,7 +34,9 @@ def something_happens(workspace):
 
 def faults(workspace, *receipts):
     with workspace.reading() as store:
-        found = verify_workspace(store, workspace.folder, [("kept", receipt) for receipt in receipts])
+        found = verify_workspace(
+            store, workspace.folder, [("kept", receipt) for receipt in receipts]
+        )
     return [(fault.rule, fault.detail) for fault in found.faults]
 
 
@@ -60,7 +68,9 @@ def test_an_older_copy_of_the_workspace_does_not_match_a_newer_seal(tmp_path):
     for _ in range(4):
         something_happens(older)
     found = faults(older, receipt)
-    assert {rule for rule, _ in found} == {"seal"} and not any("older copy" in why for _, why in found)
+    assert {rule for rule, _ in found} == {"seal"} and not any(
+        "older copy" in why for _, why in found
+    )
     assert not faults(workspace, receipt)
 
 
@@ -74,7 +84,9 @@ def test_a_seal_of_another_workspace_or_with_another_key_is_said_to_be_one(works
     assert ("seal", "it is the seal of another workspace") in faults(workspace, seal(other))
     receipt = seal(workspace)
     stranger = SigningKey.generate()
-    forged = type(receipt)(stranger.sign(receipt.envelope.statement), stranger.public, receipt.heads)
+    forged = type(receipt)(
+        stranger.sign(receipt.envelope.statement), stranger.public, receipt.heads
+    )
     assert any("is not known here any more" in why for _, why in faults(workspace, forged))
 
 
@@ -87,7 +99,11 @@ def test_the_kernel_believes_no_seal_that_is_not_true_and_signed_by_who_asks(wor
     with pytest.raises(PermissionDenied, match="not signed by bob"):
         ask(workspace, "seals.add", "bob", envelope=document)
     with pytest.raises(PermissionDenied, match="not signed by tester"):
-        ask(workspace, "seals.add", envelope=SigningKey.generate().sign(receipt.envelope.statement).document())
+        ask(
+            workspace,
+            "seals.add",
+            envelope=SigningKey.generate().sign(receipt.envelope.statement).document(),
+        )
     key = workspace_key(workspace)
     for change, why in (
         ({"root": "ab" * 32}, "not of this history"),
@@ -157,7 +173,12 @@ def test_a_seal_file_that_was_changed_is_refused(workspace, tmp_path):
         turned = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
         with pytest.raises((IntegrityFault, InvalidConfig)):
             read_receipt(turned, "turned")
-    for change in ({"heads": document["heads"][1:]}, {"format": "x"}, {"more": 1}, {"public": "ab" * 32}):
+    for change in (
+        {"heads": document["heads"][1:]},
+        {"format": "x"},
+        {"more": 1},
+        {"public": "ab" * 32},
+    ):
         with pytest.raises((IntegrityFault, InvalidConfig)):
             read_receipt(canonical({**document, **change}), "changed")
 
@@ -179,10 +200,14 @@ def test_the_settings_have_it_sealed_elsewhere_whenever_something_happened(store
     assert follows(read_receipt(first, "first"), second)
     assert workspace.verify([], None).checked["seals"] == 2
     with workspace.reading() as store:
-        assert [c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"] == ["ok"]
+        assert [
+            c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"
+        ] == ["ok"]
     # What cannot be sealed there stays as it was: nothing is lost, and doctor tells.
     kept.write_bytes(b"nonsense")
     something_happens(workspace)
     assert kept.read_bytes() == b"nonsense"
     with workspace.reading() as store:
-        assert [c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"] == ["warn"]
+        assert [
+            c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"
+        ] == ["warn"]

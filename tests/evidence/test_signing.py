@@ -31,7 +31,9 @@ from onceward.evidence.signing import (
 )
 
 P = 2**255 - 19
-OTHERS = importlib.util.spec_from_file_location("check_bundle", Path(__file__).parents[2] / "tools" / "check_bundle.py")
+OTHERS = importlib.util.spec_from_file_location(
+    "check_bundle", Path(__file__).parents[2] / "tools" / "check_bundle.py"
+)
 KEY = SigningKey.generate()
 
 
@@ -72,14 +74,18 @@ def test_any_flipped_bit_of_statement_or_signature_is_found(place, bit):
     whole = bytearray(envelope.statement + envelope.signature)
     whole[place % len(whole)] ^= 1 << bit
     cut = len(envelope.statement)
-    assert not genuine(KEY.public, Envelope(bytes(whole[:cut]), KEY.fingerprint, bytes(whole[cut:])))
+    assert not genuine(
+        KEY.public, Envelope(bytes(whole[:cut]), KEY.fingerprint, bytes(whole[cut:]))
+    )
 
 
 def test_another_key_or_another_kind_of_payload_does_not_verify():
     envelope, stranger = signed(), SigningKey.generate()
     assert genuine(KEY.public, envelope)
     assert not genuine(stranger.public, envelope)
-    assert not genuine(KEY.public, Envelope(envelope.statement, stranger.fingerprint, envelope.signature))
+    assert not genuine(
+        KEY.public, Envelope(envelope.statement, stranger.fingerprint, envelope.signature)
+    )
     bare = KEY._private.sign(envelope.statement)
     assert not genuine(KEY.public, Envelope(envelope.statement, KEY.fingerprint, bare))
 
@@ -195,7 +201,9 @@ def test_a_private_key_survives_its_file_and_nothing_else_is_one():
     ours = Ed25519PrivateKey.generate()
     written = ours.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     assert SigningKey.read(written).public == ours.public_key().public_bytes_raw()
-    foreign = X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    foreign = X25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
     for pem in (b"", b"-----BEGIN PRIVATE KEY-----\n", foreign):
         with pytest.raises(InvalidConfig, match="Ed25519"):
             SigningKey.read(pem)

@@ -94,7 +94,15 @@ def rules(bare):
 def test_what_nobody_touched_is_sound(scene, bare):
     found = verify_rows(bare)
     assert found.faults == []
-    assert set(found.checked) >= {"events", "signatures", "keys", "approvals", "permits", "debits", "checkpoints"}
+    assert set(found.checked) >= {
+        "events",
+        "signatures",
+        "keys",
+        "approvals",
+        "permits",
+        "debits",
+        "checkpoints",
+    }
     with scene.reading() as store:
         assert verify_workspace(store, scene.folder).faults == []
 
@@ -113,7 +121,9 @@ def test_a_row_that_is_gone_is_found(bare, table):
     rows = bare.keys(table, key)
     assert rows
     if table == "artifacts":
-        rows = [row for row in rows if bare.read("SELECT 1 FROM artifact_refs WHERE sha256 = ?", row)]
+        rows = [
+            row for row in rows if bare.read("SELECT 1 FROM artifact_refs WHERE sha256 = ?", row)
+        ]
     if table == "keys":
         # One key was never used to sign anything before it was replaced; its event still tells of it.
         assert len(rows) == 7
@@ -122,7 +132,9 @@ def test_a_row_that_is_gone_is_found(bare, table):
         if table == "events" and row[0] == newest:
             continue  # The very last event: only a seal knows of it, which is another test.
         with bare:
-            bare.write(f"DELETE FROM {table} WHERE " + " AND ".join(f"{name} = ?" for name in key), row)
+            bare.write(
+                f"DELETE FROM {table} WHERE " + " AND ".join(f"{name} = ?" for name in key), row
+            )
             found = rules(bare)
         assert found & DROPPED[table], (row, found)
 
@@ -133,7 +145,10 @@ def test_a_total_that_is_gone_is_found_if_it_said_something(bare):
         "SELECT parent_session_id, budget_lane, limit_amount, total FROM budget_totals"
     ):
         with bare:
-            bare.write("DELETE FROM budget_totals WHERE parent_session_id = ? AND budget_lane = ?", (session, lane))
+            bare.write(
+                "DELETE FROM budget_totals WHERE parent_session_id = ? AND budget_lane = ?",
+                (session, lane),
+            )
             assert "totals" in rules(bare) or (not total and limit is None)
 
 
@@ -158,7 +173,10 @@ def test_a_signed_request_that_is_gone_or_says_something_else_is_found(bare):
             bare.write("DELETE FROM requests WHERE request_no = ?", row)
             assert "signature" in rules(bare)
         with bare:
-            bare.write("UPDATE requests SET payload = replace(payload, '}', ' }') WHERE request_no = ?", row)
+            bare.write(
+                "UPDATE requests SET payload = replace(payload, '}', ' }') WHERE request_no = ?",
+                row,
+            )
             assert "request" in rules(bare)
 
 
@@ -200,7 +218,11 @@ def test_a_flipped_byte_is_found(bare, table, key, column, expected):
     rows = bare.read(f"SELECT {key}, {column} FROM {table} ORDER BY {key}")
     for name, value in few(rows):
         size = len(value if isinstance(value, bytes) else value.encode())
-        some = range(chance.randrange(EVERY), size, EVERY) if column in ("body", "statement") or EVERY == 1 else ()
+        some = (
+            range(chance.randrange(EVERY), size, EVERY)
+            if column in ("body", "statement") or EVERY == 1
+            else ()
+        )
         for place in {size - 1, chance.randrange(size), *some}:
             other = flipped(value, place, chance.randrange(8))
             if other is None:
@@ -266,8 +288,20 @@ CHANGED = [
     ("builds", "plan_hash", "'ab'", "1 = 1", ("plan",)),
     ("urm_dispatch_token", "phase", "'started'", "phase = 'terminal'", ("phase",)),
     ("urm_dispatch_token", "reason", "'completed'", "reason <> 'completed'", ("phase",)),
-    ("urm_dispatch_token", "dispatch_seq", "dispatch_seq + 1000", "dispatch_seq IS NOT NULL", ("phase",)),
-    ("urm_dispatch_token", "worker_run_id", "'x' || worker_run_id", "worker_run_id IS NOT NULL", ("phase",)),
+    (
+        "urm_dispatch_token",
+        "dispatch_seq",
+        "dispatch_seq + 1000",
+        "dispatch_seq IS NOT NULL",
+        ("phase",),
+    ),
+    (
+        "urm_dispatch_token",
+        "worker_run_id",
+        "'x' || worker_run_id",
+        "worker_run_id IS NOT NULL",
+        ("phase",),
+    ),
     ("grants", "expires_at", "expires_at + 1", "1 = 1", ("state",)),
     ("grants", "granter", "'bob'", "1 = 1", ("state",)),
     ("grants", "executor", "'bob'", "1 = 1", ("state",)),
@@ -284,10 +318,22 @@ CHANGED = [
     ("saga_steps", "error", "replace(error, 'fails', 'works')", "error IS NOT NULL", ("state",)),
     ("registry_audit", "subject", "'voc_2'", "1 = 1", ("audit",)),
     *(("saga_runs", column, *how, ("state",)) for column, how in RUN_CHANGED.items()),
-    ("decision_backlog_entry", "status", "'verified_complete'", "status <> 'verified_complete'", ("state",)),
+    (
+        "decision_backlog_entry",
+        "status",
+        "'verified_complete'",
+        "status <> 'verified_complete'",
+        ("state",),
+    ),
     ("decision_backlog_entry", "reason", "'other'", "1 = 1", ("state",)),
     ("decision_backlog_entry", "escalates", "NULL", "escalates IS NOT NULL", ("state",)),
-    ("decision_backlog_history", "signature_ref", "NULL", "signature_ref IS NOT NULL", ("backlog",)),
+    (
+        "decision_backlog_history",
+        "signature_ref",
+        "NULL",
+        "signature_ref IS NOT NULL",
+        ("backlog",),
+    ),
     ("decision_backlog_history", "signature_ref", "'sig_x'", "signature_ref IS NULL", ("backlog",)),
     ("decision_backlog_sweep_log", "promoted", "promoted + 1", "1 = 1", ("backlog",)),
     ("review_decision", "entry_version", "entry_version + 1", "1 = 1", ("backlog",)),
@@ -298,7 +344,13 @@ CHANGED = [
     ("verify_result", "passed", "1 - passed", "1 = 1", ("backlog",)),
     ("verify_result", "detail", "'{}'", "1 = 1", ("backlog",)),
     ("verify_result", "verifier", "'max'", "1 = 1", ("backlog",)),
-    ("verify_result", "prior_verify_result_id", "'vrf_x'", "prior_verify_result_id IS NOT NULL", ("backlog",)),
+    (
+        "verify_result",
+        "prior_verify_result_id",
+        "'vrf_x'",
+        "prior_verify_result_id IS NOT NULL",
+        ("backlog",),
+    ),
     ("dot_pair_signature", "principal", "'eva'", "1 = 1", ("signature",)),
     ("dot_pair_signature", "tool_revision", "'ab'", "1 = 1", ("signature",)),
     ("dot_pair_signature", "fingerprint", "'ab' || fingerprint", "1 = 1", ("signature", "duty")),
@@ -332,8 +384,20 @@ CHANGED = [
     ("budget_totals", "total", "total + 1", "1 = 1", ("totals",)),
     ("budget_totals", "limit_amount", "limit_amount + 1", "limit_amount IS NOT NULL", ("totals",)),
     ("checkpoints", "status", "'SUCCESS'", "status = 'FAILED'", ("checkpoint",)),
-    ("checkpoints", "context_hash", "'ab' || context_hash", "child_id IS NOT NULL", ("checkpoint",)),
-    ("checkpoints", "outputs", "replace(outputs, 'x.txt', 'y.txt')", "outputs <> '[]'", ("checkpoint", "manifest")),
+    (
+        "checkpoints",
+        "context_hash",
+        "'ab' || context_hash",
+        "child_id IS NOT NULL",
+        ("checkpoint",),
+    ),
+    (
+        "checkpoints",
+        "outputs",
+        "replace(outputs, 'x.txt', 'y.txt')",
+        "outputs <> '[]'",
+        ("checkpoint", "manifest"),
+    ),
     ("approvals", "actor", "'tester'", "1 = 1", ("approval",)),
     ("approvals", "decision", "'refused'", "1 = 1", ("approval",)),
     ("approvals", "digest", "'ab' || digest", "1 = 1", ("approval",)),
@@ -418,7 +482,10 @@ def test_an_event_told_twice_is_found_though_its_chain_is_whole(bare):
         with bare:
             append(bare, stream_no, stream, seq + 1, body, hash_, source)
             found = rules(bare)
-        assert found & {"history", "terminal", "copy", "signature", "permit", "backlog"}, (stream, found)
+        assert found & {"history", "terminal", "copy", "signature", "permit", "backlog"}, (
+            stream,
+            found,
+        )
 
 
 @pytest.mark.rule("E-1")
@@ -454,7 +521,9 @@ def test_a_signature_made_anew_with_another_key_is_found(scene, bare):
             )
             assert "signature" in rules(bare)
         # The key itself put in the place of the old one: its owner never had it.
-        ((old,),) = bare.read("SELECT fingerprint FROM signatures WHERE statement_hash = ?", (hash_,))
+        ((old,),) = bare.read(
+            "SELECT fingerprint FROM signatures WHERE statement_hash = ?", (hash_,)
+        )
         with bare:
             bare.write(
                 "UPDATE keys SET public_key = ?, proof = ? WHERE fingerprint = ?",
@@ -465,12 +534,19 @@ def test_a_signature_made_anew_with_another_key_is_found(scene, bare):
 
 @pytest.mark.rule("E-1")
 def test_an_act_after_its_key_was_revoked_is_found(bare):
-    ((fingerprint, revoked),) = bare.read("SELECT fingerprint, revoked_seq FROM keys WHERE revoked_seq IS NOT NULL")
-    rows = bare.read("SELECT statement_hash, seq FROM signatures WHERE fingerprint = ? ORDER BY seq", (fingerprint,))
+    ((fingerprint, revoked),) = bare.read(
+        "SELECT fingerprint, revoked_seq FROM keys WHERE revoked_seq IS NOT NULL"
+    )
+    rows = bare.read(
+        "SELECT statement_hash, seq FROM signatures WHERE fingerprint = ? ORDER BY seq",
+        (fingerprint,),
+    )
     assert rows and all(seq < revoked for _, seq in rows)
     newest = bare.read("SELECT statement_hash FROM signatures ORDER BY seq DESC LIMIT 1")[0]
     with bare:
-        bare.write("UPDATE signatures SET fingerprint = ? WHERE statement_hash = ?", (fingerprint, *newest))
+        bare.write(
+            "UPDATE signatures SET fingerprint = ? WHERE statement_hash = ?", (fingerprint, *newest)
+        )
         assert "signature" in rules(bare)
 
 
@@ -505,25 +581,35 @@ def _held_against(bare, receipt):
     # The newest event of any stream, or all that came after some moment, is cut off.
     with bare:
         bare.write("DELETE FROM events WHERE position >= ?", (position,))
-        assert any("older copy" in why for why in held()[1]) and any("had" in why for why in held()[1])
+        assert any("older copy" in why for why in held()[1]) and any(
+            "had" in why for why in held()[1]
+        )
         assert any("older copy" in why for why in held(heads=False)[1])
     # A stream is gone as if it had never been, and all numbers were closed up.
     with bare:
-        ((gone,),) = bare.read("SELECT stream_no FROM streams WHERE stream LIKE 'child:%' ORDER BY stream LIMIT 1")
+        ((gone,),) = bare.read(
+            "SELECT stream_no FROM streams WHERE stream LIKE 'child:%' ORDER BY stream LIMIT 1"
+        )
         bare.write("DELETE FROM events WHERE stream_no = ?", (gone,))
         bare.write("DELETE FROM streams WHERE stream_no = ?", (gone,))
         assert any("gone" in why for why in held()[1]) and held(heads=False)[1]
     # A word is changed and the rest of its chain made anew: the chain is whole, the seal is not of it.
     with bare:
-        stream_no, stream = bare.read("SELECT stream_no, stream FROM streams WHERE stream = 'workspace'")[0]
+        stream_no, stream = bare.read(
+            "SELECT stream_no, stream FROM streams WHERE stream = 'workspace'"
+        )[0]
         prev = bytes(32)
         for place, seq, at, source, body in bare.read(
-            "SELECT position, seq, at, source, body FROM events WHERE stream_no = ? ORDER BY seq", (stream_no,)
+            "SELECT position, seq, at, source, body FROM events WHERE stream_no = ? ORDER BY seq",
+            (stream_no,),
         ):
-            other = body.replace('"fence":1,', '"fence":1,', 1).replace('"actor":"tester"', '"actor":"nobody"', 1)
+            other = body.replace('"fence":1,', '"fence":1,', 1).replace(
+                '"actor":"tester"', '"actor":"nobody"', 1
+            )
             hash_ = link(stream, seq, at, source, other.encode(), prev)
             bare.write(
-                "UPDATE events SET body = ?, prev_hash = ?, hash = ? WHERE position = ?", (other, prev, hash_, place)
+                "UPDATE events SET body = ?, prev_hash = ?, hash = ? WHERE position = ?",
+                (other, prev, hash_, place),
             )
             prev = hash_
         findings, judged = held()
@@ -551,7 +637,14 @@ def test_a_changed_file_is_found_and_what_a_crash_may_leave_is_not(scene, tmp_pa
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
             assert found() == {"file"}, (path, place)
         lines = whole.splitlines(keepends=True)
-        for other in (lines[:-1], [*lines, lines[-1]], [*lines[1:], lines[0]], lines[1:], [*lines, b"x"], []):
+        for other in (
+            lines[:-1],
+            [*lines, lines[-1]],
+            [*lines[1:], lines[0]],
+            lines[1:],
+            [*lines, b"x"],
+            [],
+        ):
             if other != lines:
                 path.write_bytes(b"".join(other))
                 assert found() == {"file"}, (path, other)

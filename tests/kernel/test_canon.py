@@ -133,7 +133,9 @@ def test_a_payload_over_the_limit_is_refused():
 
 
 @pytest.mark.rule("K-1")
-@pytest.mark.parametrize("value", [10**5000, -(10**5000), {10**5000: 1}], ids=["large", "small", "key"])
+@pytest.mark.parametrize(
+    "value", [10**5000, -(10**5000), {10**5000: 1}], ids=["large", "small", "key"]
+)
 def test_absurdly_long_numbers_are_refused_like_any_other(value):
     with pytest.raises(InvalidConfig):
         canonical(value)

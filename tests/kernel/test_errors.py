@@ -20,7 +20,12 @@ def test_every_class_of_the_tree_has_a_known_code():
 @pytest.mark.rule("K-7")
 def test_exactly_the_codes_the_contract_calls_retryable_are():
     build_codes = {code for code, facts in CODES.items() if facts.retryable}
-    assert build_codes == {"STORAGE_ERROR_RETRY", "TRANSFORM_RATE_LIMIT", "NETWORK_ERROR", "NEED_MORE_CONTEXT"}
+    assert build_codes == {
+        "STORAGE_ERROR_RETRY",
+        "TRANSFORM_RATE_LIMIT",
+        "NETWORK_ERROR",
+        "NEED_MORE_CONTEXT",
+    }
 
 
 @pytest.mark.rule("K-7", "I-1")
@@ -33,7 +38,9 @@ def test_exit_statuses_are_those_of_the_command_line():
 
 @pytest.mark.rule("K-7")
 def test_an_error_survives_being_stored_as_an_answer():
-    made = errors.PermissionDenied("no", context={"a": 1}, recovery=[Recovery("ask", "do it", "low"), Recovery("wait")])
+    made = errors.PermissionDenied(
+        "no", context={"a": 1}, recovery=[Recovery("ask", "do it", "low"), Recovery("wait")]
+    )
     again = StoredError(made.document())
     assert again.document() == made.document()
     assert again.exit_status == made.exit_status

@@ -60,7 +60,9 @@ def test_a_table_that_contradicts_itself_fails_at_import(change, words):
 
 @pytest.mark.rule("K-3")
 def test_bookkeeping_is_the_only_way_out_of_a_terminal_state():
-    kept = Machine.parse("light", LIGHT + "off -> archived filed ARCHIVED bookkeeping\nterminal archived")
+    kept = Machine.parse(
+        "light", LIGHT + "off -> archived filed ARCHIVED bookkeeping\nterminal archived"
+    )
     assert kept.follow("off", "archived", "filed").bookkeeping
 
 

@@ -109,7 +109,11 @@ def test_every_leaf_is_shown_to_be_in_its_tree_and_in_no_other(place, data):
     if proof:
         wrong = data.draw(st.integers(0, len(proof) - 1))
         assert not included(leaves[index], index, size, [*proof[:wrong], *proof[wrong + 1 :]], root)
-        turned = [*proof[:wrong], bytes([proof[wrong][0] ^ 1]) + proof[wrong][1:], *proof[wrong + 1 :]]
+        turned = [
+            *proof[:wrong],
+            bytes([proof[wrong][0] ^ 1]) + proof[wrong][1:],
+            *proof[wrong + 1 :],
+        ]
         assert not included(leaves[index], index, size, turned, root)
     elsewhere = data.draw(st.integers(0, size + 1))
     assert included(leaves[index], elsewhere, size, proof, root) == (elsewhere == index)

@@ -11,14 +11,23 @@ from onceward.kernel.money import to_micros, to_usd
 @pytest.mark.rule("K-10")
 @pytest.mark.parametrize(
     ("amount", "micros"),
-    [("5.00", 5_000_000), ("0.000001", 1), ("0.0000001", 1), ("0.0000019", 2), ("0", 0), ("12", 12_000_000)],
+    [
+        ("5.00", 5_000_000),
+        ("0.000001", 1),
+        ("0.0000001", 1),
+        ("0.0000019", 2),
+        ("0", 0),
+        ("12", 12_000_000),
+    ],
 )
 def test_amounts_become_micro_dollars_and_finer_ones_round_up(amount, micros):
     assert to_micros(amount) == micros
 
 
 @pytest.mark.rule("K-10")
-@pytest.mark.parametrize("amount", ["-1", "1e3", "NaN", "", " 1", "1.", ".5", "1,0", "١", 1, 1.5, None, "9" * 13])
+@pytest.mark.parametrize(
+    "amount", ["-1", "1e3", "NaN", "", " 1", "1.", ".5", "1,0", "١", 1, 1.5, None, "9" * 13]
+)
 def test_what_is_not_a_plain_decimal_string_is_refused(amount):
     with pytest.raises(InvalidConfig):
         to_micros(amount)

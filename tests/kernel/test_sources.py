@@ -34,7 +34,13 @@ def test_live_ids_never_repeat_across_threads():
 def test_a_script_gives_the_same_times_ids_and_secrets_again():
     def script(seed: str) -> list[object]:
         sources = ScriptedSources(seed=seed)
-        return [sources.now(), sources.new_id("bld"), sources.secret(), sources.fraction(), sources.new_id("bld")]
+        return [
+            sources.now(),
+            sources.new_id("bld"),
+            sources.secret(),
+            sources.fraction(),
+            sources.new_id("bld"),
+        ]
 
     assert script("a") == script("a")
     assert script("a")[1:] != script("b")[1:]

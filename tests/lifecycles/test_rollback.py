@@ -11,11 +11,23 @@ from onceward.lifecycles.registry import schema_digest
 from onceward.lifecycles.rollback import CODES, VALID, RollbackPlan, Step, judge
 
 
-def value(text, act="READ", authority="council", status="active", collection="col_1", successor=None):
+def value(
+    text, act="READ", authority="council", status="active", collection="col_1", successor=None
+):
     key = key_of(text)
     follows = (successor.operation_code, successor.protocol_version) if successor else (None, None)
     return Value(
-        *(f"voc_{text}", collection, key.operation_code, key.protocol_version, act, authority, 1, "ab", "root"),
+        *(
+            f"voc_{text}",
+            collection,
+            key.operation_code,
+            key.protocol_version,
+            act,
+            authority,
+            1,
+            "ab",
+            "root",
+        ),
         *(*follows, None, status, 1),
     )
 
@@ -28,7 +40,11 @@ class Facts:
         self.ids = {one.vocab_id: one for one in values}
 
     def collection(self, name):
-        return Collection("col_1", name, schema_digest(name), "root", "active", 1) if name == "ops" else None
+        return (
+            Collection("col_1", name, schema_digest(name), "root", "active", 1)
+            if name == "ops"
+            else None
+        )
 
     def find(self, text):
         return self.ids.get(text) or self.known.get(text)

@@ -28,7 +28,12 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
     "collection": (registry.COLLECTION, {NEW: "active", "active": "retired"}),
     "child": (
         child.CHILD,
-        {NEW: "queued", "queued": "leased terminal", "leased": "started terminal", "started": "terminal"},
+        {
+            NEW: "queued",
+            "queued": "leased terminal",
+            "leased": "started terminal",
+            "started": "terminal",
+        },
     ),
     "saga": (
         saga.SAGA,
@@ -54,9 +59,17 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
     "grant": (
         permit.GRANT,
         # A consumed grant is stamped when its run has come to the end (S-2).
-        {NEW: "draft", "draft": "active revoked", "active": "consumed expired revoked", "consumed": "consumed"},
+        {
+            NEW: "draft",
+            "draft": "active revoked",
+            "active": "consumed expired revoked",
+            "consumed": "consumed",
+        },
     ),
-    "value": (registry.VALUE, {NEW: "active", "active": "superseded retired", "superseded": "retired"}),
+    "value": (
+        registry.VALUE,
+        {NEW: "active", "active": "superseded retired", "superseded": "retired"},
+    ),
     "change_set": (
         change.CHANGE_SET,
         {NEW: "open", "open": "applied undone stuck", "stuck": "open undone"},
@@ -85,7 +98,10 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
 def test_exactly_the_arrows_of_the_contract_are_allowed(name):
     machine, wanted = ALLOWED[name]
     for source, target in itertools.product((NEW, *machine.states), machine.states):
-        assert machine.allows(source, target) == (target in wanted.get(source, "").split()), (source, target)
+        assert machine.allows(source, target) == (target in wanted.get(source, "").split()), (
+            source,
+            target,
+        )
 
 
 @pytest.mark.rule("B-1")
@@ -95,7 +111,11 @@ def test_exactly_the_arrows_of_the_contract_are_allowed(name):
         ("PENDING", "ACTIVE", "build_started"),
         ("ACTIVE", "SUCCESS", "normal_completion"),
         ("ACTIVE", "FAILED", "unhandled_error"),
-        ("ACTIVE", "CRASHED", "crash_detected orphaned_at_startup corrupt_state_detected lock_stolen"),
+        (
+            "ACTIVE",
+            "CRASHED",
+            "crash_detected orphaned_at_startup corrupt_state_detected lock_stolen",
+        ),
         ("ACTIVE", "BUDGET_PAUSE", "budget_exceeded budget_precheck_block"),
         ("BUDGET_PAUSE", "FAILED", "budget_exceeded"),
         ("CRASHED", "ACTIVE", "operator_resume"),
@@ -125,9 +145,14 @@ def test_the_schema_allows_exactly_the_persistent_states_of_each_stored_machine(
     machines = {machine.name: machine for machine, _ in ALLOWED.values()}
     text = "".join(m.text for m in migrate.known())
     for name, subject in SUBJECTS.items():
-        if name == "saga":  # Every run brings its own states; its shape is held against its events by `verify`.
+        if (
+            name == "saga"
+        ):  # Every run brings its own states; its shape is held against its events by `verify`.
             continue
-        found = re.search(rf"CONSTRAINT {subject.table}_{subject.state}\s+CHECK \({subject.state} IN \(([^)]*)\)", text)
+        found = re.search(
+            rf"CONSTRAINT {subject.table}_{subject.state}\s+CHECK \({subject.state} IN \(([^)]*)\)",
+            text,
+        )
         assert found, subject.table
         assert set(re.findall(r"'(\w+)'", found.group(1))) == set(machines[name].persistent)
 

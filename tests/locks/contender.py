@@ -34,10 +34,15 @@ class Board:
         struct.pack_into("q", self.memory, at, value + 1)
 
     def total(self, column: int) -> int:
-        return sum(struct.unpack_from("q", self.memory, at)[0] for at in range(column * 8, len(self.memory), 24))
+        return sum(
+            struct.unpack_from("q", self.memory, at)[0]
+            for at in range(column * 8, len(self.memory), 24)
+        )
 
 
-def fight(folder: Path, witnesses: Path, slot: int, board: Board, targets: int, dice: random.Random) -> None:
+def fight(
+    folder: Path, witnesses: Path, slot: int, board: Board, targets: int, dice: random.Random
+) -> None:
     lock = TargetLock(folder)
     if dice.random() < 0.5:
         faults.arm(dice.choice(POINTS), dice.randint(1, 300))
@@ -71,7 +76,9 @@ def campaign(folder: Path, processes: int, targets: int, wanted: int, seed: int)
             born += 1
             child = os.fork()
             if child == 0:
-                fight(folder, witnesses, slot, board, targets, random.Random(seed * 1_000_003 + born))
+                fight(
+                    folder, witnesses, slot, board, targets, random.Random(seed * 1_000_003 + born)
+                )
                 os._exit(0)
             living[child] = slot
         child, status = os.waitpid(-1, 0)
@@ -97,7 +104,9 @@ def campaign(folder: Path, processes: int, targets: int, wanted: int, seed: int)
         "stuck": stuck,
         # The mark of one who died between taking a dead claim away and putting theirs there is in nobody's way: the
         # next who takes over from the dead clears it.
-        "left": len([p for p in folder.iterdir() if p.name != ".guards" and p.suffix != ".reclaim"]),
+        "left": len(
+            [p for p in folder.iterdir() if p.name != ".guards" and p.suffix != ".reclaim"]
+        ),
     }
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-PROCESSES, TARGETS, WANTED = (int(n) for n in os.environ.get("ONCEWARD_CONTENTION", "8 10 6000").split())
+PROCESSES, TARGETS, WANTED = (
+    int(n) for n in os.environ.get("ONCEWARD_CONTENTION", "8 10 6000").split()
+)
 
 
 @pytest.mark.rule("L-1", "L-4", "L-5", "L-9")
@@ -21,7 +23,15 @@ def test_no_target_ever_has_two_holders_and_none_is_stuck(tmp_path):
     seed = os.environ.get("ONCEWARD_SEED", "1")
     script = Path(__file__).with_name("contender.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "locks"), str(PROCESSES), str(TARGETS), str(WANTED), seed],
+        [
+            sys.executable,
+            str(script),
+            str(tmp_path / "locks"),
+            str(PROCESSES),
+            str(TARGETS),
+            str(WANTED),
+            seed,
+        ],
         capture_output=True,
         text=True,
     )

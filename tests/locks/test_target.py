@@ -107,7 +107,25 @@ def test_a_held_target_is_refused_with_the_holders_evidence(folder):
 @pytest.mark.rule("L-2")
 @pytest.mark.parametrize(
     "target",
-    ["", ".", "..", "../x", "a/b", "a\0b", "a b", "-a", ".a", "a..b", "x" * 129, "ä", "а", "a\n", "a\\b", None, 7],
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\0b",
+        "a b",
+        "-a",
+        ".a",
+        "a..b",
+        "x" * 129,
+        "ä",
+        "а",
+        "a\n",
+        "a\\b",
+        None,
+        7,
+    ],
 )
 def test_a_bad_target_id_is_refused_before_any_path_is_built(folder, target):
     with pytest.raises(InvalidConfig):
@@ -172,7 +190,11 @@ def test_a_dead_holder_of_this_machine_is_replaced(folder):
         (lambda pid, sig: None, {}, "is running"),
         (no_such_process, {"hostname": "elsewhere"}, "another machine"),
         (no_such_process, {"machineId": "other"}, "another machine of the same name"),
-        (no_such_process, {"machineId": "other", "bootId": "other"}, "another machine of the same name"),
+        (
+            no_such_process,
+            {"machineId": "other", "bootId": "other"},
+            "another machine of the same name",
+        ),
     ],
 )
 def test_what_is_not_provably_gone_is_not_reclaimed(folder, kill, change, words):
@@ -207,7 +229,9 @@ def test_a_claim_without_the_extra_fields_gets_no_such_process_only(folder):
 
 @pytest.mark.rule("L-4")
 def test_a_zombie_is_dead(folder):
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), "t"], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), "t"], stdout=subprocess.PIPE, text=True
+    )
     child.stdout.readline()
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -302,7 +326,9 @@ def test_a_fork_without_exec_neither_keeps_nor_frees_the_lock(folder):
 @pytest.mark.rule("L-5")
 def test_a_claim_that_changed_under_the_reclaimer_is_somebodys(folder):
     path = plant(folder)
-    with faults.armed("target.marked", act=lambda: path.write_text(path.read_text().replace("dead", "alive"))):
+    with faults.armed(
+        "target.marked", act=lambda: path.write_text(path.read_text().replace("dead", "alive"))
+    ):
         with pytest.raises(TargetLocked, match="just taken") as locked:
             TargetLock(folder).acquire("t")
     assert locked.value.holder.nonce == "alive"
@@ -355,7 +381,9 @@ def test_a_marker_of_a_live_reclaimer_is_a_conflict_with_its_age(folder):
     Path(f"{path}.reclaim").write_text("")
     busy = TargetLock(folder)
     with busy._guard("t", wait=True):
-        with pytest.raises(TargetLocked, match=r"another process is reclaiming it \(marker written "):
+        with pytest.raises(
+            TargetLocked, match=r"another process is reclaiming it \(marker written "
+        ):
             TargetLock(folder).acquire("t")
     assert path.exists()
 
@@ -375,7 +403,9 @@ def test_a_marker_of_a_live_reclaimer_is_a_conflict_with_its_age(folder):
 def test_a_file_that_does_not_say_who_is_a_conflict_and_never_deleted(folder, content):
     path = plant(folder)
     path.write_bytes(content)
-    with pytest.raises(TargetLocked, match=r"empty, damaged or another program's \(written") as locked:
+    with pytest.raises(
+        TargetLocked, match=r"empty, damaged or another program's \(written"
+    ) as locked:
         TargetLock(folder, kill=no_such_process).acquire("t")
     assert locked.value.holder is None
     assert path.read_bytes() == content
@@ -397,9 +427,11 @@ def test_what_is_no_plain_file_is_a_conflict_and_never_followed(folder, tmp_path
     path = plant(folder)
     path.unlink()
     (tmp_path / "precious").write_text("mine")
-    {"symlink": lambda: path.symlink_to(tmp_path / "precious"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}[
-        kind
-    ]()
+    {
+        "symlink": lambda: path.symlink_to(tmp_path / "precious"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+    }[kind]()
     with pytest.raises(TargetLocked):
         TargetLock(folder).acquire("t")
     assert (tmp_path / "precious").read_text() == "mine"
@@ -408,7 +440,9 @@ def test_what_is_no_plain_file_is_a_conflict_and_never_followed(folder, tmp_path
 @pytest.mark.rule("L-7")
 def test_a_full_disk_is_an_error_not_a_lock_and_leaves_nothing(folder):
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)]).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)]
+    ).returncode:
         pytest.skip("cannot mount a small disk here (needs root): this test did not run")
     try:
         lock = TargetLock(folder)
@@ -448,7 +482,9 @@ def test_where_unnamed_files_are_not_known_a_named_one_is_used_and_removed(folde
 
 @pytest.mark.rule("L-8")
 def test_everything_a_claim_says_can_be_injected(folder):
-    lock = TargetLock(folder, now=lambda: "T", nonce=lambda: "N", pid=GONE, hostname="H", kill=no_such_process)
+    lock = TargetLock(
+        folder, now=lambda: "T", nonce=lambda: "N", pid=GONE, hostname="H", kill=no_such_process
+    )
     claim = lock.acquire("t")
     assert (claim.pid, claim.hostname, claim.created_at, claim.nonce) == (GONE, "H", "T", "N")
     assert lock.release(claim) == "released"

@@ -61,7 +61,9 @@ def test_an_exit_releases(locks):
 
 def test_a_ready_child_releases_and_goes_on(locks):
     reader, writer = os.pipe()
-    claim, child = begin(locks, "sh", "-c", f"sleep 0.1; echo up >/dev/fd/{writer}; exec sleep 60", ready=writer)
+    claim, child = begin(
+        locks, "sh", "-c", f"sleep 0.1; echo up >/dev/fd/{writer}; exec sleep 60", ready=writer
+    )
     os.close(writer)
     settled = watch_and_release(locks, claim, Popened(child, reader), timeout=20)
     assert (settled.outcome, settled.watch.seen) == ("released", "ready")
@@ -74,7 +76,11 @@ def test_a_ready_child_releases_and_goes_on(locks):
 def test_a_closed_ready_descriptor_is_no_observation(locks):
     reader, writer = os.pipe()
     claim, child = begin(
-        locks, sys.executable, "-c", f"import os,time; os.close({writer}); time.sleep(0.3)", ready=writer
+        locks,
+        sys.executable,
+        "-c",
+        f"import os,time; os.close({writer}); time.sleep(0.3)",
+        ready=writer,
     )
     os.close(writer)
     settled = watch_and_release(locks, claim, Popened(child, reader), timeout=20)

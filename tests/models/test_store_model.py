@@ -6,7 +6,14 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from conftest import schema_url
 from helpers import get, orphan_lock
@@ -22,7 +29,11 @@ from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.events import streams
 
-POINTS = [name for name in faults.POINTS if name.startswith(("write.", "move.", "commit.", "request.worked"))]
+POINTS = [
+    name
+    for name in faults.POINTS
+    if name.startswith(("write.", "move.", "commit.", "request.worked"))
+]
 REASONS = [*sorted({a.reason for a in BUILD.arrows if a.reason}), "because"]
 
 
@@ -97,7 +108,9 @@ class StoreModel(RuleBasedStateMachine):
         if arrows:
             arrow = pick.choice(arrows)
             self.store.write(
-                lambda tx: tx.move(Move(BUILD, build_id, state, arrow.target, version, "tester", arrow.reason))
+                lambda tx: tx.move(
+                    Move(BUILD, build_id, state, arrow.target, version, "tester", arrow.reason)
+                )
             )
             self.moved(build_id, arrow.target, version + 1)
 
@@ -113,7 +126,9 @@ class StoreModel(RuleBasedStateMachine):
 
     def note_once(self, request):
         def note(tx, resource_id):
-            return {"seq": tx.append("workspace", "NOTED", "tester", {"id": request.request_id}).seq}
+            return {
+                "seq": tx.append("workspace", "NOTED", "tester", {"id": request.request_id}).seq
+            }
 
         return self.store.answer(request, note)
 
@@ -177,7 +192,9 @@ class StoreModel(RuleBasedStateMachine):
     def the_store_is_what_the_model_says(self):
         with self.store.read() as rows:
             assert dict(streams(rows)) == self.lengths
-            found = {b: (Builds(rows).get(b).state, Builds(rows).get(b).version) for b in self.states}
+            found = {
+                b: (Builds(rows).get(b).state, Builds(rows).get(b).version) for b in self.states
+            }
             ((events,),), ((parcels,),) = (
                 rows.read("SELECT count(*) FROM events"),
                 rows.read("SELECT count(*) FROM event_outbox"),

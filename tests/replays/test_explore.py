@@ -19,12 +19,20 @@ EXPLORE = ROOT / "tools" / "explore.py"
 def test_schedules_at_random_go_as_the_model_says(tmp_path):
     done = python(None, EXPLORE, "--count", 150, "--seed", 7, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert re.fullmatch(r"150 schedules, [\d,]+ lines, no violation; \d+ schedules a second\n", done.stdout)
+    assert re.fullmatch(
+        r"150 schedules, [\d,]+ lines, no violation; \d+ schedules a second\n", done.stdout
+    )
 
 
 @pytest.mark.rule("R-5")
 @pytest.mark.parametrize(
-    "name", ["dispatch reordered", "orphan dispatched again", "check split from increment", "cancel after the end"]
+    "name",
+    [
+        "dispatch reordered",
+        "orphan dispatched again",
+        "check split from increment",
+        "cancel after the end",
+    ],
 )
 def test_a_planted_bug_is_found_made_small_and_found_again(tmp_path, name):
     bug = MUTANTS[name]
@@ -41,7 +49,15 @@ def test_a_planted_bug_is_found_made_small_and_found_again(tmp_path, name):
 def test_a_schedule_is_the_same_for_its_seed_and_no_other():
     assert schedule("1:5") == schedule("1:5") != schedule("1:6")
     kinds = {type(op) for number in range(60) for op in schedule(f"1:{number}")}
-    assert kinds >= {script.Spawn, script.Lease, script.Start, script.Finish, script.Debit, script.Cancel, script.Crash}
+    assert kinds >= {
+        script.Spawn,
+        script.Lease,
+        script.Start,
+        script.Finish,
+        script.Debit,
+        script.Cancel,
+        script.Crash,
+    }
     assert kinds >= {script.Recover, script.Race, script.Wait}
 
 

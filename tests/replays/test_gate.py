@@ -22,7 +22,16 @@ from onceward.errors import InvalidConfig
 from onceward.evidence.kinds import Total
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
-from onceward.gate.manifest import METRICS, Entry, Outcome, apart, judge, manifest_hash, read_manifest, written
+from onceward.gate.manifest import (
+    METRICS,
+    Entry,
+    Outcome,
+    apart,
+    judge,
+    manifest_hash,
+    read_manifest,
+    written,
+)
 from onceward.gate.run import _heard
 from onceward.gate.script import Fixture, read_fixture
 
@@ -51,7 +60,9 @@ def run(gate, *words, store=None):
 def test_what_is_locked_on_sqlite_comes_to_the_same_hash_on_postgresql(postgres_url):
     entries = [entry for _, entry in read_manifest(MANIFEST.read_bytes(), "manifest").entries()]
     files = [MANIFEST.parent / entry.fixture for entry in entries]
-    done = onceward(None, "gate", "play", "--json", "--store", schema_url(postgres_url, "unused"), *files)
+    done = onceward(
+        None, "gate", "play", "--json", "--store", schema_url(postgres_url, "unused"), *files
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["sha256"] for one in found] == [entry.sha256 for entry in entries]
@@ -74,7 +85,9 @@ def test_three_runs_in_three_worlds_come_to_what_is_locked(gate):
     schema("stop_gate_metrics@1").validate(found)
     assert len({tuple(sorted(world.items())) for world in found["runs"]}) == 3
     pinned = found["vnext_plus9_manifest_hash"]
-    assert f"GATE := {pinned}\n" in (ROOT / "Makefile").read_text(), "pinned in another file than the manifest"
+    assert f"GATE := {pinned}\n" in (ROOT / "Makefile").read_text(), (
+        "pinned in another file than the manifest"
+    )
     assert run(gate, "--expect", pinned)[1] == found, "the report of the same fixtures is the same"
 
 
@@ -162,14 +175,28 @@ def test_careless_words_are_refused_with_the_right_status(gate):
     (gate / "two-at-a-time.json").unlink()
     status, found, err = run(gate)
     assert status == 2 and found is None and "two-at-a-time.json" in err
-    assert onceward(None, "gate", "record", gate / "manifest.json").returncode == 0, "what is gone is left out"
+    assert onceward(None, "gate", "record", gate / "manifest.json").returncode == 0, (
+        "what is gone is left out"
+    )
     assert run(gate)[0] == 0
-    typo = onceward(None, "gate", "record", gate / "manifest.json", "nosuch.json", "--metric", "budget", cwd=gate)
+    typo = onceward(
+        None,
+        "gate",
+        "record",
+        gate / "manifest.json",
+        "nosuch.json",
+        "--metric",
+        "budget",
+        cwd=gate,
+    )
     assert typo.returncode == 2 and "there is no file nosuch.json" in typo.stderr
     (gate / "manifest.json").write_text("{}")
     assert run(gate)[0] == 2
     for text, why in (
-        ('{"schema": "stop_gate.fixture@1", "name": "a", "about": "", "script": [{"op": "fly"}]}', "fly"),
+        (
+            '{"schema": "stop_gate.fixture@1", "name": "a", "about": "", "script": [{"op": "fly"}]}',
+            "fly",
+        ),
         ('{"schema": "stop_gate.fixture@1", "name": "A b", "about": "", "script": []}', "no name"),
         ('{"schema": "x", "name": "a", "about": "", "script": []}', "is no stop_gate.fixture@1"),
         (
@@ -212,7 +239,11 @@ def test_verdicts_have_one_reason_each():
 @pytest.mark.rule("R-2")
 def test_a_run_that_does_not_end_is_ended():
     process = subprocess.Popen(
-        [sys.executable, "-c", 'import time; print(\'{"sha256":"aa"}\', flush=True); time.sleep(60)'],
+        [
+            sys.executable,
+            "-c",
+            'import time; print(\'{"sha256":"aa"}\', flush=True); time.sleep(60)',
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -230,22 +261,47 @@ def test_a_session_that_really_ran_is_recorded_and_locked(gate, tmp_path):
         "@plan.stage(targets=['a', 'b', 'c', 'd'])\ndef draft(task):\n    task.spend(usd='0.01', tokens=3)\n"
         "    if task.target == 'c':\n        raise ValueError('no')\n"
     )
-    assert onceward(None, "run", "plan.py", "--keep-going", "--budget", "usd=1.00", cwd=work).returncode == 1
+    assert (
+        onceward(
+            None, "run", "plan.py", "--keep-going", "--budget", "usd=1.00", cwd=work
+        ).returncode
+        == 1
+    )
     assert onceward(None, "spawn", "--", "sh", "-c", "exit 3", cwd=work).returncode == 1
-    session = json.loads(onceward(None, "status", "--json", cwd=work).stdout)["sessions"][0]["session_id"]
+    session = json.loads(onceward(None, "status", "--json", cwd=work).stdout)["sessions"][0][
+        "session_id"
+    ]
     manifest = gate / "manifest.json"
     for subject, name in (("latest", "a-build"), (session, "a-command")):
-        words = ("gate", "record", manifest, subject, "--metric", "scheduler", "--name", name, "--json")
+        words = (
+            "gate",
+            "record",
+            manifest,
+            subject,
+            "--metric",
+            "scheduler",
+            "--name",
+            name,
+            "--json",
+        )
         done = onceward(None, *words, cwd=work)
         assert done.returncode == 0, done.stderr
         fixture = read_fixture((gate / f"{name}.json").read_bytes(), name)
         told = "\n".join(fixture.expected)
-        assert ("URM_CHILD_EXECUTION_FAILED" in told) and not any('"skipped"' in line for line in fixture.expected)
-    assert onceward(None, "gate", "record", manifest, "latest", cwd=work).returncode == 2, "it needs a name"
+        assert ("URM_CHILD_EXECUTION_FAILED" in told) and not any(
+            '"skipped"' in line for line in fixture.expected
+        )
+    assert onceward(None, "gate", "record", manifest, "latest", cwd=work).returncode == 2, (
+        "it needs a name"
+    )
     status, found, _ = run(gate)
     assert status == 0 and sum(one["metric"] == SCHEDULER for one in found["fixtures"]) == 8, found
     again = onceward(None, "gate", "record", manifest, cwd=work)
-    assert again.returncode == 0 and "locked anew" not in again.stdout and again.stdout.count("as it was") == 24
+    assert (
+        again.returncode == 0
+        and "locked anew" not in again.stdout
+        and again.stdout.count("as it was") == 24
+    )
 
 
 @pytest.mark.rule("R-2")
@@ -258,21 +314,52 @@ def test_sessions_with_crashes_retries_and_refusals_are_told_as_they_were(gate, 
         ("spawn", "--session", "s1", "--new", "--", "true"),
         ("spawn", "--session", "s1", "--", "sh", "-c", "exit 2"),
         ("spawn", "--session", "s2", "--new", "--attempts", "2", "--", sys.executable, "-c", fails),
-        ("spawn", "--session", "s3", "--new", "--budget", "tokens=1", "--", "onceward", "report", "--tokens", "5"),
+        (
+            "spawn",
+            "--session",
+            "s3",
+            "--new",
+            "--budget",
+            "tokens=1",
+            "--",
+            "onceward",
+            "report",
+            "--tokens",
+            "5",
+        ),
     ):
         onceward(None, *words, cwd=work)
     dies = {**os.environ, "ONCEWARD_FAULT": "child.ended"}
-    assert forked.run(["spawn", "--session", "s4", "--new", "--", "true"], cwd=work, env=dies).returncode == -9
+    assert (
+        forked.run(
+            ["spawn", "--session", "s4", "--new", "--", "true"], cwd=work, env=dies
+        ).returncode
+        == -9
+    )
     assert onceward(None, "spawn", "--session", "s4", "--", "true", cwd=work).returncode == 0
     manifest = gate / "manifest.json"
     for session in ("s1", "s2", "s3", "s4"):
-        done = onceward(None, "gate", "record", manifest, session, "--metric", "orphan", "--name", session, cwd=work)
+        done = onceward(
+            None,
+            "gate",
+            "record",
+            manifest,
+            session,
+            "--metric",
+            "orphan",
+            "--name",
+            session,
+            cwd=work,
+        )
         assert done.returncode == 0, (session, done.stderr)
         fixture = read_fixture((gate / f"{session}.json").read_bytes(), session)
         codes = {line for line in fixture.expected if "WORKER_" in line}
         assert codes and not any('"skipped"' in line for line in fixture.expected)
     again = read_fixture((gate / "s2.json").read_bytes(), "s2").script
-    assert [op.child for op in again if hasattr(op, "child") and hasattr(op, "micros")] == ["c1", "c1.2"]
+    assert [op.child for op in again if hasattr(op, "child") and hasattr(op, "micros")] == [
+        "c1",
+        "c1.2",
+    ]
     assert run(gate)[0] == 0
 
 
@@ -296,9 +383,13 @@ def test_nothing_is_written_over_or_outside(tmp_path, manifest, name):
     if manifest is not None:
         path.write_text(manifest)
     source = MANIFEST.parent / "last-penny.json"
-    done = onceward(None, "gate", "record", path, source, "--metric", "budget", "--name", name, cwd=folder)
+    done = onceward(
+        None, "gate", "record", path, source, "--metric", "budget", "--name", name, cwd=folder
+    )
     assert done.returncode == 2 and "INVALID_CONFIG" in done.stderr, done.stderr
-    assert [one.name for one in tmp_path.rglob("*")] == (["m"] if manifest is None else ["m", "manifest.json"])
+    assert [one.name for one in tmp_path.rglob("*")] == (
+        ["m"] if manifest is None else ["m", "manifest.json"]
+    )
     assert manifest is None or path.read_text() == manifest
 
 
@@ -313,12 +404,24 @@ def test_what_does_nothing_is_not_locked(tmp_path):
         ([{"op": "spawn", "children": ["a.2"]}], "each its own"),
         ([{"op": "open", "cap": 0}], "line 1 of the script"),
         ([{"op": "open", "limits": {"usd": 1}}], "there is no lane 'usd'"),
-        ([{"op": "open"}, {"op": "spawn", "children": ["a"], "kind": "banana"}], "a function or a process"),
+        (
+            [{"op": "open"}, {"op": "spawn", "children": ["a"], "kind": "banana"}],
+            "a function or a process",
+        ),
         ([{"op": "wait", "micros": -5}], "line 1 of the script"),
-        ([{"op": "open"}, {"op": "race", "ops": [{"op": "lease", "slot": 1}], "turns": [7]}], "a turn is"),
+        (
+            [{"op": "open"}, {"op": "race", "ops": [{"op": "lease", "slot": 1}], "turns": [7]}],
+            "a turn is",
+        ),
         ([{"op": "leese", "slot": 1}], "lines are open, spawn"),
-        ([{"op": "finish", "child": "a", "reason": "canceled"}], "one of budget_exceeded, cancelled"),
-        ([{"op": "crash", "at": "commit.befor", "during": {"op": "open"}}], "there are write.begun"),
+        (
+            [{"op": "finish", "child": "a", "reason": "canceled"}],
+            "one of budget_exceeded, cancelled",
+        ),
+        (
+            [{"op": "crash", "at": "commit.befor", "during": {"op": "open"}}],
+            "there are write.begun",
+        ),
         (
             [
                 {"op": "open"},
@@ -330,11 +433,15 @@ def test_what_does_nothing_is_not_locked(tmp_path):
         ),
     ):
         fixture.write_text(json.dumps({**head, "script": lines}))
-        done = onceward(None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget")
+        done = onceward(
+            None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget"
+        )
         assert done.returncode == 2 and why in done.stderr, done.stderr
     rows = [{"table": "sessions", "columns": ["session_id"], "rows": [[{"hex": 5}]]}]
     fixture.write_text(json.dumps({**head, "script": [{"op": "recover"}], "rows": rows}))
-    done = onceward(None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget")
+    done = onceward(
+        None, "gate", "record", tmp_path / "manifest.json", fixture, "--metric", "budget"
+    )
     assert done.returncode == 2 and "cannot be read" in done.stderr
     assert not (tmp_path / "manifest.json").exists()
 
@@ -365,7 +472,9 @@ def test_people_can_read_it(gate, tmp_path):
     done = onceward(None, "gate", "run", gate / "manifest.json", "--page", page)
     assert done.returncode == 0 and "The gate is open" in done.stdout
     text = page.read_text()
-    assert all(metric in text for metric in METRICS) and "<script" not in text and "http" not in text
+    assert (
+        all(metric in text for metric in METRICS) and "<script" not in text and "http" not in text
+    )
     shown = onceward(None, "gate", "show", gate / "manifest.json").stdout
     assert "two-at-a-time" in shown and "six functions, two slots" in shown
     assert 'next="a"' in onceward(None, "gate", "show", gate / "two-at-a-time.json").stdout
@@ -395,11 +504,17 @@ def test_a_manifest_is_written_the_same_whatever_the_order():
 @pytest.mark.guarantee("G1")
 def test_live_threads_come_to_the_same_end_in_whatever_order(kernel):
     """Which of two that run at once ends first is not claimed; the events, each child's own order and totals are."""
-    seen = [essence(kernel, f"ses_{turn}", order) for turn, order in enumerate(["012345", "103254", "120345"])]
+    seen = [
+        essence(kernel, f"ses_{turn}", order)
+        for turn, order in enumerate(["012345", "103254", "120345"])
+    ]
     assert seen[0] == seen[1] == seen[2]
     lives, totals = seen[0]
     assert totals["tokens"] == 60 and len(lives) == 6
-    assert lives[5] == [("WORKER_START", None, None), ("WORKER_FAIL", "execution_failed", "URM_CHILD_EXECUTION_FAILED")]
+    assert lives[5] == [
+        ("WORKER_START", None, None),
+        ("WORKER_FAIL", "execution_failed", "URM_CHILD_EXECUTION_FAILED"),
+    ]
 
 
 def essence(kernel, session, order):
@@ -427,8 +542,13 @@ def essence(kernel, session, order):
         records = Rows(rows)
         for life in records.lives(ids).values():
             said = [event.facts() for event in life.events]
-            told = [(one["event"], one["detail"].get("reason"), one["detail"].get("code")) for one in said]
+            told = [
+                (one["event"], one["detail"].get("reason"), one["detail"].get("code"))
+                for one in said
+            ]
             lives[life.child.queue_seq] = told
-        totals = {row.budget_lane: row.total for row in records.of(Total, parent_session_id=session)}
+        totals = {
+            row.budget_lane: row.total for row in records.of(Total, parent_session_id=session)
+        }
         assert replay(records, [session]).difference is None
     return lives, totals

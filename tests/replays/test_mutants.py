@@ -23,10 +23,16 @@ def test_a_planted_bug_closes_its_own_metric_for_its_own_reason(tmp_path, name):
     assert done.returncode == 1, f"it survived: {done.stderr}"
     found = json.loads(done.stdout)
     low = [metric for metric, value in found["metrics"].items() if value < 100.0]
-    failed = {one["fixture"]: (one["reason"], one["where"]) for one in found["fixtures"] if not one["passed"]}
+    failed = {
+        one["fixture"]: (one["reason"], one["where"])
+        for one in found["fixtures"]
+        if not one["passed"]
+    }
     assert low == [mutant.metric], failed
     assert {reason for reason, _ in failed.values()} <= {mutant.reason, *mutant.also}, failed
-    assert any(reason == mutant.reason and mutant.where in where for reason, where in failed.values()), failed
+    assert any(
+        reason == mutant.reason and mutant.where in where for reason, where in failed.values()
+    ), failed
 
 
 @pytest.mark.rule("R-5")
@@ -37,7 +43,12 @@ def test_every_metric_has_its_mutants():
 
 @pytest.mark.rule("R-2")
 def test_a_clock_that_speaks_the_local_zone_fails_everything(tmp_path):
-    source = planted(tmp_path, "kernel/sources.py", "moment = time.gmtime(seconds)", "moment = time.localtime(seconds)")
+    source = planted(
+        tmp_path,
+        "kernel/sources.py",
+        "moment = time.gmtime(seconds)",
+        "moment = time.localtime(seconds)",
+    )
     found = json.loads(onceward(source, "gate", "run", MANIFEST, "--json", cwd=tmp_path).stdout)
     assert set(found["metrics"].values()) == {0.0}
     assert {one["reason"] for one in found["fixtures"]} <= {"runs_disagree", "did_not_end"}

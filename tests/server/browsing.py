@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 MISSING = "there is no Chromium: apt-get install chromium, and the tests with a browser run"
 SHOTS = Path(os.environ.get("ONCEWARD_SHOTS", Path(__file__).parents[2] / "test-output" / "pages"))
 """Where what was seen is kept, for people to look at."""
@@ -32,14 +34,23 @@ class Tab:
 
     def __init__(self, browser, running, theme="light", width=1280):
         self.running = running
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme
+        )
         self.page = self.context.new_page()
         self.name = f"{theme}-{width}"
         self.wrong, self.foreign, self.dialogs = [], [], []
-        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type == "error" else None
+        )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda asked: None if asked.url.startswith(running.url) else self._foreign(asked.url))
-        self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        self.page.on(
+            "request",
+            lambda asked: None if asked.url.startswith(running.url) else self._foreign(asked.url),
+        )
+        self.page.on(
+            "dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss())
+        )
 
     def _foreign(self, url):
         if not url.startswith(("data:", "about:")):

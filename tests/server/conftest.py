@@ -26,7 +26,9 @@ class Running:
 
     def start(self):
         port = getattr(self, "url", ":0").rsplit(":", 1)[1]
-        self.process = start(self.cli, "serve", "--port", port, "--json", *self.options, lasting=self.lasting)
+        self.process = start(
+            self.cli, "serve", "--port", port, "--json", *self.options, lasting=self.lasting
+        )
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         said = json.loads(line)

@@ -98,7 +98,9 @@ def happen(service, count=1):
 def test_what_happens_while_the_feed_wakes_up_is_told(service, monkeypatch):
     """The first look, which finds out where to begin, is late: what came before it was not yet read by who listens."""
     look = Feeding.look
-    monkeypatch.setattr(Feeding, "look", lambda self, store: (time.sleep(0.4), look(self, store))[1])
+    monkeypatch.setattr(
+        Feeding, "look", lambda self, store: (time.sleep(0.4), look(self, store))[1]
+    )
     feed, line = Feed(service), Line()
     before = position_now(service.store)
 

@@ -72,7 +72,14 @@ def request(running, *more, path="/api/v1/health", method="GET", body=b""):
         (["X-Bad: a\rX-Worse: b"], b"400"),
         (["X-Long: " + "a" * 70_000], b"431"),
         ([f"X-{number}: a" for number in range(5000)], b"431"),
-        (["X-Forwarded-Host: evil.example", "X-Forwarded-For: 10.0.0.1", "Forwarded: host=evil.example"], b"200"),
+        (
+            [
+                "X-Forwarded-Host: evil.example",
+                "X-Forwarded-For: 10.0.0.1",
+                "Forwarded: host=evil.example",
+            ],
+            b"200",
+        ),
     ],
 )
 def test_tricks_with_headers_come_to_nothing(shared, sent, status):
@@ -83,7 +90,8 @@ def test_tricks_with_headers_come_to_nothing(shared, sent, status):
 
 @pytest.mark.rule("I-3")
 @pytest.mark.parametrize(
-    "path", ["/static/../pages.py", "/static/%2e%2e%2fpages.py", "/static/..%5cpages.py", "//etc/passwd"]
+    "path",
+    ["/static/../pages.py", "/static/%2e%2e%2fpages.py", "/static/..%5cpages.py", "//etc/passwd"],
 )
 def test_no_path_leads_out(shared, path):
     answer = raw(shared, request(shared, path=path))
@@ -134,15 +142,26 @@ def test_contents_are_brought_by_their_digest_and_read_by_range(running):
 
     def ask(method, path, body=None, **headers):
         token = {"Authorization": f"Bearer {client._token}"}
-        line.request(method, f"/api/v1{path}", body, token | {k.replace("_", "-"): v for k, v in headers.items()})
+        line.request(
+            method,
+            f"/api/v1{path}",
+            body,
+            token | {k.replace("_", "-"): v for k, v in headers.items()},
+        )
         answer = line.getresponse()
         return answer.status, answer.read(), answer.headers
 
     whole = ask("GET", f"/artifacts/{known['sha256']}")
     assert whole[0] == 200 and hashlib.sha256(whole[1]).hexdigest() == known["sha256"]
-    assert whole[2]["ETag"] == f'"{known["sha256"]}"' and whole[2]["Content-Type"] == "application/octet-stream"
+    assert (
+        whole[2]["ETag"] == f'"{known["sha256"]}"'
+        and whole[2]["Content-Type"] == "application/octet-stream"
+    )
     part = ask("GET", f"/artifacts/{known['sha256']}", Range="bytes=1-3")
-    assert part[:2] == (206, whole[1][1:4]) and part[2]["Content-Range"] == f"bytes 1-3/{known['size']}"
+    assert (
+        part[:2] == (206, whole[1][1:4])
+        and part[2]["Content-Range"] == f"bytes 1-3/{known['size']}"
+    )
     assert ask("GET", f"/artifacts/{known['sha256']}", Range="bytes=-2")[1] == whole[1][-2:]
     assert ask("GET", f"/artifacts/{known['sha256']}", Range="bytes=999999-")[0] == 416
     assert ask("GET", f"/artifacts/{known['sha256']}", Range="lines=1-2")[0] == 200
@@ -158,7 +177,11 @@ def test_who_may_only_look_brings_nothing(running):
     token = running.cli("--as", "ro", "tokens", "new", "--json", check=0).stdout
     looker = Client(running.url, json.loads(token)["token"], patience=2)
     assert looker.list_builds()
-    for act in (lambda: looker.bring(b"x"), lambda: looker.seal(), lambda: looker.run_gate(manifest="m.json")):
+    for act in (
+        lambda: looker.bring(b"x"),
+        lambda: looker.seal(),
+        lambda: looker.run_gate(manifest="m.json"),
+    ):
         with pytest.raises(OncewardError) as refused:
             act()
         assert refused.value.code == "PERMISSION_DENIED"
@@ -178,7 +201,11 @@ def certify(key, certificate):
         .sign(secret, hashes.SHA256())
     )
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     key.write_bytes(secret.private_bytes(*form))
 
 
@@ -188,14 +215,26 @@ def certify(key, certificate):
 def test_a_server_for_others_speaks_tls_and_goes_by_its_names_only(scene, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     certify(key, certificate)
-    served = Running(scene, "--host", "0.0.0.0", "--name", "localhost", "--tls-cert", certificate, "--tls-key", key)
+    served = Running(
+        scene,
+        "--host",
+        "0.0.0.0",
+        "--name",
+        "localhost",
+        "--tls-cert",
+        certificate,
+        "--tls-key",
+        key,
+    )
     try:
         assert served.url.startswith("https://localhost:")
         context = ssl.create_default_context(cafile=certificate)
         note = json.loads((scene.folder / "serve.json").read_text())
         with Client(served.url, note["token"], context=context) as client:
             assert client.whoami()["name"] == "tester"
-            line = http.client.HTTPSConnection("localhost", int(served.url.rsplit(":", 1)[1]), context=context)
+            line = http.client.HTTPSConnection(
+                "localhost", int(served.url.rsplit(":", 1)[1]), context=context
+            )
             line.request(
                 "POST",
                 "/api/v1/signin",
@@ -221,7 +260,10 @@ def test_who_guesses_codes_is_told_to_wait(running):
     for number in range(12):
         line = http.client.HTTPConnection(*place(running), timeout=20)
         line.request(
-            "POST", "/api/v1/signin", json.dumps({"code": f"guess{number}"}), {"Content-Type": "application/json"}
+            "POST",
+            "/api/v1/signin",
+            json.dumps({"code": f"guess{number}"}),
+            {"Content-Type": "application/json"},
         )
         statuses.append(line.getresponse().status)
         line.close()

@@ -27,7 +27,9 @@ class Load:
         self.url, self.token, self.total = url, token, total
         self.answers, self.replays, self.errors = {}, 0, []
         self._mutex = threading.Lock()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(ASKERS)]
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,)) for number in range(ASKERS)
+        ]
 
     def __enter__(self):
         for thread in self._threads:
@@ -56,7 +58,9 @@ class Load:
             said = client.spawn(argv=["true"], client_request_id=ident)
         else:
             made = hashlib.sha256(ident.encode()).hexdigest()
-            said = client.new_token(token_hash=made, seconds=60, note=ident, client_request_id=ident)
+            said = client.new_token(
+                token_hash=made, seconds=60, note=ident, client_request_id=ident
+            )
         with self._mutex:
             self.replays += bool(said.pop("idempotent_replay", False))
             self.answers[number] = said
@@ -94,7 +98,10 @@ def test_each_of_very_many_requests_is_applied_once_though_the_server_is_killed_
     assert len(sessions) == COMMANDS
     for session in sessions:
         children = client.show_session(session)["children"]
-        assert len(children) >= 1 and len({one["queue_seq"] for one in children if one["attempt"] == 1}) == 1
+        assert (
+            len(children) >= 1
+            and len({one["queue_seq"] for one in children if one["attempt"] == 1}) == 1
+        )
     # What was answered is what is answered again, word for word.
     again = client.new_token(
         token_hash=hashlib.sha256(f"load-{COMMANDS}".encode()).hexdigest(),
@@ -109,4 +116,11 @@ def test_each_of_very_many_requests_is_applied_once_though_the_server_is_killed_
     assert not listener.is_alive()
     ids = [ident for ident, *_ in heard]
     assert ids == list(range(ids[0], ids[0] + len(ids))), "a gap, or a repeat"
-    assert Counter(note for _, name, note in heard if name == "TOKEN_MADE" and str(note).startswith("load-")) == notes
+    assert (
+        Counter(
+            note
+            for _, name, note in heard
+            if name == "TOKEN_MADE" and str(note).startswith("load-")
+        )
+        == notes
+    )

@@ -54,18 +54,35 @@ def test_nothing_that_fits_or_does_not_fit_the_description_breaks_the_server(run
     token = json.loads((running.scene.folder / "serve.json").read_text())["token"]
     lines = [f"{name} = {json.dumps(value)}" for name, value in names_in(running).items()]
     (tmp_path / "schemathesis.toml").write_text("[parameters]\n" + "\n".join(lines) + "\n")
-    command = [ST, "--config-file", tmp_path / "schemathesis.toml", "run", f"{running.url}/api/v1/openapi.json"]
+    command = [
+        ST,
+        "--config-file",
+        tmp_path / "schemathesis.toml",
+        "run",
+        f"{running.url}/api/v1/openapi.json",
+    ]
     # Everything the description allows and forbids on one store; on the other some of it, unless there is time.
     much = running.scene.settings.store.url == "sqlite" or FUZZ > 4
     phases = "examples,coverage,fuzzing" if much else "fuzzing"
-    options = f"--checks {CHECKS} --phases {phases} --max-examples {FUZZ} --workers 2 --seed 1 --no-color"
+    options = (
+        f"--checks {CHECKS} --phases {phases} --max-examples {FUZZ} --workers 2 --seed 1 --no-color"
+    )
     done = subprocess.run(
-        [*command, "-H", f"Authorization: Bearer {token}", "--exclude-path-regex", ENDLESS, *options.split()],
+        [
+            *command,
+            "-H",
+            f"Authorization: Bearer {token}",
+            "--exclude-path-regex",
+            ENDLESS,
+            *options.split(),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, re.sub(r"(?s)=+ WARNINGS.*?=+ SUMMARY", "== SUMMARY", done.stdout)[-6000:]
+    assert done.returncode == 0, re.sub(r"(?s)=+ WARNINGS.*?=+ SUMMARY", "== SUMMARY", done.stdout)[
+        -6000:
+    ]
     tested = int(re.search(r"Tested: (\d+)", done.stdout)[1])
     # All but the description itself, which it leaves out.
     assert tested == len([route for route in ROUTES if not re.search(ENDLESS, route.path)]) - 1
@@ -97,11 +114,19 @@ def test_everything_there_is_is_answered_as_it_is_described(running):
 @pytest.mark.rule("I-3")
 def test_the_description_is_of_every_route_and_names_every_answer():
     said = document(ROUTES)
-    told = {(m.upper(), path): one for path, methods in said["paths"].items() for m, one in methods.items()}
+    told = {
+        (m.upper(), path): one
+        for path, methods in said["paths"].items()
+        for m, one in methods.items()
+    }
     assert told.keys() == {(route.method, route.path) for route in ROUTES}
     for route in ROUTES:
         operation = told[route.method, route.path]
         assert ("security" in operation) == route.public
-        if route.method == "POST" and (route.verb or route.name in ("seal", "clearLock", "runGate")):
-            name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        if route.method == "POST" and (
+            route.verb or route.name in ("seal", "clearLock", "runGate")
+        ):
+            name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit(
+                "/", 1
+            )[1]
             assert "client_request_id" in said["components"]["schemas"][name]["required"]

@@ -63,13 +63,20 @@ def paths(running):
     }
     for page in PAGES:
         if page.kind == "page" and not page.public:
-            yield page.name.removeprefix("page "), re.sub(r"\{(\w+)\}", lambda found: known[found[1]], page.path)
+            yield (
+                page.name.removeprefix("page "),
+                re.sub(r"\{(\w+)\}", lambda found: known[found[1]], page.path),
+            )
 
 
 @SQLITE
 @pytest.mark.rule("I-4")
-@pytest.mark.parametrize(("theme", "width"), SIGHTS if os.environ.get("ONCEWARD_PAGES") else SIGHTS[::3])
-def test_every_page_is_drawn_whole_in_light_and_dark_wide_and_narrow(browser, running, theme, width):
+@pytest.mark.parametrize(
+    ("theme", "width"), SIGHTS if os.environ.get("ONCEWARD_PAGES") else SIGHTS[::3]
+)
+def test_every_page_is_drawn_whole_in_light_and_dark_wide_and_narrow(
+    browser, running, theme, width
+):
     tab = Tab(browser, running, theme, width).sign_in()
     wrong = []
     for name, path in paths(running):
@@ -80,7 +87,9 @@ def test_every_page_is_drawn_whole_in_light_and_dark_wide_and_narrow(browser, ru
             wrong.append((name, "is wider than the window"))
         wrong += [(name, error) for error in tab.wrong]
         tab.wrong.clear()
-        if not page.locator("h1").count() or page.evaluate("document.querySelectorAll('script:not([src])').length"):
+        if not page.locator("h1").count() or page.evaluate(
+            "document.querySelectorAll('script:not([src])').length"
+        ):
             wrong.append((name, "has no title, or a script in it"))
     tab.close()
     assert wrong == [] and tab.foreign == []
@@ -106,7 +115,10 @@ def test_a_build_is_watched_live_to_its_end(tab, running):
     assert "$0.06" in page.inner_text(".lanes")
     assert page.locator(".chart canvas").count() == 1
     # What is above it did not move while it was updated: all but the row of buttons stays where it was.
-    assert abs(page.evaluate("document.querySelector('.side').getBoundingClientRect().top") - height) < 60
+    assert (
+        abs(page.evaluate("document.querySelector('.side').getBoundingClientRect().top") - height)
+        < 60
+    )
     tab.shot("ended-build")
     assert tab.wrong == []
 
@@ -121,7 +133,9 @@ def test_a_budget_pause_is_confirmed_and_the_build_goes_on(tab, running):
     page.click("text=Confirm and go on")
     page.wait_for_selector("h1 .badge:text('success')", timeout=20_000)
     permits = running.client.list_permits()
-    assert next(one["state"] for one in permits if one["build_id"] == running.ids["paused"]) == "used"
+    assert (
+        next(one["state"] for one in permits if one["build_id"] == running.ids["paused"]) == "used"
+    )
     assert tab.wrong == []
 
 
@@ -132,7 +146,18 @@ def test_a_change_is_approved_for_exactly_what_was_shown(browser, running):
     for tree, text in (("site", "one\ntwo\n"), ("wanted", "one\n<b>2</b>\nthree\n")):
         (folder / tree).mkdir()
         (folder / tree / "page.txt").write_text(text)
-    marked = running.cli("change", "mark", "--tree", "wanted", "--into", "site", "--reason", "more", "--json", check=0)
+    marked = running.cli(
+        "change",
+        "mark",
+        "--tree",
+        "wanted",
+        "--into",
+        "site",
+        "--reason",
+        "more",
+        "--json",
+        check=0,
+    )
     entry = json.loads(marked.stdout)["entry_id"]
     client.sweep_changes()
     shown = client.show_change(entry)["manifest"]
@@ -178,7 +203,9 @@ def test_what_a_worker_wrote_is_shown_and_does_nothing(tab, running):
     digest = next(one["sha256"] for one in step["artifacts"] if one["name"].endswith("page.html"))
     for place in ("/", "/builds", f"/builds/{begun['build_id']}", f"/children/{step['child_id']}"):
         page = tab.visit(place)
-        assert page.evaluate("[window.pwned, document.querySelectorAll('#broken, img[src=x]').length]") == [None, 0]
+        assert page.evaluate(
+            "[window.pwned, document.querySelectorAll('#broken, img[src=x]').length]"
+        ) == [None, 0]
     page = tab.visit(f"/artifacts/{digest}")
     shown = page.inner_text("pre.log")
     assert "<script>window.pwned" in shown and "␛[31mred" in shown and "⟨U+202E⟩" in shown
@@ -188,7 +215,8 @@ def test_what_a_worker_wrote_is_shown_and_does_nothing(tab, running):
     answer = page.request.get(f"{running.url}/api/v1/artifacts/{digest}")
     assert answer.headers["content-type"] == "application/octet-stream"
     assert (
-        "attachment" in answer.headers["content-disposition"] and "sandbox" in answer.headers["content-security-policy"]
+        "attachment" in answer.headers["content-disposition"]
+        and "sandbox" in answer.headers["content-security-policy"]
     )
     page.goto(f"{running.url}/api/v1/artifacts/{digest}?as=text")
     assert page.evaluate("window.pwned") is None and tab.dialogs == [] and tab.wrong == []
@@ -201,7 +229,11 @@ def test_a_link_lets_in_once_and_a_session_ends(browser, running):
     tab = Tab(browser, running).sign_in(running.link)
     assert "#" not in tab.page.url
     (cookie,) = tab.context.cookies()
-    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["name"].startswith("onceward_")
+    assert (
+        cookie["httpOnly"]
+        and cookie["sameSite"] == "Strict"
+        and cookie["name"].startswith("onceward_")
+    )
     other = Tab(browser, running)
     other.page.goto(running.link)
     other.page.wait_for_selector("#said[data-tone=bad]")
@@ -267,16 +299,39 @@ def test_a_form_that_is_sent_twice_is_done_once_and_what_is_refused_says_why(tab
     page.dblclick("text=Do it")
     page.wait_for_selector("#answer:visible")
     assert len(running.client.list_principals()) == before + 1
-    told = [json.loads(line) for line in running.cli("events", "workspace", check=0).stdout.splitlines()]
-    assert [one["detail"]["principal"] for one in told if one["event"] == "PRINCIPAL_ADDED"].count("nina") == 1
+    told = [
+        json.loads(line) for line in running.cli("events", "workspace", check=0).stdout.splitlines()
+    ]
+    assert [one["detail"]["principal"] for one in told if one["event"] == "PRINCIPAL_ADDED"].count(
+        "nina"
+    ) == 1
 
 
 PAGE_OF = {
     **dict.fromkeys(("run", "list"), "/builds"),
-    **dict.fromkeys(("resume", "confirm", "approve", "abandon", "why", "export", "cancel"), "/builds/{build}"),
-    **{"saga": "/sagas", "grant": "/grants", "registry": "/registry", "change": "/changes", "explain": "/explain"},
-    **{"logs": "/children/{child}", "artifacts": "/artifacts/{sha256}", "spend": "/spend", "spawn": "/sessions"},
-    **{"status": "/", "events": "/streams", "locks": "/locks", "gate": "/gate", "principals": "/people"},
+    **dict.fromkeys(
+        ("resume", "confirm", "approve", "abandon", "why", "export", "cancel"), "/builds/{build}"
+    ),
+    **{
+        "saga": "/sagas",
+        "grant": "/grants",
+        "registry": "/registry",
+        "change": "/changes",
+        "explain": "/explain",
+    },
+    **{
+        "logs": "/children/{child}",
+        "artifacts": "/artifacts/{sha256}",
+        "spend": "/spend",
+        "spawn": "/sessions",
+    },
+    **{
+        "status": "/",
+        "events": "/streams",
+        "locks": "/locks",
+        "gate": "/gate",
+        "principals": "/people",
+    },
     **dict.fromkeys(("keys", "tokens"), "/people"),
     **dict.fromkeys(("verify", "replay", "seal", "outbox", "doctor"), "/evidence"),
 }
@@ -290,7 +345,10 @@ OF_THE_MACHINE = {
 
 @pytest.mark.rule("I-5")
 def test_whatever_the_command_line_can_do_the_pages_can_and_the_other_way_round():
-    assert PAGE_OF.keys() | OF_THE_MACHINE.keys() == COMMANDS.keys() and not PAGE_OF.keys() & OF_THE_MACHINE.keys()
+    assert (
+        PAGE_OF.keys() | OF_THE_MACHINE.keys() == COMMANDS.keys()
+        and not PAGE_OF.keys() & OF_THE_MACHINE.keys()
+    )
     assert set(PAGE_OF.values()) <= {page.path for page in PAGES}
     offered = {form.name for forms in acts().values() for form in forms}
     beside = {"signIn", "signOut", "upload"}

@@ -43,7 +43,13 @@ def token_of(running, name="tester"):
 def test_over_tls_each_event_is_told_once_however_much_there_is(scene, tmp_path):
     certify(tmp_path / "key.pem", tmp_path / "cert.pem")
     served = Running(
-        scene, "--name", "localhost", "--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem"
+        scene,
+        "--name",
+        "localhost",
+        "--tls-cert",
+        tmp_path / "cert.pem",
+        "--tls-key",
+        tmp_path / "key.pem",
     )
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     note = json.loads((scene.folder / "serve.json").read_text())
@@ -62,7 +68,9 @@ def test_over_tls_each_event_is_told_once_however_much_there_is(scene, tmp_path)
         with Client(served.url, note["token"], context=context) as client:
             for number in range(300):
                 made = hashlib.sha256(f"tls{number}".encode()).hexdigest()
-                client.new_token(token_hash=made, seconds=60, note="the last" if number == 299 else "x" * 400)
+                client.new_token(
+                    token_hash=made, seconds=60, note="the last" if number == 299 else "x" * 400
+                )
         listener.join(30)
         assert not listener.is_alive() and heard == list(range(heard[0], heard[0] + len(heard)))
     finally:
@@ -80,14 +88,24 @@ def test_what_is_approved_is_what_stands_above_the_button(browser, running):
     page.wait_for_selector(".wanted:has-text('harmless')", timeout=20_000)
     for card in page.locator(".wanted").all():
         step = "zeta" if "DROP" in card.inner_text() else "alpha"
-        assert {field.get_attribute("value").split(":")[0] for field in card.locator("input[name=step]").all()} == {
-            step
-        }
+        assert {
+            field.get_attribute("value").split(":")[0]
+            for field in card.locator("input[name=step]").all()
+        } == {step}
     page.locator(".wanted:has-text('harmless')").get_by_role("button", name="Approve").click()
     until(
-        lambda: [s["status"] for s in running.client.show_build(build)["steps"] if s["stage"] == "alpha"] == ["SUCCESS"]
+        lambda: (
+            [
+                s["status"]
+                for s in running.client.show_build(build)["steps"]
+                if s["stage"] == "alpha"
+            ]
+            == ["SUCCESS"]
+        )
     )
-    assert [s["status"] for s in running.client.show_build(build)["steps"] if s["stage"] == "zeta"] != ["SUCCESS"]
+    assert [
+        s["status"] for s in running.client.show_build(build)["steps"] if s["stage"] == "zeta"
+    ] != ["SUCCESS"]
     tab.close()
 
 
@@ -140,7 +158,9 @@ def test_who_is_revoked_is_out_with_the_browser_and_the_stream(running):
 @pytest.mark.rule("K-13")
 def test_a_module_that_exits_is_refused_and_the_kernel_goes_on(running):
     (running.cli.folder / "leaves.py").write_text("import sys\nsys.exit(3)\n")
-    (running.cli.folder / "leaves.toml").write_text('name = "l"\n[[stage]]\nname = "s"\npython = "leaves:main"\n')
+    (running.cli.folder / "leaves.toml").write_text(
+        'name = "l"\n[[stage]]\nname = "s"\npython = "leaves:main"\n'
+    )
     for _ in range(2):
         with pytest.raises(OncewardError):
             running.client.run_build(plan="leaves.toml")
@@ -169,7 +189,9 @@ def test_who_sends_no_body_though_they_have_their_answer_is_hung_up_on(running):
 
     host, port = running.url.removeprefix("http://").split(":")
     line = socket.create_connection((host, int(port)), timeout=30)
-    line.sendall(f"GET /api/v1/health HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 9\r\n\r\n".encode())
+    line.sendall(
+        f"GET /api/v1/health HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 9\r\n\r\n".encode()
+    )
     assert b"200" in line.recv(65536)
     line.sendall(b"x")
     began = time.monotonic()

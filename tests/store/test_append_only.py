@@ -51,7 +51,11 @@ def test_events_are_never_changed_or_deleted(store, build_id, sql):
 @pytest.mark.rule("K-5")
 def test_insert_or_replace_does_not_get_past_the_guard(store, build_id, kind):
     columns = "position, stream_no, seq, at, source, body, prev_hash, hash"
-    for change in ("position, stream_no, seq", "position + 100, stream_no, seq", "position, stream_no, seq + 100"):
+    for change in (
+        "position, stream_no, seq",
+        "position + 100, stream_no, seq",
+        "position, stream_no, seq + 100",
+    ):
         if kind == "sqlite":
             sql = (
                 f"INSERT OR REPLACE INTO events ({columns})"
@@ -151,7 +155,9 @@ def test_a_state_outside_the_table_is_refused_by_the_schema(store, build_id):
 
 
 @pytest.mark.rule("K-9")
-@pytest.mark.parametrize("sql", ["UPDATE singleton_lock SET fence = fence - 1", "DELETE FROM singleton_lock"])
+@pytest.mark.parametrize(
+    "sql", ["UPDATE singleton_lock SET fence = fence - 1", "DELETE FROM singleton_lock"]
+)
 def test_the_fence_only_grows(store, sql):
     with pytest.raises(OncewardError):
         raw(store, sql)

@@ -162,7 +162,9 @@ def test_a_write_inside_a_write_is_refused_and_does_not_hang(store):
 
 @pytest.mark.rule("K-8")
 @pytest.mark.parametrize("payload", ["A", "B"])
-def test_a_request_filed_by_another_process_at_the_same_moment_counts(make_database, sources, kind, payload):
+def test_a_request_filed_by_another_process_at_the_same_moment_counts(
+    make_database, sources, kind, payload
+):
     from onceward.store import migrate
 
     database = make_database(sources)
@@ -279,7 +281,9 @@ def test_a_failed_sync_called_failed_is_not_found_applied_after_a_crash(tmp_path
     from onceward.store.sqlite import SqliteDatabase
 
     done = subprocess.run(
-        [sys.executable, "-c", FAILING_SYNC, str(tmp_path / "onceward.db")], capture_output=True, text=True
+        [sys.executable, "-c", FAILING_SYNC, str(tmp_path / "onceward.db")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     told = done.stdout.strip()
@@ -364,7 +368,9 @@ def test_a_hundred_real_interrupts_leave_nobody_waiting_and_no_false_word(store_
 
     place = store_url if store_url != "sqlite" else str(tmp_path / "onceward.db")
     tests = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run([sys.executable, "-c", SIGINTS, place, tests], capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", SIGINTS, place, tests], capture_output=True, text=True, timeout=90
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout)
     assert said["interrupted"] > 5
@@ -404,7 +410,9 @@ def test_a_forked_copy_may_neither_read_nor_write(store):
 
 @pytest.mark.rule("K-9")
 @pytest.mark.parametrize("nth", [1, 2])
-def test_an_interrupt_at_the_door_of_what_must_be_done_after_one_leaves_the_lead_to_nobody(store, monkeypatch, nth):
+def test_an_interrupt_at_the_door_of_what_must_be_done_after_one_leaves_the_lead_to_nobody(
+    store, monkeypatch, nth
+):
     """The second interrupt comes before the first instruction of the very call that clears up after the first."""
     through, calls = writer._through, []
 

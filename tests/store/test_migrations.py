@@ -103,6 +103,8 @@ def test_both_databases_have_the_same_tables_columns_and_triggers(tmp_path, post
     ):
         migrate.migrate(database, sources)
         session = database.connect()
-        shapes.append({table: database.columns(session, table) for table in database.tables(session)})
+        shapes.append(
+            {table: database.columns(session, table) for table in database.tables(session)}
+        )
         session.close()
     assert shapes[0] == shapes[1]

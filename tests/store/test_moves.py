@@ -9,7 +9,14 @@ import json
 import pytest
 
 from helpers import count, create, everything, get, lines, step
-from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, NotFound, OncewardError, StaleVersion
+from onceward.errors import (
+    IllegalTransition,
+    IntegrityFault,
+    InvalidConfig,
+    NotFound,
+    OncewardError,
+    StaleVersion,
+)
 from onceward.evidence.verify import verify_rows
 from onceward.kernel.machine import NEW
 from onceward.kernel.records import Move
@@ -44,7 +51,9 @@ def test_the_dedupe_key_is_made_as_the_contract_says(store):
     build_id = create(store)
     step(store, build_id)
     with store.read() as rows:
-        keys = [key for (key,) in rows.read("SELECT dedupe_key FROM event_outbox ORDER BY position")]
+        keys = [
+            key for (key,) in rows.read("SELECT dedupe_key FROM event_outbox ORDER BY position")
+        ]
     target = hashlib.sha256(b"ACTIVE:build_started").hexdigest()
     assert keys[1] == hashlib.sha256(f"BUILD_STARTED|{build_id}|2|{target}".encode()).digest()
 
@@ -64,7 +73,9 @@ def test_every_arrow_that_is_not_in_the_table_writes_nothing(store):
 
 
 @pytest.mark.rule("K-4")
-@pytest.mark.parametrize(("state", "version"), [("ACTIVE", 1), ("ACTIVE", 3), ("CRASHED", 2), ("PENDING", 2)])
+@pytest.mark.parametrize(
+    ("state", "version"), [("ACTIVE", 1), ("ACTIVE", 3), ("CRASHED", 2), ("PENDING", 2)]
+)
 def test_a_move_from_another_state_or_version_is_stale_and_writes_nothing(store, state, version):
     build_id = create(store)
     step(store, build_id)
@@ -75,7 +86,11 @@ def test_a_move_from_another_state_or_version_is_stale_and_writes_nothing(store,
         "PENDING": ("ACTIVE", "build_started"),
     }[state]
     with pytest.raises(StaleVersion) as stale:
-        store.write(lambda tx: tx.move(Move(rules.BUILD, build_id, state, target, version, "tester", reason)))
+        store.write(
+            lambda tx: tx.move(
+                Move(rules.BUILD, build_id, state, target, version, "tester", reason)
+            )
+        )
     assert stale.value.exit_status == 4
     assert everything(store) == before
     assert get(store, build_id).version == 2
@@ -139,7 +154,15 @@ def test_work_that_fails_after_writing_leaves_nothing(store):
 def test_facts_of_the_row_change_with_its_state(store):
     build_id = create(store)
     move = Move(
-        rules.BUILD, build_id, "PENDING", "ACTIVE", 1, "tester", "build_started", {"note": "é"}, {"name": "renamed"}
+        rules.BUILD,
+        build_id,
+        "PENDING",
+        "ACTIVE",
+        1,
+        "tester",
+        "build_started",
+        {"note": "é"},
+        {"name": "renamed"},
     )
     store.write(lambda tx: tx.move(move))
     assert get(store, build_id).name == "renamed"

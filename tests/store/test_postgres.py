@@ -27,7 +27,9 @@ def kick_out_everybody(database):
         )
 
 
-def test_a_lost_connection_before_the_commit_is_a_failure_and_the_next_call_dials_again(store, database):
+def test_a_lost_connection_before_the_commit_is_a_failure_and_the_next_call_dials_again(
+    store, database
+):
     build_id = create(store)
 
     def unlucky(tx):
@@ -113,7 +115,10 @@ def test_the_pipeline_recovers_after_a_refused_statement(postgres_url):
         assert refused.value.sqlstate == "22012"
         pipeline.send("SELECT 'never prepared before this'::text")
         pipeline.send("SELECT ?::text, ?::bytea, ?::bigint, NULL::text", ("é", b"\0\xff", -5))
-        assert pipeline.results() == [[("never prepared before this",)], [("é", b"\0\xff", -5, None)]]
+        assert pipeline.results() == [
+            [("never prepared before this",)],
+            [("é", b"\0\xff", -5, None)],
+        ]
     pipeline.close()
 
 
@@ -126,7 +131,10 @@ def test_a_large_batch_does_not_choke_the_pipeline(postgres_url):
 
 
 def test_the_url_names_the_schema():
-    assert split_schema("postgresql://u@h/db?schema=a_1&host=/tmp") == ("postgresql://u@h/db?host=%2Ftmp", "a_1")
+    assert split_schema("postgresql://u@h/db?schema=a_1&host=/tmp") == (
+        "postgresql://u@h/db?host=%2Ftmp",
+        "a_1",
+    )
     assert split_schema("postgresql://u@h/db") == ("postgresql://u@h/db", "onceward")
 
 

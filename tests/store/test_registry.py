@@ -7,7 +7,13 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from onceward.errors import IllegalTransition, IntegrityFault, InvalidConfig, NotFound, OncewardError
+from onceward.errors import (
+    IllegalTransition,
+    IntegrityFault,
+    InvalidConfig,
+    NotFound,
+    OncewardError,
+)
 from onceward.kernel.vocabulary import Audit, Key, key_of, version_of
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Meaning, manifest_digest
@@ -38,7 +44,13 @@ def admit(store, collection):
         vocab_id = store.sources.new_id("voc")
         store.write(
             lambda tx: tx.move(
-                rules.admit(vocab_id, collection.collection_id, meaning(code, version, **words), ROOT, "tester")
+                rules.admit(
+                    vocab_id,
+                    collection.collection_id,
+                    meaning(code, version, **words),
+                    ROOT,
+                    "tester",
+                )
             )
         )
         return Key(code, version)
@@ -79,7 +91,10 @@ def refused(*constraints):
     with pytest.raises(IntegrityFault) as found:
         yield
     assert found.value.context["constraint"] in constraints
-    if found.value.context["constraint"] in ("registry_values_forward", "registry_values_successor"):
+    if found.value.context["constraint"] in (
+        "registry_values_forward",
+        "registry_values_successor",
+    ):
         assert found.value.context["rollback"].startswith("ROLLBACK_")
     assert "_" not in found.value.message.partition("write: ")[2], "a person can read why"
 
@@ -87,8 +102,22 @@ def refused(*constraints):
 @pytest.mark.rule("S-5")
 def test_versions_are_numbers():
     assert version_of("1.10.0") > version_of("1.9.0") > version_of("1.2.0") > version_of("0.99.99")
-    assert max(map(version_of, ["1.10.0", "1.9.0", "1.2.0", "2.0.0", "2.0.1"])) == version_of("2.0.1")
-    for odd in ("1.2", "1.2.3.4", "01.2.3", "1.2.x", "1.2.3-rc1", "v1.2.3", "", " 1.2.3", "1.2.-3", "\u0661.2.3", 5):
+    assert max(map(version_of, ["1.10.0", "1.9.0", "1.2.0", "2.0.0", "2.0.1"])) == version_of(
+        "2.0.1"
+    )
+    for odd in (
+        "1.2",
+        "1.2.3.4",
+        "01.2.3",
+        "1.2.x",
+        "1.2.3-rc1",
+        "v1.2.3",
+        "",
+        " 1.2.3",
+        "1.2.-3",
+        "\u0661.2.3",
+        5,
+    ):
         with pytest.raises(InvalidConfig):
             version_of(odd)
     assert str(key_of("pay.out@1.10.0")) == "pay.out@1.10.0"
@@ -112,7 +141,11 @@ def test_a_values_digest_is_over_its_meaning_and_nothing_else():
         meaning("pay", "1.0.0", frozen=False),
     ]
     assert len({one.digest(), *(other.digest() for other in others)}) == 6
-    for bad in (meaning("pay", "1.0.0", act="e\u0301"), meaning("pay", "1.0.0", authority=""), meaning("p y", "1.0.0")):
+    for bad in (
+        meaning("pay", "1.0.0", act="e\u0301"),
+        meaning("pay", "1.0.0", authority=""),
+        meaning("p y", "1.0.0"),
+    ):
         with pytest.raises(InvalidConfig):
             bad.digest()
     assert manifest_digest({one.key: one.digest()}) != manifest_digest({})
@@ -141,14 +174,19 @@ def test_a_value_gives_way_to_one_that_comes_with_it(store, collection, admit):
 
     def replace(tx):
         give_way(tx, old, new.key)
-        tx.move(rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester"))
+        tx.move(
+            rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester")
+        )
 
     store.write(replace)
     assert value(store, old).successor == new.key and value(store, old).status == "superseded"
     assert value(store, new.key).status == "active"
     with store.read() as rows:
         registry = Registry(rows)
-        assert [str(one.key) for one in registry.values(collection.collection_id)] == ["pay@1.9.0", "pay@1.10.0"]
+        assert [str(one.key) for one in registry.values(collection.collection_id)] == [
+            "pay@1.9.0",
+            "pay@1.10.0",
+        ]
         assert [one.key for one in registry.heirs_of(new.key)] == [old]
         assert registry.meant("pay@1.10.0") == registry.meant(registry.value(new.key).vocab_id)
         with pytest.raises(NotFound):
@@ -170,7 +208,13 @@ def test_successors_that_must_not_be_are_refused_by_the_database(store, collecti
     def back(tx):
         give_way(tx, old, Key("pay", "1.2.0"))
         tx.move(
-            rules.admit(tx.sources.new_id("voc"), collection.collection_id, meaning("pay", "1.2.0"), ROOT, "tester")
+            rules.admit(
+                tx.sources.new_id("voc"),
+                collection.collection_id,
+                meaning("pay", "1.2.0"),
+                ROOT,
+                "tester",
+            )
         )
 
     with refused("registry_values_forward"):
@@ -193,16 +237,25 @@ def test_successors_that_must_not_be_are_refused_by_the_database(store, collecti
 @pytest.mark.parametrize(
     ("sql", "constraint"),
     [
-        ("UPDATE registry_values SET act_type = 'WRITE', version = version + 1", "registry_values_meaning"),
+        (
+            "UPDATE registry_values SET act_type = 'WRITE', version = version + 1",
+            "registry_values_meaning",
+        ),
         ("UPDATE registry_values SET governing_authority_ref = ''", "registry_values_meaning"),
         ("UPDATE registry_values SET protocol_version = '9.0.0'", "registry_values_meaning"),
         ("UPDATE registry_values SET digest = 'ab'", "registry_values_meaning"),
         ("UPDATE registry_values SET root = 'other'", "registry_values_meaning"),
         ("UPDATE registry_values SET vocab_id = 'voc_x'", "registry_values_meaning"),
         ("UPDATE registry_values SET status = 'retired'", "registry_values_moved"),
-        ("UPDATE registry_values SET status = 'retired', version = version + 1", "registry_values_moved"),
+        (
+            "UPDATE registry_values SET status = 'retired', version = version + 1",
+            "registry_values_moved",
+        ),
         ("DELETE FROM registry_values", "registry_values_kept"),
-        ("UPDATE registry_collections SET status = 'retired', version = version + 1", "registry_collections_moved"),
+        (
+            "UPDATE registry_collections SET status = 'retired', version = version + 1",
+            "registry_collections_moved",
+        ),
         ("UPDATE registry_collections SET name = 'x'", "registry_collections_moved"),
         ("DELETE FROM registry_collections", "registry_collections_moved"),
         ("UPDATE registry_meta SET root = 'x'", "registry_meta_kept"),
@@ -219,7 +272,11 @@ def test_nothing_is_written_past_the_rules(store, admit, sql, constraint):
     with pytest.raises(OncewardError) as found:
         store.write(lambda tx: tx.write(sql))
     # Of two rules that a write breaks, the database may name either.
-    assert found.value.context["constraint"] in (constraint, "registry_values_moved", "registry_values_audited")
+    assert found.value.context["constraint"] in (
+        constraint,
+        "registry_values_moved",
+        "registry_values_audited",
+    )
     assert value(store, key) == before
 
 
@@ -228,10 +285,10 @@ def test_a_replaced_row_is_refused_too(store, kind, admit):
     admit("pay", "1.0.0")
     if kind != "sqlite":
         return
-    columns = "vocab_id, collection_id, operation_code, protocol_version, major, minor, patch, act_type,"
-    columns += (
-        " governing_authority_ref, semantics_frozen, digest, root, status, version, position, created_at, updated_at"
+    columns = (
+        "vocab_id, collection_id, operation_code, protocol_version, major, minor, patch, act_type,"
     )
+    columns += " governing_authority_ref, semantics_frozen, digest, root, status, version, position, created_at, updated_at"
     with refused("registry_values_key", "registry_values_moved"):
         store.write(
             lambda tx: tx.write(
@@ -260,8 +317,13 @@ def test_a_rollback_is_judged_by_what_is_in_the_registry(store, admit):
     with store.read() as rows:
         registry = Registry(rows)
         assert judge(RollbackPlan("p", "ops", [step]), registry).valid
-        by_id = Step("supersede", registry.value(old).vocab_id, registry.value(new).vocab_id, "incident-7")
+        by_id = Step(
+            "supersede", registry.value(old).vocab_id, registry.value(new).vocab_id, "incident-7"
+        )
         assert judge(RollbackPlan("p", "ops", [by_id]), registry).valid
         gone = Step("supersede", str(old), "send@9.0.0", "incident-7")
-        assert judge(RollbackPlan("p", "ops", [gone]), registry).code == "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED"
+        assert (
+            judge(RollbackPlan("p", "ops", [gone]), registry).code
+            == "ROLLBACK_FORWARD_FAIL_CLOSED_VIOLATED"
+        )
     assert value(store, old).status == "active", "a check executes nothing"

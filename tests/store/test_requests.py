@@ -77,7 +77,9 @@ def test_a_request_that_fails_leaves_no_trace_and_may_be_asked_again(store):
 
 
 @pytest.mark.rule("K-8", "K-11")
-@pytest.mark.parametrize("request_id", ["", "x" * 129, "a\nb", "\x1b[31m"], ids=["empty", "long", "newline", "escape"])
+@pytest.mark.parametrize(
+    "request_id", ["", "x" * 129, "a\nb", "\x1b[31m"], ids=["empty", "long", "newline", "escape"]
+)
 def test_an_id_that_cannot_be_shown_is_refused(store, request_id):
     with pytest.raises(InvalidConfig):
         store.answer(ask(request_id), note)

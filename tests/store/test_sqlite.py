@@ -41,7 +41,9 @@ def test_a_sqlite_with_the_wal_reset_race_is_refused(version):
         require_safe_version(version)
 
 
-@pytest.mark.parametrize("version", ["3.51.3", "3.50.7", "3.44.6", "3.54.1", "4.0.0", apsw.sqlite_lib_version()])
+@pytest.mark.parametrize(
+    "version", ["3.51.3", "3.50.7", "3.44.6", "3.54.1", "4.0.0", apsw.sqlite_lib_version()]
+)
 def test_a_mended_sqlite_is_accepted(version):
     require_safe_version(version)
 
@@ -114,7 +116,9 @@ def test_a_torn_database_is_found(store, database, sources):
 def mounted(folder: Path, options: str) -> Iterator[None]:
     """A tiny disk of our own, or a clear word why there is none."""
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True
+    )
     if done.returncode:
         pytest.skip("cannot mount a small disk here (needs root): this test did not run")
     try:
@@ -127,7 +131,10 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 def test_a_folder_nobody_may_write_in_is_refused_clearly(tmp_path):
     with mounted(tmp_path / "closed", "ro"):
         run = subprocess.run(
-            [sys.executable, "-m", "onceward", "init"], cwd=tmp_path / "closed", capture_output=True, text=True
+            [sys.executable, "-m", "onceward", "init"],
+            cwd=tmp_path / "closed",
+            capture_output=True,
+            text=True,
         )
         assert list((tmp_path / "closed").iterdir()) == []
     assert run.returncode == 2, run.stderr

@@ -205,7 +205,9 @@ class Broken:
 @pytest.mark.guarantee("G4")
 @pytest.mark.guarantee("G22")
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stops(store, database, sources, applied):
+def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stops(
+    store, database, sources, applied
+):
     build_id = create(store)
     store.writer._session = Broken(store.writer._session, applied)
     request = Request("step", "r1", {}, "tester")
@@ -233,7 +235,9 @@ def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stop
 
 
 @pytest.mark.guarantee("G4")
-def test_a_commit_nobody_can_look_up_is_unknown_and_resolved_by_asking_again(store, database, sources):
+def test_a_commit_nobody_can_look_up_is_unknown_and_resolved_by_asking_again(
+    store, database, sources
+):
     store.writer._session = Broken(store.writer._session, True)
     request = Request("silent", "r1", {}, "tester")
     with pytest.raises(CommitUnknown) as unknown:
@@ -251,8 +255,12 @@ def test_a_commit_nobody_can_look_up_is_unknown_and_resolved_by_asking_again(sto
 
 
 @pytest.mark.guarantee("G2")
-@pytest.mark.parametrize("name", [n for n in faults.POINTS if n.startswith(("write.", "move.", "commit."))])
-def test_a_crash_at_every_point_of_a_transaction_leaves_all_or_nothing(store, database, sources, name):
+@pytest.mark.parametrize(
+    "name", [n for n in faults.POINTS if n.startswith(("write.", "move.", "commit."))]
+)
+def test_a_crash_at_every_point_of_a_transaction_leaves_all_or_nothing(
+    store, database, sources, name
+):
     build_id = create(store)
     request = Request("step", "r1", {}, "tester")
 

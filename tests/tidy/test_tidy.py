@@ -13,7 +13,11 @@ import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-PURE = [f for f in SOURCES if f.parent.name in ("kernel", "lifecycles") and f.name not in ("sources.py", "faults.py")]
+PURE = [
+    f
+    for f in SOURCES
+    if f.parent.name in ("kernel", "lifecycles") and f.name not in ("sources.py", "faults.py")
+]
 
 
 def names_of(file: Path) -> set[str]:
@@ -24,7 +28,9 @@ def names_of(file: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+        elif isinstance(node, ast.Attribute) or (
+            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        ):
             found.add(ast.unparse(node))
     return found
 
@@ -32,7 +38,18 @@ def names_of(file: Path) -> set[str]:
 @pytest.mark.rule("K-2")
 @pytest.mark.parametrize("file", PURE, ids=lambda f: f"{f.parent.name}-{f.name}")
 def test_pure_rooms_do_no_input_read_no_clock_and_draw_no_randomness(file):
-    banned = {"os", "time", "random", "secrets", "socket", "subprocess", "threading", "pathlib", "datetime", "uuid"}
+    banned = {
+        "os",
+        "time",
+        "random",
+        "secrets",
+        "socket",
+        "subprocess",
+        "threading",
+        "pathlib",
+        "datetime",
+        "uuid",
+    }
     found = {name.split(".")[0] for name in names_of(file)}
     assert not banned & found
     assert "open" not in found
@@ -42,10 +59,19 @@ def test_pure_rooms_do_no_input_read_no_clock_and_draw_no_randomness(file):
 @pytest.mark.parametrize("file", SOURCES, ids=lambda f: f"{f.parent.name}-{f.name}")
 def test_wall_time_and_randomness_come_in_through_one_door(file):
     allowed = {"sources.py", "doctor.py"}
-    banned = {"time.time", "time.time_ns", "datetime.now", "random.random", "uuid.uuid4", "os.urandom"}
+    banned = {
+        "time.time",
+        "time.time_ns",
+        "datetime.now",
+        "random.random",
+        "uuid.uuid4",
+        "os.urandom",
+    }
     if file.name not in allowed and file.parent.name != "cli":
         assert not banned & names_of(file)
-        assert not re.search(r"^\s*(import|from) (random|secrets)\b", file.read_text("utf-8"), re.MULTILINE)
+        assert not re.search(
+            r"^\s*(import|from) (random|secrets)\b", file.read_text("utf-8"), re.MULTILINE
+        )
 
 
 @pytest.mark.guarantee("G25")
@@ -74,7 +100,9 @@ def test_marks_name_rules_of_the_contract():
 
 
 def test_nothing_of_this_machine_is_in_the_repository():
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     assert "uv.lock" not in files
     for name in filter(None, files):
         path = ROOT / name

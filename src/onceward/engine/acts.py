@@ -40,7 +40,9 @@ def named(rows: Reads, request: Request) -> Request:
             if isinstance(payload.get(field), str) and payload[field]:
                 payload[field] = Changes(rows).named(payload[field]).entry_id
         if isinstance(payload.get("depends_on"), list):
-            payload["depends_on"] = [Changes(rows).named(str(name)).entry_id for name in payload["depends_on"]]
+            payload["depends_on"] = [
+                Changes(rows).named(str(name)).entry_id for name in payload["depends_on"]
+            ]
     elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
         found = keys_named(rows, payload["key"])
         payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]
@@ -119,7 +121,9 @@ def _refused(request: Request, why: str) -> PermissionDenied:
 
 
 @contextmanager
-def acting(tx: Transaction, envelope: Envelope, act: str, principal: str, nonce: str) -> Iterator[None]:
+def acting(
+    tx: Transaction, envelope: Envelope, act: str, principal: str, nonce: str
+) -> Iterator[None]:
     """While this lasts, every event names the statement it follows, which is kept with its place in the order."""
 
     def announce() -> None:

@@ -69,7 +69,11 @@ class Answers:
                 # Whoever may not ask is not told what there is.
                 authorize(rows, request.principal, role)
                 raise
-        if kernel.signer is not None and request.principal == kernel.principal and request.signature is None:
+        if (
+            kernel.signer is not None
+            and request.principal == kernel.principal
+            and request.signature is None
+        ):
             if kernel.signer.fresh:
                 kernel.require(role)
             with self._store.read() as rows:
@@ -105,7 +109,10 @@ class Answers:
                 raise
             self._refuse(request, error)
         except (Exception, SystemExit) as bug:
-            self._refuse(request, ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"))
+            self._refuse(
+                request,
+                ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"),
+            )
 
     def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
         """What a request does inside its transaction: role and signature are checked there. What lies outside is

@@ -15,7 +15,12 @@ import msgspec
 from onceward.engine.redaction import Redactor
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, OncewardError, StorageError
 from onceward.kernel import faults
-from onceward.kernel.limits import ARTIFACT_BYTES, ARTIFACT_INLINE_BYTES, GC_GRACE_SECONDS, SPILL_BYTES
+from onceward.kernel.limits import (
+    ARTIFACT_BYTES,
+    ARTIFACT_INLINE_BYTES,
+    GC_GRACE_SECONDS,
+    SPILL_BYTES,
+)
 from onceward.store.port import Row
 from onceward.store.store import Store
 from onceward.store.tables import artifacts as rows_of
@@ -86,17 +91,21 @@ class Artifacts:
         """An artifact's bytes in pieces; INTEGRITY_FAULT, at the latest with the last, if they changed."""
         if not _PREFIX.fullmatch(digest):
             raise InvalidConfig(
-                f"{digest[:80]!a} is not a digest or at least its first four letters", context={"field": "artifact"}
+                f"{digest[:80]!a} is not a digest or at least its first four letters",
+                context={"field": "artifact"},
             )
         with self.store.read() as rows:
             found, size, data = rows_of.find(rows, digest)
-        return self._verified(found, size, iter([data]) if data is not None else _pieces(self.path_of(found)))
+        return self._verified(
+            found, size, iter([data]) if data is not None else _pieces(self.path_of(found))
+        )
 
     def found(self, digest: str) -> tuple[str, int]:
         """The whole digest of the one artifact that is meant, and how many bytes it has."""
         if not _PREFIX.fullmatch(digest):
             raise InvalidConfig(
-                f"{digest[:80]!a} is not a digest or at least its first four letters", context={"field": "artifact"}
+                f"{digest[:80]!a} is not a digest or at least its first four letters",
+                context={"field": "artifact"},
             )
         with self.store.read() as rows:
             return rows_of.find(rows, digest)[:2]
@@ -124,7 +133,9 @@ class Artifacts:
                 if row is None or not self._whole(digest, row, marks):
                     found.add(digest)
         if note and (found or marks):
-            self.store.write(lambda tx: rows_of.set_marks(tx, {**dict.fromkeys(found, rows_of.BAD), **marks}))
+            self.store.write(
+                lambda tx: rows_of.set_marks(tx, {**dict.fromkeys(found, rows_of.BAD), **marks})
+            )
         return found
 
     def _whole(self, digest: str, row: Row, marks: dict[str, str]) -> bool:
@@ -191,12 +202,17 @@ class Artifacts:
             sync_all(self.root)
             return {digest: _mark(self.path_of(digest)) for digest in fresh}
         except OSError as error:
-            raise StorageError(f"cannot write artifacts into {self.root}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot write artifacts into {self.root}: {error.strerror}"
+            ) from error
 
     def offer(self, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Put contents into files by their digests, for the kernel to adopt: what another process may do. What nobody
         adopts is collected some day."""
-        self._place_all((digest, self._verified(digest, None, iter(pieces))) for digest, pieces in contents.items())
+        self._place_all(
+            (digest, self._verified(digest, None, iter(pieces)))
+            for digest, pieces in contents.items()
+        )
 
     def adopt(self, digest: str) -> Blob:
         """What somebody offered, looked at again; NOT_FOUND where nobody did."""
@@ -206,13 +222,17 @@ class Artifacts:
         with self.store.read() as rows:
             known = rows_of.find_many(rows, [digest]).get(digest)
         if known is None or known[2] is None:
-            raise NotFound(f"nobody has brought the content {digest[:16]}", context={"artifact": digest})
+            raise NotFound(
+                f"nobody has brought the content {digest[:16]}", context={"artifact": digest}
+            )
         return Blob(digest, known[1], known[2])
 
     def _aside(self, pieces: Iterable[bytes]) -> Path:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._fresh()
-        with open(fresh, "xb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as file:
+        with open(
+            fresh, "xb", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)
+        ) as file:
             for piece in pieces:
                 file.write(piece)
         return fresh
@@ -309,7 +329,9 @@ class Artifacts:
                 _sync(folder)
             return Blob(digest, size, None, _mark(place))
         except OSError as error:
-            raise StorageError(f"cannot write an artifact into {self.root}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot write an artifact into {self.root}: {error.strerror}"
+            ) from error
         finally:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
@@ -341,7 +363,8 @@ class Artifacts:
             ) from None
         if seen.hexdigest() != digest or total != (total if size is None else size):
             raise IntegrityFault(
-                f"artifact {digest} is not what it was: its bytes changed", context={"artifact": digest}
+                f"artifact {digest} is not what it was: its bytes changed",
+                context={"artifact": digest},
             )
 
     def _require_fits(self, size: int) -> None:
@@ -363,7 +386,9 @@ def _readable(path: Path) -> Iterator[bytes]:
     try:
         yield from _pieces(path)
     except OSError as error:
-        raise InvalidConfig(f"it cannot be read: {error.strerror}", context={"file": path.name}) from None
+        raise InvalidConfig(
+            f"it cannot be read: {error.strerror}", context={"file": path.name}
+        ) from None
 
 
 def _cleaned(path: Path, redactor: Redactor) -> Iterator[bytes]:

@@ -58,7 +58,12 @@ class Shipped(Saga):
         return f"registry:{self.collection}"
 
     def put(
-        self, name: str, act: Act, check: Judge | None = None, undo: Act | None = None, write: Write | None = None
+        self,
+        name: str,
+        act: Act,
+        check: Judge | None = None,
+        undo: Act | None = None,
+        write: Write | None = None,
     ) -> None:
         self._add(name, {}, act, undo, check, None, {"timeout": "1h", "attempts": 1})
         self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
@@ -102,7 +107,14 @@ class Assembly(Shipped):
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         plan = self.plan
         return Scope(
-            *(plan.plan_id, plan.revision, plan.manifest_digest, plan.schema_digest, environment, executor),
+            *(
+                plan.plan_id,
+                plan.revision,
+                plan.manifest_digest,
+                plan.schema_digest,
+                environment,
+                executor,
+            ),
             tuple(place.name for place in ASSEMBLY.places),
         ).check()
 
@@ -120,7 +132,11 @@ class Assembly(Shipped):
 
     def _schema(self, task: ActionTask) -> dict[str, Any]:
         run: SagaRun = task.site
-        made = run.write(lambda tx: registry.make_collection(tx, self.collection, task.root, run.kernel.principal))
+        made = run.write(
+            lambda tx: registry.make_collection(
+                tx, self.collection, task.root, run.kernel.principal
+            )
+        )
         return {"collection_id": made.collection_id, "own": made.root == task.root}
 
     def _undo_schema(self, task: ActionTask) -> dict[str, Any]:
@@ -136,13 +152,18 @@ class Assembly(Shipped):
 
     def _schema_holds(self, seen: Seen) -> bool:
         found = Registry(seen.rows).collection(self.collection)
-        return found is not None and found.schema_digest == self.plan.schema_digest == seen.result["schema_digest"]
+        return (
+            found is not None
+            and found.schema_digest == self.plan.schema_digest == seen.result["schema_digest"]
+        )
 
     def _values(self, task: ActionTask) -> dict[str, str]:
         """Each value in a transaction of its own; those that others give way to come last."""
         run: SagaRun = task.site
         made, actor = {}, run.kernel.principal
-        for at, one in enumerate(sorted(self.plan.value, key=lambda one: (bool(one.supersedes), one.key))):
+        for at, one in enumerate(
+            sorted(self.plan.value, key=lambda one: (bool(one.supersedes), one.key))
+        ):
             task.check()
 
             def admit(tx: Transaction, one: Any = one) -> Any:
@@ -168,7 +189,9 @@ class Assembly(Shipped):
         gives_way = {value.key: before[value.key] for value in own if value.key in before}
         for key, old in gives_way.items():
             if Registry(rows).meant(old).successor != key:
-                raise IntegrityFault(f"{old} did not give way to {key}", context={"value": str(key)})
+                raise IntegrityFault(
+                    f"{old} did not give way to {key}", context={"value": str(key)}
+                )
         digests = {value.key: value.digest for value in own}
         return {"manifest_digest": manifest_digest(digests, gives_way), "count": len(own)}
 
@@ -183,9 +206,15 @@ class Assembly(Shipped):
             own = Registry(rows).of_root(task.root)
         said = {
             **{"plan_id": self.plan.plan_id, "revision": self.plan.revision, "root": task.root},
-            **{"schema_digest": self.plan.schema_digest, "manifest_digest": self.plan.manifest_digest},
+            **{
+                "schema_digest": self.plan.schema_digest,
+                "manifest_digest": self.plan.manifest_digest,
+            },
             "collection": self.collection,
-            "values": {str(value.key): {"vocab_id": value.vocab_id, "digest": value.digest} for value in own},
+            "values": {
+                str(value.key): {"vocab_id": value.vocab_id, "digest": value.digest}
+                for value in own
+            },
         }
         blob = run.kernel.artifacts.keep(canonical(said))
         run.write(lambda tx: self._audit(tx, run, task.root, blob))
@@ -199,9 +228,16 @@ class Assembly(Shipped):
             return
         audit_id, ref = tx.sources.new_id("aud"), f"evidence:{blob.sha256}"
         run.kernel.artifacts.record(tx, run.saga_id, "evidence.json", "json", blob)
-        said = {"audit_id": audit_id, "audit_root": root, "audit_state": "S6_EVIDENCE", "evidence": blob.sha256}
+        said = {
+            "audit_id": audit_id,
+            "audit_root": root,
+            "audit_state": "S6_EVIDENCE",
+            "evidence": blob.sha256,
+        }
         event = tx.append(f"saga:{run.saga_id}", "REGISTRY_AUDITED", run.kernel.principal, said)
-        note_audit(tx, Audit(audit_id, root, "S6_EVIDENCE", run.saga_id, ref, event.position), tx.now)
+        note_audit(
+            tx, Audit(audit_id, root, "S6_EVIDENCE", run.saga_id, ref, event.position), tx.now
+        )
 
     def _note_failure(self, task: ActionTask) -> dict[str, Any]:
         """What is kept where the evidence could not be."""
@@ -217,7 +253,10 @@ class Assembly(Shipped):
         if audit is None:
             raise IntegrityFault("the evidence of this run is not there")
         sha256 = audit.rollback_ref.partition(":")[2]
-        return {"evidence": sha256, "bytes": sum(len(piece) for piece in run.kernel.artifacts.read(sha256))}
+        return {
+            "evidence": sha256,
+            "bytes": sum(len(piece) for piece in run.kernel.artifacts.read(sha256)),
+        }
 
 
 class Rollback(Shipped):
@@ -239,7 +278,12 @@ class Rollback(Shipped):
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         return Scope(
-            *(self.plan.plan_id, self.plan.revision, digest(msgspec.to_builtins(self.plan)), self.schema_digest),
+            *(
+                self.plan.plan_id,
+                self.plan.revision,
+                digest(msgspec.to_builtins(self.plan)),
+                self.schema_digest,
+            ),
             *(environment, executor),
             tuple(place.name for place in ROLLBACK.places),
         ).check()
@@ -267,14 +311,18 @@ class Rollback(Shipped):
 
     def _done(self, found: Registry, root: str) -> bool:
         targets = [found.meant(step.target) for step in self.plan.steps]
-        return all(found.audit(root, "R2_SUPERSEDE", target.vocab_id) is not None for target in targets)
+        return all(
+            found.audit(root, "R2_SUPERSEDE", target.vocab_id) is not None for target in targets
+        )
 
     def _read_back(self, task: ActionTask) -> dict[str, str]:
         with task.site.store.read() as rows:
             found = Registry(rows)
             if not self._done(found, task.root):
                 raise IntegrityFault("what was superseded is not")
-            return {step.target: str(found.meant(step.target).successor) for step in self.plan.steps}
+            return {
+                step.target: str(found.meant(step.target).successor) for step in self.plan.steps
+            }
 
 
 def shipped(run: Run) -> Shipped | None:

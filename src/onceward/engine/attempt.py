@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class Attempt:
     """A child of a build, about to carry out a step."""
 
-    def __init__(self, run: BuildRun, step: int, context_hash: str, taken_at: Micros, early: bool) -> None:
+    def __init__(
+        self, run: BuildRun, step: int, context_hash: str, taken_at: Micros, early: bool
+    ) -> None:
         self.run, self.number, self.context_hash, self.taken_at = run, step, context_hash, taken_at
         self.early = early
         """Taken before the step it waits for was recorded: both are one commit, or neither is."""
@@ -43,7 +45,12 @@ class Attempt:
         """How often it was tried at all."""
         self.config = run.resolved.contexts[k].config(self.target)
         self.estimate = run.purse.estimate(k)
-        self.bench = Bench(run.artifacts, lambda: run.kernel.work / self.child_id, self.stage.secrets, self._flowing_in)
+        self.bench = Bench(
+            run.artifacts,
+            lambda: run.kernel.work / self.child_id,
+            self.stage.secrets,
+            self._flowing_in,
+        )
         self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
         self.work: Work = self._work()
         self.order: Order = run.children.order(
@@ -61,7 +68,11 @@ class Attempt:
         return sha256_hex(said.encode())
 
     def _work(self) -> Work:
-        terms: dict[str, Any] = {"timeout": self.stage.timeout, "step": self, "said": self.said.said()}
+        terms: dict[str, Any] = {
+            "timeout": self.stage.timeout,
+            "step": self,
+            "said": self.said.said(),
+        }
         terms["operation"] = self.stage.operation
         if self.stage.call is not None:
             name = getattr(self.stage.call, "__qualname__", self.stage.name)
@@ -142,8 +153,16 @@ class Unlaunchable(Exception):
 class Ending:
     """The end of an attempt: what its commit holds, and whom it lets run next."""
 
-    def __init__(self, attempt: Attempt, token: Token, ended: Ended, kept: list[Kept], log: Any) -> None:
-        self.attempt, self.run, self._token, self._kept, self._log = attempt, attempt.run, token, kept, log
+    def __init__(
+        self, attempt: Attempt, token: Token, ended: Ended, kept: list[Kept], log: Any
+    ) -> None:
+        self.attempt, self.run, self._token, self._kept, self._log = (
+            attempt,
+            attempt.run,
+            token,
+            kept,
+            log,
+        )
         self.outputs: tuple[Output, ...] = tuple(output for output, _ in kept)
         completed = ended.reason == "completed"
         self.about = f"{attempt.stage.name}:{attempt.target}:{attempt.context_hash}"
@@ -155,13 +174,17 @@ class Ending:
         }
         # What it read may be neither the old nor the new: it flows on, but it is nobody else's result.
         stale = completed and attempt.inputs_changed()
-        self._context_hash = digest([attempt.context_hash, attempt.child_id]) if stale else attempt.context_hash
+        self._context_hash = (
+            digest([attempt.context_hash, attempt.child_id]) if stale else attempt.context_hash
+        )
         self.final = ended
         self.paused: Pause | None = None
         self._next: list[Attempt] = self.run.choose(attempt, ended, self.outputs)
         self._spawned = False
 
-    def record(self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+    def record(
+        self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str
+    ) -> Sequence[Order]:
         """In the commit: artifacts, refs, checkpoint, and either who runs next or a pause."""
         self.final, self.paused, self._spawned = ended, None, False
         attempt = self.attempt
@@ -172,8 +195,20 @@ class Ending:
             for output, blob in self._kept:
                 self.run.artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
             done = Checkpoint(
-                *(self.run.build_id, attempt.stage.name, attempt.target, self._context_hash, "SUCCESS", "executed"),
-                *(written(self.outputs), spent.get("usd_micros", 0), spent.get("tokens", 0), attempt.attempt),
+                *(
+                    self.run.build_id,
+                    attempt.stage.name,
+                    attempt.target,
+                    self._context_hash,
+                    "SUCCESS",
+                    "executed",
+                ),
+                *(
+                    written(self.outputs),
+                    spent.get("usd_micros", 0),
+                    spent.get("tokens", 0),
+                    attempt.attempt,
+                ),
                 *(attempt.child_id, None, None),
             )
             if before is not None and before.status != "SUCCESS":
@@ -195,10 +230,14 @@ class Ending:
         return self.run.queue(tx, chosen)
 
     def recorded(self) -> None:
-        self.run.settle_ending(self, self._next if self._spawned else [], [] if self._spawned else self._next)
+        self.run.settle_ending(
+            self, self._next if self._spawned else [], [] if self._spawned else self._next
+        )
 
     def _with_earlier(self, done: Checkpoint, before: Checkpoint) -> Checkpoint:
-        return msgspec.structs.replace(done, cost=done.cost + before.cost, tokens=done.tokens + before.tokens)
+        return msgspec.structs.replace(
+            done, cost=done.cost + before.cost, tokens=done.tokens + before.tokens
+        )
 
 
 def _with_error(done: Checkpoint, ended: Ended, again: bool) -> Checkpoint:

@@ -37,7 +37,15 @@ def end_of_saga(tx: Transaction, move: Move, run: Run, signer: Signer | None) ->
     if signer is None or event is None:
         return
     said = {"saga_id": run.saga_id, "root": run.idempotency_root}
-    _vouch(tx, move, event, signer, SAGA, said | ({"grant_id": run.grant_id} if run.grant_id else {}), [])
+    _vouch(
+        tx,
+        move,
+        event,
+        signer,
+        SAGA,
+        said | ({"grant_id": run.grant_id} if run.grant_id else {}),
+        [],
+    )
 
 
 def _vouch(
@@ -59,7 +67,9 @@ def _vouch(
         "totals": {lane: total for lane, _, total, _ in lanes_of(tx, move.subject)},
         "workspace": signer.workspace,
     }
-    envelope = signer.key.sign(statement(kind, [(event.stream, event.hash.hex()), *also], predicate))
+    envelope = signer.key.sign(
+        statement(kind, [(event.stream, event.hash.hex()), *also], predicate)
+    )
     said = {"act": f"{move.machine.name}.end", "principal": signer.principal, "nonce": move.subject}
     acts.note(tx, envelope, said, signer.principal)
 
@@ -105,10 +115,21 @@ def pair(tx: Transaction, told: Pair, tool: str, signer: Signer | None) -> PairS
     )
     predicate = {
         **said_of_pair(row, told.change_set, told.result),
-        **{"act": told.act, "from": told.entry.status, "to": told.to, "manifest": told.manifest, "nonce": nonce},
+        **{
+            "act": told.act,
+            "from": told.entry.status,
+            "to": told.to,
+            "manifest": told.manifest,
+            "nonce": nonce,
+        },
         "head": {"hash": hash_.hex(), "seq": seq, "stream": stream},
         "workspace": signer.workspace,
     }
     envelope = signer.key.sign(statement(CHANGE, [(stream, hash_.hex())], predicate))
-    acts.note(tx, envelope, {"act": told.act, "principal": signer.principal, "nonce": nonce}, signer.principal)
+    acts.note(
+        tx,
+        envelope,
+        {"act": told.act, "principal": signer.principal, "nonce": nonce},
+        signer.principal,
+    )
     return msgspec.structs.replace(row, statement_hash=envelope.statement_hash)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from onceward.errors import CorruptState, IntegrityFault, InvalidConfig, NotFound, OncewardError, Recovery
+from onceward.errors import (
+    CorruptState,
+    IntegrityFault,
+    InvalidConfig,
+    NotFound,
+    OncewardError,
+    Recovery,
+)
 from onceward.evidence.export import publish
 from onceward.evidence.findings import Findings
 from onceward.evidence.verify import verify_rows
@@ -26,12 +33,16 @@ class FileDatabase(Database, Protocol):
 
 
 def backup(
-    store: Store, path: Path, new_file: Callable[[Path], FileDatabase], old_file: Callable[[Path], Database]
+    store: Store,
+    path: Path,
+    new_file: Callable[[Path], FileDatabase],
+    old_file: Callable[[Path], Database],
 ) -> dict[str, Any]:
     """Write the rows of one moment into a new file, check it, and only then give it its name."""
     if path.exists():
         raise InvalidConfig(
-            f"{path} is already there; a backup never overwrites", recovery=[Recovery("choose another name")]
+            f"{path} is already there; a backup never overwrites",
+            recovery=[Recovery("choose another name")],
         )
     if not path.parent.is_dir():
         raise InvalidConfig(f"{path.parent} is not a folder", context={"field": "file"})
@@ -55,15 +66,22 @@ def backup(
             os.fsync(file.fileno())
         publish(partial, path)
     finally:
-        for leftover in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal"))):
+        for leftover in (
+            partial,
+            *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal")),
+        ):
             leftover.unlink(missing_ok=True)
     return _told(path, expected, counts)
 
 
-def restore(path: Path, old_file: Callable[[Path], Database], empty: Callable[[], Store]) -> dict[str, Any]:
+def restore(
+    path: Path, old_file: Callable[[Path], Database], empty: Callable[[], Store]
+) -> dict[str, Any]:
     """Fill an empty store from a backup, in one transaction, and check the result."""
     if not path.is_file():
-        raise NotFound(f"there is no backup {path}" if not path.exists() else f"{path} is not a file")
+        raise NotFound(
+            f"there is no backup {path}" if not path.exists() else f"{path} is not a file"
+        )
     source = old_file(path)
     _require_backup(source, path)
     session = source.connect()
@@ -89,7 +107,9 @@ def _told(path: Path, found: Findings, counts: dict[str, int]) -> dict[str, Any]
 
 
 def _listed(found: Findings) -> dict[str, Any]:
-    return {"faults": [f"{fault.rule}: {fault.subject}: {fault.detail}" for fault in found.faults[:20]]}
+    return {
+        "faults": [f"{fault.rule}: {fault.subject}: {fault.detail}" for fault in found.faults[:20]]
+    }
 
 
 def _require_backup(source: Database, path: Path) -> None:
@@ -99,7 +119,9 @@ def _require_backup(source: Database, path: Path) -> None:
     except OncewardError as error:
         if error.code == "SCHEMA_TOO_NEW":
             raise
-    raise InvalidConfig(f"{path} is not a backup that this Onceward can read", context={"file": str(path)})
+    raise InvalidConfig(
+        f"{path} is not a backup that this Onceward can read", context={"file": str(path)}
+    )
 
 
 def _fill(source: Database, rows: Any, target: Database, store: Store) -> dict[str, int]:
@@ -107,11 +129,15 @@ def _fill(source: Database, rows: Any, target: Database, store: Store) -> dict[s
     session = target.connect(kernel=True)
     try:
         target.exclusive(session)
-        ((used,),) = session.read("SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM principals)")
+        ((used,),) = session.read(
+            "SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM principals)"
+        )
         if used:
             raise InvalidConfig(
                 "the store is not empty; a restore never overwrites",
-                recovery=[Recovery("move the workspace away, or restore into another with --workspace")],
+                recovery=[
+                    Recovery("move the workspace away, or restore into another with --workspace")
+                ],
             )
         counts = copy_rows(source, rows, target, session)
         commit_plainly(session, "the copy")
@@ -131,5 +157,6 @@ def _require_same(expected: Findings, database: Database) -> None:
         session.close()
     if found != expected:
         raise CorruptState(
-            "the copy does not agree with the original", context={"expected": repr(expected), "found": repr(found)}
+            "the copy does not agree with the original",
+            context={"expected": repr(expected), "found": repr(found)},
         )

@@ -23,9 +23,18 @@ class Bench:
     """One child's place to work in."""
 
     def __init__(
-        self, artifacts: Artifacts, folder: Callable[[], Path], secrets: Sequence[str], upstream: Callable[[], Upstream]
+        self,
+        artifacts: Artifacts,
+        folder: Callable[[], Path],
+        secrets: Sequence[str],
+        upstream: Callable[[], Upstream],
     ) -> None:
-        self._artifacts, self._make, self._secrets, self._upstream = artifacts, folder, secrets, upstream
+        self._artifacts, self._make, self._secrets, self._upstream = (
+            artifacts,
+            folder,
+            secrets,
+            upstream,
+        )
         self._task: Task | None = None
 
     @cached_property
@@ -82,5 +91,7 @@ class Bench:
         return log
 
     def redactor(self) -> Redactor | None:
-        secrets: Mapping[str, str] = {name: os.environ[name] for name in self._secrets if name in os.environ}
+        secrets: Mapping[str, str] = {
+            name: os.environ[name] for name in self._secrets if name in os.environ
+        }
         return Redactor(secrets) if secrets else None

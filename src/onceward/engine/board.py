@@ -34,7 +34,9 @@ class Board:
         """`rates` has the last starts of each stage that has a rate."""
         self.steps = steps
         self.at = bytearray(len(steps))
-        self._needs = [array("I", [len(s.needs)]) * len(steps.targets[k]) for k, s in enumerate(steps.stages)]
+        self._needs = [
+            array("I", [len(s.needs)]) * len(steps.targets[k]) for k, s in enumerate(steps.stages)
+        ]
         self._left = [len(targets) for targets in steps.targets]
         self._ready: list[int] = []
         self._held = {k: [] for k, stage in enumerate(steps.stages) if stage.jobs or stage.rate}  # type: dict[int, list[int]]
@@ -47,7 +49,12 @@ class Board:
 
     def roots(self) -> list[int]:
         """The steps that wait for nothing."""
-        return [step for k, stage in enumerate(self.steps.stages) if not stage.needs for step in self.steps.of(k)]
+        return [
+            step
+            for k, stage in enumerate(self.steps.stages)
+            if not stage.needs
+            for step in self.steps.of(k)
+        ]
 
     def put(self, step: int) -> None:
         """A step may run when its turn comes."""
@@ -122,7 +129,9 @@ class Board:
         self._set(step, At.DONE)
         k, _ = self.steps.place(step)
         self._left[k] -= 1
-        return [other for other in self._freed(step, k, self._left[k] == 0) if self._count(other) == 0]
+        return [
+            other for other in self._freed(step, k, self._left[k] == 0) if self._count(other) == 0
+        ]
 
     def free(self, step: int, now: Micros) -> bool:
         """Whether its stage would let a step run now."""
@@ -131,7 +140,9 @@ class Board:
     def would_free(self, step: int) -> list[int]:
         """Those that would wait for nothing more if this one were done."""
         k, _ = self.steps.place(step)
-        return [other for other in self._freed(step, k, self._left[k] == 1) if self._waits(other) == 1]
+        return [
+            other for other in self._freed(step, k, self._left[k] == 1) if self._waits(other) == 1
+        ]
 
     def fail(self, step: int) -> list[int]:
         """A step failed; answers those that can never run because of it."""
@@ -165,7 +176,9 @@ class Board:
 
     def _free(self, k: int, now: Micros) -> bool:
         jobs = self.steps.stages[k].jobs
-        return (jobs is None or self._running[k] < jobs) and (k not in self._starts or self._window(k) <= now)
+        return (jobs is None or self._running[k] < jobs) and (
+            k not in self._starts or self._window(k) <= now
+        )
 
     def _window(self, k: int) -> Micros:
         """When a stage's rate allows its next start."""

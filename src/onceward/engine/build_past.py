@@ -16,7 +16,13 @@ from onceward.lifecycles.plan import Output, manifest_line, result_digest
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import find_approval, want_approval
 from onceward.store.tables.builds import Builds
-from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, drop_checkpoint, put_checkpoint, reusable
+from onceward.store.tables.checkpoints import (
+    Checkpoint,
+    checkpoints_of,
+    drop_checkpoint,
+    put_checkpoint,
+    reusable,
+)
 from onceward.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -46,7 +52,11 @@ def whole(
     broken = artifacts.broken(digests, note=note) if digests else set()
     if not broken:
         return outputs
-    return {step: some for step, some in outputs.items() if not any(output.sha256 in broken for output in some)}
+    return {
+        step: some
+        for step, some in outputs.items()
+        if not any(output.sha256 in broken for output in some)
+    }
 
 
 class Past:
@@ -82,7 +92,9 @@ class Past:
         found = Found([], {}, [], [])
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
-        matching = {s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]}
+        matching = {
+            s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]
+        }
         skipped = whole(self._run.artifacts, matching)
         invalid = [(step, c) for step, c in matching.items() if step not in skipped]
         found.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
@@ -90,7 +102,9 @@ class Past:
             if step not in skipped:
                 self._run.before[step] = c
         rest = [step for step in steps if step not in skipped]
-        others = self._others({step: hashes[step] for step in rest if not self._stage(step).approve})
+        others = self._others(
+            {step: hashes[step] for step in rest if not self._stage(step).approve}
+        )
         taken = whole(self._run.artifacts, others)
         reused = {step: others[step] for step in taken}
         invalid += [(step, c) for step, c in others.items() if step not in taken]
@@ -102,7 +116,11 @@ class Past:
                 continue
             if not self._stage(step).approve:
                 found.execute.append(step)
-            elif before is not None and before.status == "FAILED" and before.context_hash == hashes[step]:
+            elif (
+                before is not None
+                and before.status == "FAILED"
+                and before.context_hash == hashes[step]
+            ):
                 found.refused.append((step, msgspec.json.decode(before.error or "{}")))
             else:
                 found.asked[step] = hashes[step]
@@ -121,19 +139,30 @@ class Past:
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""
-        free = {step: context for step, context in hashes.items() if step not in self._rerun and self._reuse}
+        free = {
+            step: context
+            for step, context in hashes.items()
+            if step not in self._rerun and self._reuse
+        }
         # What is to run in any case has done so if the build that this one goes on with did it.
-        bound = {step: context for step, context in hashes.items() if step not in free and self._parent}
+        bound = {
+            step: context for step, context in hashes.items() if step not in free and self._parent
+        }
         found: dict[int, Checkpoint] = {}
         for wanted, only in ((free, None), (bound, self._parent)):
             if wanted:
                 with self._run.store.read() as rows:
                     by_hash = reusable(rows, sorted(set(wanted.values())), self._run.build_id, only)
-                found |= {step: by_hash[context] for step, context in wanted.items() if context in by_hash}
+                found |= {
+                    step: by_hash[context] for step, context in wanted.items() if context in by_hash
+                }
         return found
 
     def _record(
-        self, invalid: Sequence[tuple[int, Checkpoint]], reused: Mapping[int, Checkpoint], asked: Mapping[int, str]
+        self,
+        invalid: Sequence[tuple[int, Checkpoint]],
+        reused: Mapping[int, Checkpoint],
+        asked: Mapping[int, str],
     ) -> None:
         acts = [lambda tx, s=s, c=c: self._note_invalid(tx, s, c) for s, c in invalid]
         acts += [lambda tx, s=s, c=c: self._take_over(tx, s, c) for s, c in reused.items()]
@@ -164,11 +193,18 @@ class Past:
 
     def _tell(self, step: int, context: str) -> None:
         name, text = self._run.steps.name(step), self._stage(step).approve
-        self._run.told({"step": name, "status": "APPROVAL", "digest": context, "text": text, "spent": {}})
+        self._run.told(
+            {"step": name, "status": "APPROVAL", "digest": context, "text": text, "spent": {}}
+        )
 
     def _append(self, tx: Transaction, event: str, step: int, detail: Mapping[str, Any]) -> None:
         name = self._run.steps.name(step)
-        tx.append(f"session:{self._run.build_id}", event, self._run.kernel.principal, {"step": name, **detail})
+        tx.append(
+            f"session:{self._run.build_id}",
+            event,
+            self._run.kernel.principal,
+            {"step": name, **detail},
+        )
 
     def _note_invalid(self, tx: Transaction, step: int, checkpoint: Checkpoint) -> None:
         self._append(tx, "CHECKPOINT_INVALID", step, {"context_hash": checkpoint.context_hash})
@@ -185,7 +221,11 @@ class Past:
         )
         put_checkpoint(tx, taken, tx.now)
         outputs = result_digest(read_back(checkpoint.outputs))
-        said = {"context_hash": checkpoint.context_hash, "origin": checkpoint.build_id, "outputs": outputs}
+        said = {
+            "context_hash": checkpoint.context_hash,
+            "origin": checkpoint.build_id,
+            "outputs": outputs,
+        }
         self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
 
     def _ask(self, tx: Transaction, step: int, context: str) -> None:

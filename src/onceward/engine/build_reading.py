@@ -51,9 +51,16 @@ def build_named(store: Store, prefix: str) -> Build:
 def value_of_step(artifacts: Artifacts, build_id: str, stage: str, target: str | None) -> Any:
     """What a step made, for whoever ran the build from Python; files as their bytes."""
     with artifacts.store.read() as rows:
-        found = [c for c in checkpoints_of(rows, build_id) if c.stage == stage and target in (None, c.target)]
+        found = [
+            c
+            for c in checkpoints_of(rows, build_id)
+            if c.stage == stage and target in (None, c.target)
+        ]
     if not found or any(c.status != "SUCCESS" for c in found):
-        raise NotFound(f"build {build_id} has no result of {step_name(stage, target or '*')}", context={"stage": stage})
+        raise NotFound(
+            f"build {build_id} has no result of {step_name(stage, target or '*')}",
+            context={"stage": stage},
+        )
     values = {c.target: value_of(artifacts, read_back(c.outputs), None) for c in found}
     return values[found[0].target] if len(found) == 1 else values
 
@@ -75,10 +82,13 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
         wanted = _wanted(rows, build)
         if wanted:
             said["approvals"] = [
-                {"step": step_name(a.stage, a.target), "digest": a.digest, "text": a.text} for a in wanted
+                {"step": step_name(a.stage, a.target), "digest": a.digest, "text": a.text}
+                for a in wanted
             ]
         lanes = child_budget.lanes(rows, build.build_id).values()
-        said["lanes"] = [{"lane": lane.lane, "limit": lane.limit, "total": lane.total} for lane in lanes]
+        said["lanes"] = [
+            {"lane": lane.lane, "limit": lane.limit, "total": lane.total} for lane in lanes
+        ]
         return said
 
 
@@ -90,7 +100,9 @@ def _summary(rows: Reads, build: Build) -> dict[str, Any]:
         "name": build.name,
         "state": build.state,
         "reason": detail.get("reason"),
-        "why": {k: v for k, v in detail.items() if k not in ("from", "to", "reason", "transition_seq")},
+        "why": {
+            k: v for k, v in detail.items() if k not in ("from", "to", "reason", "transition_seq")
+        },
         "cost_usd": to_usd(lanes["usd_micros"].total if "usd_micros" in lanes else 0),
         "tokens": lanes["tokens"].total if "tokens" in lanes else 0,
         "plan_file": build.plan_file,
@@ -120,7 +132,14 @@ def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]
         for target in stage["targets"]:
             place = (stage["name"], target)
             status = _status(build, checkpoints.get(place), running.get(place), place in blocked)
-            steps.append({"stage": place[0], "target": target, "status": status, **_of(checkpoints.get(place))})
+            steps.append(
+                {
+                    "stage": place[0],
+                    "target": target,
+                    "status": status,
+                    **_of(checkpoints.get(place)),
+                }
+            )
             if place in running:
                 steps[-1]["child_id"] = running[place].child_id
             started, ended = times.get(steps[-1].get("child_id", ""), (None, None))
@@ -134,7 +153,11 @@ def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]
 def _needs(rows: Reads, build: Build) -> dict[str, list[str]]:
     """Each stage and those it needs: what a picture of the plan is drawn from."""
     body = plan_body(rows, build.plan_hash)
-    return {} if body is None else {s["name"]: list(s["needs"]) for s in msgspec.json.decode(body)["stages"]}
+    return (
+        {}
+        if body is None
+        else {s["name"]: list(s["needs"]) for s in msgspec.json.decode(body)["stages"]}
+    )
 
 
 def permit_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
@@ -143,7 +166,11 @@ def permit_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
         now, found = rows.now(), newest_confirmations(rows, limit)
     return [
         {
-            **{"permit_id": one.permit_id, "build_id": one.subject, "expires_at": iso(one.expires_at)},
+            **{
+                "permit_id": one.permit_id,
+                "build_id": one.subject,
+                "expires_at": iso(one.expires_at),
+            },
             "state": "used"
             if one.consumed_at is not None
             else "void"
@@ -185,13 +212,16 @@ def _of(checkpoint: Checkpoint | None) -> dict[str, Any]:
         "origin": checkpoint.origin,
         "error": msgspec.json.decode(checkpoint.error) if checkpoint.error else None,
         "artifacts": [
-            {"name": o.name, "kind": o.kind, "sha256": o.sha256, "size": o.size} for o in read_back(checkpoint.outputs)
+            {"name": o.name, "kind": o.kind, "sha256": o.sha256, "size": o.size}
+            for o in read_back(checkpoint.outputs)
         ],
     }
     return {key: value for key, value in said.items() if value is not None}
 
 
-def _blocked(stages: list[dict[str, Any]], checkpoints: Mapping[tuple[str, str], Checkpoint]) -> set[tuple[str, str]]:
+def _blocked(
+    stages: list[dict[str, Any]], checkpoints: Mapping[tuple[str, str], Checkpoint]
+) -> set[tuple[str, str]]:
     """Steps that cannot run because one they need has failed for good, directly or through others."""
     failed = {place for place, checkpoint in checkpoints.items() if _failed_for_good(checkpoint)}
     targets = {stage["name"]: set(stage["targets"]) for stage in stages}
@@ -212,7 +242,11 @@ def _blocked(stages: list[dict[str, Any]], checkpoints: Mapping[tuple[str, str],
 def _failed_for_good(checkpoint: Checkpoint) -> bool:
     """An attempt that the budget or a stop cut short, or that is tried again, is no failure of the step."""
     error = msgspec.json.decode(checkpoint.error or "{}")
-    cut_short = error.get("reason") in ("budget_exceeded", "terminated_on_restart", "lease_orphaned")
+    cut_short = error.get("reason") in (
+        "budget_exceeded",
+        "terminated_on_restart",
+        "lease_orphaned",
+    )
     return checkpoint.status == "FAILED" and not cut_short and not error.get("again")
 
 
@@ -253,4 +287,8 @@ def why_paused(detail: Mapping[str, Any]) -> str:
     said = f"{whose}{name} is at {amount('observed')} of {amount('limit')}"
     if "estimate" in detail:
         return f"{said}, and {detail.get('step')} is estimated at {amount('estimate')}"
-    return f"{said}, and {amount('asked')} more was asked by {detail.get('step')}" if detail.get("asked") else said
+    return (
+        f"{said}, and {amount('asked')} more was asked by {detail.get('step')}"
+        if detail.get("asked")
+        else said
+    )

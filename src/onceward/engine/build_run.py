@@ -69,11 +69,15 @@ class BuildRun:
         """What the steps that need not run cost when they did, in micro-dollars."""
         self.failures: list[tuple[str, Mapping[str, Any]]] = []
         with self.store.read() as rows:
-            scopes = {k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None}
+            scopes = {
+                k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None
+            }
             now = self.store.sources.now()
             # A clock that was set back must not keep a stage waiting for times that have not come.
             starts = {k: rate_starts(rows, self._scope(k), r.count) for k, r in scopes.items()}
-            self.board = Board(self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()})
+            self.board = Board(
+                self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()}
+            )
         self.flow = Flow(resolved)
         self.purse = Purse(self.store, build_id, resolved, kernel.principal)
         self.past = Past(self, reuse, rerun)
@@ -91,7 +95,9 @@ class BuildRun:
                     break
                 self._changed.wait(self._patience())
         self.children.heeded = None
-        if self.children.failed is not None:  # It may fail after we looked, and what fails falls quiet too.
+        if (
+            self.children.failed is not None
+        ):  # It may fail after we looked, and what fails falls quiet too.
             raise self.children.failed
         if self._finished() if not self.halted else self.halted == "failed":
             self._conclude()
@@ -150,7 +156,9 @@ class BuildRun:
                 return []
             return chosen
 
-    def settle_ending(self, ending: Ending, spawned: Sequence[Attempt], dropped: Sequence[Attempt]) -> None:
+    def settle_ending(
+        self, ending: Ending, spawned: Sequence[Attempt], dropped: Sequence[Attempt]
+    ) -> None:
         """The end of an attempt is durable."""
         with self.mutex:
             self._settle(spawned, dropped, ending.paused)
@@ -165,7 +173,11 @@ class BuildRun:
             self._notify()
 
     def ended(
-        self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...], checkpoint: Checkpoint | None = None
+        self,
+        attempt: Attempt,
+        ended: Ended,
+        outputs: tuple[Output, ...],
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         step = attempt.number
         with self.mutex:
@@ -178,7 +190,12 @@ class BuildRun:
                 self.counts["executed"] += 1
                 self.purse.note(attempt.k, spent)
                 self._say(
-                    attempt.name, "SUCCESS", attempt.child_id, spent, None, ended.detail.get("report_mistakes", 0)
+                    attempt.name,
+                    "SUCCESS",
+                    attempt.child_id,
+                    spent,
+                    None,
+                    ended.detail.get("report_mistakes", 0),
                 )
                 self.flow.keep(step, outputs)
                 self._sort_out(self.board.finish(step))
@@ -186,7 +203,9 @@ class BuildRun:
             if checkpoint is not None:
                 self.before[step] = checkpoint
             if self.again(attempt, ended):
-                due = self.store.sources.now() + backoff(attempt.try_, self.store.sources.fraction())
+                due = self.store.sources.now() + backoff(
+                    attempt.try_, self.store.sources.fraction()
+                )
                 self.board.put_later(step, due)
                 self._say(attempt.name, "RETRY", attempt.child_id, spent, ended)
             elif ended.reason == "budget_exceeded" or ended.detail.get("stopped"):
@@ -205,7 +224,9 @@ class BuildRun:
             rate = attempt.stage.rate
             if rate is not None:
                 at = attempt.taken_at
-                note_start(tx, self._scope(attempt.k), attempt.child_id, at, at - rate.seconds * 1_000_000)
+                note_start(
+                    tx, self._scope(attempt.k), attempt.child_id, at, at - rate.seconds * 1_000_000
+                )
         return [attempt.order for attempt in chosen]
 
     # The board.
@@ -252,7 +273,9 @@ class BuildRun:
         child_dispatch.spawn(tx, self.queue(tx, chosen), self.children.owner, self.children.actor)
         return None, True
 
-    def _settle(self, spawned: Sequence[Attempt], dropped: Sequence[Attempt], paused: Pause | None) -> None:
+    def _settle(
+        self, spawned: Sequence[Attempt], dropped: Sequence[Attempt], paused: Pause | None
+    ) -> None:
         for attempt in spawned:
             self._say(attempt.name, "running", attempt.child_id)
         self.children.forget([attempt.child_id for attempt in dropped])
@@ -323,7 +346,9 @@ class BuildRun:
         self.counts["failed"] += 1
         if len(self.failures) < 100:
             self.failures.append((name, {"reason": ended.reason, **ended.detail}))
-        self._say(name, "CANCELLED" if ended.reason == "cancelled" else "FAILED", child_id, {}, ended)
+        self._say(
+            name, "CANCELLED" if ended.reason == "cancelled" else "FAILED", child_id, {}, ended
+        )
         for other in self.board.fail(step):
             self._say(self.steps.name(other), "BLOCKED")
         if not self.keep_going:
@@ -339,7 +364,11 @@ class BuildRun:
 
     def again(self, attempt: Attempt, ended: Ended) -> bool:
         """Whether an attempt that failed is tried once more."""
-        return ended.retryable and ended.reason == "execution_failed" and attempt.try_ < attempt.stage.attempts
+        return (
+            ended.retryable
+            and ended.reason == "execution_failed"
+            and attempt.try_ < attempt.stage.attempts
+        )
 
     def _halt(self, why: str) -> None:
         with self.mutex:
@@ -378,7 +407,9 @@ class BuildRun:
                 )
             else:
                 made = self.past.output_digest(tx)
-                move = rules.move(build, "SUCCESS", "normal_completion", self.kernel.principal, {"outputs": made})
+                move = rules.move(
+                    build, "SUCCESS", "normal_completion", self.kernel.principal, {"outputs": made}
+                )
             attest.end(tx, move, build.plan_hash, self.kernel.signer)
             return move.target
 
@@ -396,5 +427,11 @@ class BuildRun:
         ended: Ended | None = None,
         mistakes: int = 0,
     ) -> None:
-        said = {"step": step, "status": status, "child_id": child_id, "spent": spent or {}, "ended": ended}
+        said = {
+            "step": step,
+            "status": status,
+            "child_id": child_id,
+            "spent": spent or {},
+            "ended": ended,
+        }
         self.told({**said, "mistakes": mistakes})

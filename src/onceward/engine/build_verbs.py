@@ -32,32 +32,52 @@ def confirm(tx: Transaction, actor: str, name: str, secret_hash: str) -> dict[st
     if len(secret_hash) != 64:
         raise InvalidConfig("the hash of a token has 64 letters", context={"field": "token_hash"})
     lane = child_budget.lanes(tx, build.build_id).get("usd_micros")
-    permit = permits.mint(tx.sources.new_id("prm"), build.build_id, build.version, secret_hash, tx.now)
+    permit = permits.mint(
+        tx.sources.new_id("prm"), build.build_id, build.version, secret_hash, tx.now
+    )
     mint_confirmation(tx, permit, lane.total if lane else 0, tx.now)
-    tx.append(f"session:{build.build_id}", "CONFIRMATION_MINTED", actor, {"permit_id": permit.permit_id})
-    return {"build_id": build.build_id, "permit_id": permit.permit_id, "expires_at": iso(permit.expires_at)}
+    tx.append(
+        f"session:{build.build_id}", "CONFIRMATION_MINTED", actor, {"permit_id": permit.permit_id}
+    )
+    return {
+        "build_id": build.build_id,
+        "permit_id": permit.permit_id,
+        "expires_at": iso(permit.expires_at),
+    }
 
 
-def abandon(tx: Transaction, actor: str, name: str, failed: bool, request_id: str) -> dict[str, Any]:
+def abandon(
+    tx: Transaction, actor: str, name: str, failed: bool, request_id: str
+) -> dict[str, Any]:
     """Give a build up; what it has running is asked to end."""
     build = Builds(tx).named(name)
     move = rules.abandon(build, failed, actor)
     receipts = [
-        {"child_id": token.child_id, "outcome": child_dispatch.cancel(tx, token.child_id, request_id, actor)}
+        {
+            "child_id": token.child_id,
+            "outcome": child_dispatch.cancel(tx, token.child_id, request_id, actor),
+        }
         for token in Tokens(tx).open_in(build.build_id)
     ]
     tx.move(move)
     return {"build_id": build.build_id, "state": move.target, "receipts": receipts}
 
 
-def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refuse: bool, note: str) -> dict[str, Any]:
+def approve(
+    tx: Transaction, actor: str, name: str, step: str, digest: str, refuse: bool, note: str
+) -> dict[str, Any]:
     """A person's word on exactly what flows into a step; on anything else it does not count (B-15)."""
     build = Builds(tx).named(name)
     if build.state not in ("ACTIVE", "CRASHED", "BUDGET_PAUSE"):
         raise InvalidConfig(
-            f"build {build.build_id} is {build.state}; nothing of it waits", context={"step": step[:200]}
+            f"build {build.build_id} is {build.state}; nothing of it waits",
+            context={"step": step[:200]},
         )
-    wanted = [a for a in approvals_of(tx, build.build_id) if step in (step_name(a.stage, a.target), a.stage)]
+    wanted = [
+        a
+        for a in approvals_of(tx, build.build_id)
+        if step in (step_name(a.stage, a.target), a.stage)
+    ]
     if not wanted:
         raise InvalidConfig(
             f"step {step[:80]!a} of {build.build_id} does not wait for an approval",
@@ -73,12 +93,18 @@ def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refu
             recovery=[Recovery("look at it again", f"onceward status {build.build_id}")],
         )
     decision = "refused" if refuse else "approved"
-    answer = {"build_id": build.build_id, "step": step_name(newest.stage, newest.target), "decision": decision}
+    answer = {
+        "build_id": build.build_id,
+        "step": step_name(newest.stage, newest.target),
+        "decision": decision,
+    }
     answer |= {"state": build.state}
     if newest.decision is not None:
         if (newest.decision, newest.actor) == (decision, actor):
             return answer
-        raise PermitInvalid(f"step {step} was {newest.decision} by {newest.actor} already", context={"step": step})
+        raise PermitInvalid(
+            f"step {step} was {newest.decision} by {newest.actor} already", context={"step": step}
+        )
     decide_approval(tx, newest, decision, actor, note, tx.now)
     done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
     put_checkpoint(tx, decided(done), tx.now)
@@ -87,7 +113,9 @@ def approve(tx: Transaction, actor: str, name: str, step: str, digest: str, refu
         "digest": digest,
         **({"note": note} if note else {}),
     }
-    tx.append(f"session:{build.build_id}", "APPROVAL_REFUSED" if refuse else "APPROVAL_GIVEN", actor, said)
+    tx.append(
+        f"session:{build.build_id}", "APPROVAL_REFUSED" if refuse else "APPROVAL_GIVEN", actor, said
+    )
     return answer
 
 
@@ -95,7 +123,11 @@ def decided(approval: Approval) -> Checkpoint:
     """The checkpoint of a step that a person approved or refused."""
     place = (approval.build_id, approval.stage, approval.target)
     if approval.decision == "approved":
-        return Checkpoint(*place, approval.digest, "SUCCESS", "approved", "[]", 0, 0, 1, None, None, None)
+        return Checkpoint(
+            *place, approval.digest, "SUCCESS", "approved", "[]", 0, 0, 1, None, None, None
+        )
     why = f"refused by {approval.actor}{f': {approval.note}' if approval.note else ''}"
     error = canonical({"reason": "refused", "message": why}).decode()
-    return Checkpoint(*place, approval.digest, "FAILED", "approved", "[]", 0, 0, 1, None, None, error)
+    return Checkpoint(
+        *place, approval.digest, "FAILED", "approved", "[]", 0, 0, 1, None, None, error
+    )

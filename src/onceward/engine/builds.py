@@ -60,7 +60,11 @@ def require_no_doubt(store: Store, name: str) -> None:
 
 def _require_no_doubt(rows: Reads, name: str) -> None:
     for build in (*Builds(rows).in_state("CRASHED"), *Builds(rows).in_state("BUDGET_PAUSE")):
-        doubts = [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)] if build.name == name else []
+        doubts = (
+            [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)]
+            if build.name == name
+            else []
+        )
         if doubts:
             raise InvalidResumeState(
                 f"build {build.build_id} of this plan crashed, and nobody can say whether {', '.join(doubts[:5])} had"
@@ -68,7 +72,11 @@ def _require_no_doubt(rows: Reads, name: str) -> None:
                 context={"build_id": build.build_id, "in_doubt": doubts},
                 recovery=[
                     Recovery("decide there", f"onceward resume {build.build_id}"),
-                    Recovery("or give that build up, then run", f"onceward abandon {build.build_id}", "medium"),
+                    Recovery(
+                        "or give that build up, then run",
+                        f"onceward abandon {build.build_id}",
+                        "medium",
+                    ),
                 ],
             )
 
@@ -98,7 +106,9 @@ def begin(
 def require_operations(rows: Reads, resolved: Resolved, required: bool) -> None:
     """Every stage that does something is the operation it says it is, before any of them does (S-7)."""
     stages = [stage for stage in resolved.steps.stages if not stage.approve]
-    named = [operations.Named(f"stage {stage.name}", stage.operation, stage.effect) for stage in stages]
+    named = [
+        operations.Named(f"stage {stage.name}", stage.operation, stage.effect) for stage in stages
+    ]
     operations.require(rows, named, required)
 
 
@@ -115,12 +125,18 @@ def _begin(
 ) -> None:
     keep_plan(tx, resolved.hash, resolved.body)
     choices = resolved.choices.text()
-    tx.move(rules.create(build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse, choices))
+    tx.move(
+        rules.create(
+            build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse, choices
+        )
+    )
     child_dispatch.open_(tx, build_id, jobs, limits, actor)
     tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor))
 
 
-def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, offer: Offer, jobs: int) -> str:
+def resume(
+    kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, offer: Offer, jobs: int
+) -> str:
     """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now.
 
     Everything else is checked before the token, and all of it is one transaction: a refusal changes nothing."""
@@ -129,7 +145,11 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
         build = Builds(rows).get(build_id)
         rules.require_resumable(build)
         before = plan_body(rows, build.plan_hash)
-    changed = changes(before or "{}", resolved.body) if before and build.plan_hash != resolved.hash else []
+    changed = (
+        changes(before or "{}", resolved.body)
+        if before and build.plan_hash != resolved.hash
+        else []
+    )
     if changed and not offer.fork:
         raise InvalidResumeState(
             f"the plan is not what it was when {build.build_id} began: {'; '.join(changed[:10])}",
@@ -137,7 +157,9 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
             recovery=[
                 Recovery("put it back as it was"),
                 Recovery(
-                    "make a new build that reuses what still fits", f"onceward resume {build.build_id} --fork", "low"
+                    "make a new build that reuses what still fits",
+                    f"onceward resume {build.build_id} --fork",
+                    "low",
                 ),
             ],
         )
@@ -157,11 +179,25 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
             _require_token(tx, build, offer)
             # What the parent was allowed goes on unless somebody says otherwise.
             allowed = {
-                lane.lane: lane.limit for lane in child_budget.lanes(tx, build_id).values() if lane.limit is not None
+                lane.lane: lane.limit
+                for lane in child_budget.lanes(tx, build_id).values()
+                if lane.limit is not None
             }
             limits = {**resolved.plan.limits, **allowed, **offer.limits}
-            _begin(tx, child, resolved, plan_file, jobs, limits, kernel.principal, bool(build.reuse), build_id)
-            tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child})
+            _begin(
+                tx,
+                child,
+                resolved,
+                plan_file,
+                jobs,
+                limits,
+                kernel.principal,
+                bool(build.reuse),
+                build_id,
+            )
+            tx.append(
+                f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child}
+            )
             return child
         child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
         if build.state == "BUDGET_PAUSE":
@@ -173,66 +209,99 @@ def resume(kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, of
     return kernel.store.write(go_on)
 
 
-def _decide(tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, list[Kept]], kernel: Kernel) -> None:
+def _decide(
+    tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, list[Kept]], kernel: Kernel
+) -> None:
     """Every step in doubt needs a person's word (B-8)."""
     doubts = {step_name(c.stage, c.target): c for c in in_doubt(tx, build.build_id)}
     for name in (*offer.rerun, *accepted):
         if name not in doubts:
             raise InvalidConfig(
-                f"step {name[:80]!a} is not in doubt" + (f"; in doubt are {', '.join(doubts)}" if doubts else ""),
+                f"step {name[:80]!a} is not in doubt"
+                + (f"; in doubt are {', '.join(doubts)}" if doubts else ""),
                 context={"step": name[:200]},
             )
         if name in offer.rerun and name in accepted:
-            raise InvalidConfig(f"step {name} cannot be both rerun and accepted", context={"step": name})
+            raise InvalidConfig(
+                f"step {name} cannot be both rerun and accepted", context={"step": name}
+            )
     open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
     if open_:
         given = [f"--rerun {shlex.quote(name)}" for name in offer.rerun]
-        given += [f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()]
+        given += [
+            f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()
+        ]
         again = " ".join((f"onceward resume {build.build_id}", *given))
         raise InvalidResumeState(
             f"nobody can say whether {'these steps' if len(open_) > 1 else 'this step'} had an effect before the crash:"
             f" {', '.join(open_)}",
             context={"build_id": build.build_id, "in_doubt": open_},
             recovery=[
-                Recovery("run again", " ".join((again, *(f"--rerun {shlex.quote(name)}" for name in open_))), "medium"),
-                Recovery("or take a result from a file", f"{again} --accept {shlex.quote(open_[0] + '=FILE')}", "low"),
+                Recovery(
+                    "run again",
+                    " ".join((again, *(f"--rerun {shlex.quote(name)}" for name in open_))),
+                    "medium",
+                ),
+                Recovery(
+                    "or take a result from a file",
+                    f"{again} --accept {shlex.quote(open_[0] + '=FILE')}",
+                    "low",
+                ),
             ],
         )
     for name, checkpoint in doubts.items():
-        said: dict[str, Any] = {"step": name, "child_id": checkpoint.child_id or "", "decision": "rerun"}
+        said: dict[str, Any] = {
+            "step": name,
+            "child_id": checkpoint.child_id or "",
+            "decision": "rerun",
+        }
         if name in accepted:
             said["decision"] = "accept"
             said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
             _accept(tx, checkpoint, accepted[name], kernel.artifacts)
         else:
             error = canonical({"reason": "terminated_on_restart"}).decode()
-            put_checkpoint(tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now)
+            put_checkpoint(
+                tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now
+            )
         tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
 
 
-def _accept(tx: Transaction, checkpoint: Checkpoint, kept: list[Kept], artifacts: Artifacts) -> None:
+def _accept(
+    tx: Transaction, checkpoint: Checkpoint, kept: list[Kept], artifacts: Artifacts
+) -> None:
     for output, blob in kept:
-        artifacts.record(tx, checkpoint.child_id or checkpoint.build_id, output.name, output.kind, blob)
+        artifacts.record(
+            tx, checkpoint.child_id or checkpoint.build_id, output.name, output.kind, blob
+        )
     outputs = written([output for output, _ in kept])
-    done = msgspec.structs.replace(checkpoint, status="SUCCESS", how="accepted", outputs=outputs, error=None)
+    done = msgspec.structs.replace(
+        checkpoint, status="SUCCESS", how="accepted", outputs=outputs, error=None
+    )
     put_checkpoint(tx, done, tx.now)
 
 
 def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[Kept]:
     """A file as the result of a step: as the value a function would have returned, or as the file a command left."""
     if not path.is_file():
-        raise InvalidConfig(f"there is no file {path} to accept for {name}", context={"file": str(path)})
+        raise InvalidConfig(
+            f"there is no file {path} to accept for {name}", context={"file": str(path)}
+        )
     if not value:
         return Keeper(artifacts).value({path.name: path})
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InvalidConfig(f"cannot read {path}: {error.strerror}", context={"file": str(path)}) from None
+        raise InvalidConfig(
+            f"cannot read {path}: {error.strerror}", context={"file": str(path)}
+        ) from None
     try:
         return Keeper(artifacts).value(json.loads(data))
     except ValueError as error:
         if path.suffix == ".json":
-            raise InvalidConfig(f"{path} is no JSON: {error}", context={"file": str(path)}) from None
+            raise InvalidConfig(
+                f"{path} is no JSON: {error}", context={"file": str(path)}
+            ) from None
     try:
         return Keeper(artifacts).value(data.decode())
     except UnicodeDecodeError:
@@ -268,7 +337,9 @@ def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
     if empty.scope:
         way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
     else:
-        way = Recovery("raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}")
+        way = Recovery(
+            "raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}"
+        )
     return InvalidResumeState(
         f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
         " the budget must be raised first, here and not in the plan (no token is used up)",
@@ -282,7 +353,11 @@ def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
     if build.state != "BUDGET_PAUSE":
         return
     permit = find_confirmation(tx, offer.shown) if offer.shown else None
-    why = permits.objection(permit, build.build_id, build.version, tx.now) if offer.shown else "is missing"
+    why = (
+        permits.objection(permit, build.build_id, build.version, tx.now)
+        if offer.shown
+        else "is missing"
+    )
     if why or permit is None:
         raise InvalidResumeState(
             f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",

@@ -27,7 +27,11 @@ class Cgroup:
         for leftover in home.glob(f"{_PREFIX}*"):
             # A kernel that was killed could not remove its own; one that still has processes refuses to go.
             named = leftover.name.removeprefix(_PREFIX).split("-")
-            if len(named) == 3 and all(map(str.isdecimal, named)) and start_of(int(named[0])) != named[1]:
+            if (
+                len(named) == 3
+                and all(map(str.isdecimal, named))
+                and start_of(int(named[0])) != named[1]
+            ):
                 Cgroup(leftover).remove()
         group = cls(home / _name(kernel, pid))
         try:
@@ -76,7 +80,11 @@ def _home() -> Path | None:
     """The folder of our own group in the unified hierarchy, if there is one."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+        own = [
+            line
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        ]
     except OSError:
         return None
     points = [words[4] for words in mounts if words[words.index("-") + 1] == "cgroup2"]

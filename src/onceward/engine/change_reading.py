@@ -35,7 +35,12 @@ def change_list(
     with store.read() as rows:
         return [
             {
-                **{"entry_id": entry.entry_id, "status": entry.status, "author": entry.author, "cutter": entry.cutter},
+                **{
+                    "entry_id": entry.entry_id,
+                    "status": entry.status,
+                    "author": entry.author,
+                    "cutter": entry.cutter,
+                },
                 **{"target": entry.target, "reason": entry.reason, "created_at": iso(at)},
                 **({"escalates": entry.escalates} if entry.escalates else {}),
             }
@@ -60,9 +65,18 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
         results = [result for one in sets for result in found.results(one.change_set_id)]
         lacks = approvals.lack() if entry.status in ("review_pending", "reviewed_approved") else ""
         said = {
-            **{"entry_id": entry.entry_id, "status": entry.status, "author": entry.author, "reason": entry.reason},
+            **{
+                "entry_id": entry.entry_id,
+                "status": entry.status,
+                "author": entry.author,
+                "reason": entry.reason,
+            },
             **{"cutter": entry.cutter, "target": entry.target, "manifest": envelope.content_hash},
-            **{"revision": envelope.revision, "revised_by": envelope.author, "key": entry.idempotency_key},
+            **{
+                "revision": envelope.revision,
+                "revised_by": envelope.author,
+                "key": entry.idempotency_key,
+            },
             "check": list(manifest.check) or None,
             "units": [_unit(unit) for unit in msgspec.to_builtins(manifest.unit)],
             "escalates": entry.escalates,
@@ -73,7 +87,8 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
             "needs": [f"{rule.glob}: {_rule(rule)}" for rule in policy.rules(manifest.places())],
             "change_sets": [_set(one) for one in sets] or None,
             "results": [result_of(one) for one in results] or None,
-            "signatures": [msgspec.to_builtins(one) for one in found.signatures(entry.entry_id)] or None,
+            "signatures": [msgspec.to_builtins(one) for one in found.signatures(entry.entry_id)]
+            or None,
             "waits_for": WAITING.get(entry.status),
             "next": next_of(entry, sets),
         }
@@ -91,7 +106,11 @@ def change_verdict(store: Store, name: str, policy: Policy) -> dict[str, Any]:
 
 def decision_of(decision: Decision) -> dict[str, Any]:
     said = {**msgspec.to_builtins(decision), "decided_at": iso(decision.decided_at)}
-    return {key: value for key, value in said.items() if value is not None and key not in ("entry_id", "entry_version")}
+    return {
+        key: value
+        for key, value in said.items()
+        if value is not None and key not in ("entry_id", "entry_version")
+    }
 
 
 def _rule(rule: PathRule) -> str:
@@ -104,18 +123,30 @@ def _short(entry: Entry) -> dict[str, str]:
 
 
 def _unit(unit: Mapping[str, Any]) -> dict[str, Any]:
-    modes = {name: f"{unit[name]:o}" for name in ("before_mode", "after_mode") if unit.get(name) is not None}
+    modes = {
+        name: f"{unit[name]:o}"
+        for name in ("before_mode", "after_mode")
+        if unit.get(name) is not None
+    }
     return {**unit, **modes}
 
 
 def _set(one: ChangeSet) -> dict[str, Any]:
     said = msgspec.to_builtins(one)
-    return {key: value for key, value in said.items() if value is not None and key not in ("entry_id", "version")}
+    return {
+        key: value
+        for key, value in said.items()
+        if value is not None and key not in ("entry_id", "version")
+    }
 
 
 def result_of(result: VerifyResult) -> dict[str, Any]:
     """A result with its findings as data."""
-    said = {**msgspec.to_builtins(result), "passed": bool(result.passed), "verified_at": iso(result.verified_at)}
+    said = {
+        **msgspec.to_builtins(result),
+        "passed": bool(result.passed),
+        "verified_at": iso(result.verified_at),
+    }
     said["detail"] = msgspec.json.decode(result.detail)
     return {key: value for key, value in said.items() if value is not None}
 
@@ -140,7 +171,11 @@ def change_history(store: Store, name: str) -> list[dict[str, Any]]:
         found = Changes(rows)
         history = found.history(found.named(name).entry_id)
     return [
-        {key: value for key, value in {**msgspec.to_builtins(row), "at": iso(row.at)}.items() if value is not None}
+        {
+            key: value
+            for key, value in {**msgspec.to_builtins(row), "at": iso(row.at)}.items()
+            if value is not None
+        }
         | {"detail": msgspec.json.decode(row.detail)}
         for row in history
     ]
@@ -173,6 +208,8 @@ def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> P
     manifest: Manifest = manifest_of(envelope.body)
     odd = [path for path in paths if path not in manifest.paths()]
     if odd:
-        raise NotFound(f"the change has nothing to do with {odd[0][:80]}", context={"path": odd[0][:200]})
+        raise NotFound(
+            f"the change has nothing to do with {odd[0][:80]}", context={"path": odd[0][:200]}
+        )
     files = diffs_of(artifacts, manifest, paths)
     return Proposed(entry.entry_id, envelope.content_hash, manifest.target, manifest.check, files)

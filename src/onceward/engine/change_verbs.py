@@ -16,7 +16,15 @@ from onceward.errors import InvalidConfig
 from onceward.kernel.canon import parse
 from onceward.kernel.changes import LINK, ChangeSet
 from onceward.kernel.limits import MAX_NOTE_CHARS
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, check_link, checked, is_machinery, manifest_of
+from onceward.lifecycles.manifest import (
+    REGISTRY,
+    TREE,
+    Manifest,
+    check_link,
+    checked,
+    is_machinery,
+    manifest_of,
+)
 from onceward.lifecycles.registry import plan_of
 from onceward.store.tables.changes import Changes
 from onceward.store.transaction import Transaction
@@ -59,10 +67,17 @@ def _proposed(kernel: Kernel, digest: str) -> Proposed:
     try:
         manifest = manifest_of(text)
     except msgspec.MsgspecError as error:
-        raise InvalidConfig(f"this is no manifest: {error}", context={"field": "manifest"}) from None
+        raise InvalidConfig(
+            f"this is no manifest: {error}", context={"field": "manifest"}
+        ) from None
     if checked(manifest).text().encode() != text:
         raise InvalidConfig("the manifest is not in its one form", context={"field": "manifest"})
-    digests = {digest for unit in manifest.unit for digest in (unit.before, unit.after) if digest is not None}
+    digests = {
+        digest
+        for unit in manifest.unit
+        for digest in (unit.before, unit.after)
+        if digest is not None
+    }
     blobs = {digest: artifacts.adopt(digest) for digest in sorted(digests)}
     _require_sound(kernel, manifest)
     return Proposed(manifest, artifacts, blobs)
@@ -72,13 +87,24 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
     """What only its contents show: that links stay inside, that a plan for the registry is one."""
     if manifest.cutter == REGISTRY:
         (unit,) = manifest.unit if len(manifest.unit) == 1 else (None,)
-        plan = plan_of(parse(_bytes(kernel, unit.after))) if unit is not None and unit.after else None
-        if plan is None or unit is None or (plan.ref, plan.collection) != (unit.path, manifest.target):
-            raise InvalidConfig("a change of the registry is one plan, under its own name", context={"field": "unit"})
+        plan = (
+            plan_of(parse(_bytes(kernel, unit.after))) if unit is not None and unit.after else None
+        )
+        if (
+            plan is None
+            or unit is None
+            or (plan.ref, plan.collection) != (unit.path, manifest.target)
+        ):
+            raise InvalidConfig(
+                "a change of the registry is one plan, under its own name",
+                context={"field": "unit"},
+            )
     elif manifest.cutter == TREE:
         _require_tree(kernel, manifest.target)
     elif manifest.cutter not in kernel.cutters:
-        raise InvalidConfig(f"there is no cutter {manifest.cutter[:60]!a} here", context={"field": "cutter"})
+        raise InvalidConfig(
+            f"there is no cutter {manifest.cutter[:60]!a} here", context={"field": "cutter"}
+        )
     for unit in manifest.unit:
         if unit.after_mode == LINK and unit.after is not None:
             check_link(unit.path, os.fsdecode(_bytes(kernel, unit.after)))
@@ -91,9 +117,16 @@ def _require_tree(kernel: Kernel, target: str) -> None:
     inside = real.is_relative_to(home)
     parts = real.relative_to(home).parts if inside else real.parts
     if real.is_relative_to(kernel.folder.resolve()) or any(is_machinery(part) for part in parts):
-        raise InvalidConfig(f"{target[:80]} is nothing that is changed", context={"field": "target"})
-    if real != (home / target if not target.startswith("/") else Path(target)) or (target.startswith("/") and inside):
-        raise InvalidConfig(f"{target[:80]} is not the tree's own name", context={"field": "target", "tree": str(real)})
+        raise InvalidConfig(
+            f"{target[:80]} is nothing that is changed", context={"field": "target"}
+        )
+    if real != (home / target if not target.startswith("/") else Path(target)) or (
+        target.startswith("/") and inside
+    ):
+        raise InvalidConfig(
+            f"{target[:80]} is not the tree's own name",
+            context={"field": "target", "tree": str(real)},
+        )
     if not real.is_dir():
         raise InvalidConfig(f"{target[:80]} is no folder", context={"field": "target"})
 
@@ -114,7 +147,9 @@ class Review(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     if asked.decision == "defer":
         with kernel.store.read() as rows:
-            changes.require_reviewable(rows, principal, asked.entry, asked.decision, asked.digest, kernel.policy)
+            changes.require_reviewable(
+                rows, principal, asked.entry, asked.decision, asked.digest, kernel.policy
+            )
         _close_cut(kernel, asked.entry)
     said = (asked.entry, asked.decision, asked.digest, asked.reason[:MAX_NOTE_CHARS], kernel.policy)
     return lambda tx, actor: changes.review(tx, actor, *said)

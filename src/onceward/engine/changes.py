@@ -61,7 +61,12 @@ class Proposed:
 
 
 def mark(
-    tx: Transaction, author: str, key: str, what: Proposed, reason: str, depends_on: Sequence[str] = ()
+    tx: Transaction,
+    author: str,
+    key: str,
+    what: Proposed,
+    reason: str,
+    depends_on: Sequence[str] = (),
 ) -> tuple[Entry, bool]:
     """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there."""
     check_name(key, "idempotency_key")
@@ -69,8 +74,13 @@ def mark(
     needed = sorted({changes.named(name).entry_id for name in depends_on})
     known = changes.by_key(key)
     if known is not None:
-        same = manifest.content_hash() in {one.content_hash for one in changes.envelopes(known.entry_id)}
-        if not same or (known.author, [e.entry_id for e in changes.depends_on(known.entry_id)]) != (author, needed):
+        same = manifest.content_hash() in {
+            one.content_hash for one in changes.envelopes(known.entry_id)
+        }
+        if not same or (known.author, [e.entry_id for e in changes.depends_on(known.entry_id)]) != (
+            author,
+            needed,
+        ):
             raise RequestConflict(
                 f"the key {key[:80]} is that of {known.entry_id}, which proposes something else",
                 context={"entry_id": known.entry_id},
@@ -93,7 +103,9 @@ def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: 
         raise IllegalTransition(
             f"the entry is {entry.status}; what it proposes cannot be changed now",
             context={"entry_id": entry_id, "state": entry.status},
-            recovery=[Recovery("have it deferred first", f"onceward change review {entry_id} --defer")]
+            recovery=[
+                Recovery("have it deferred first", f"onceward change review {entry_id} --defer")
+            ]
             if entry.status == "reviewed_approved"
             else [],
         )
@@ -101,7 +113,12 @@ def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: 
         raise InvalidConfig("a change stays one of the same place", context={"entry_id": entry_id})
     if last.content_hash != what.manifest.content_hash():
         made = propose(tx, entry, author, what, last.revision + 1)
-        said = {"manifest": made.content_hash, "revision": made.revision, "author": author, "why": reason}
+        said = {
+            "manifest": made.content_hash,
+            "revision": made.revision,
+            "author": author,
+            "why": reason,
+        }
         tx.append(f"entry:{entry_id}", "ENTRY_REVISED", author, said)
     return entry
 
@@ -110,7 +127,15 @@ def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision
     """What exactly is proposed, as one more row; its contents are kept with it."""
     manifest = what.manifest
     envelope = Envelope(
-        *(tx.sources.new_id("man"), entry.entry_id, revision, manifest.content_hash(), manifest.text(), author, tx.now)
+        *(
+            tx.sources.new_id("man"),
+            entry.entry_id,
+            revision,
+            manifest.content_hash(),
+            manifest.text(),
+            author,
+            tx.now,
+        )
     )
     add_row(tx, envelope)
     add_units(tx, envelope.manifest_id, manifest.unit)
@@ -157,12 +182,18 @@ def require_reviewable(
             f"{reviewer} proposed it, and authors do not approve their own changes here",
             context={"entry_id": entry_id},
             recovery=[
-                Recovery("have somebody else review it, or, working alone, set authors_may_review under [changes]")
+                Recovery(
+                    "have somebody else review it, or, working alone, set authors_may_review under [changes]"
+                )
             ],
         )
     arrow = f"reviewed_{rules.WORDS[decision]}"
     said = _said_so(rows, entry, reviewer, decision, content_hash, policy)
-    if not (said or entry.status == "reviewed_approved" == arrow or rules.CHANGE.allows(entry.status, arrow)):
+    if not (
+        said
+        or entry.status == "reviewed_approved" == arrow
+        or rules.CHANGE.allows(entry.status, arrow)
+    ):
         raise IllegalTransition(
             f"the entry is {entry.status}; it cannot be {rules.WORDS[decision]} now",
             context={"entry_id": entry_id, "state": entry.status},
@@ -174,17 +205,34 @@ def require_reviewable(
 
 
 def review(
-    tx: Transaction, reviewer: str, entry_id: str, decision: str, content_hash: str, reason: str, policy: Policy
+    tx: Transaction,
+    reviewer: str,
+    entry_id: str,
+    decision: str,
+    content_hash: str,
+    reason: str,
+    policy: Policy,
 ) -> dict[str, Any]:
     """A person's word on exactly these bytes (H-4)."""
     entry, own = require_reviewable(tx, reviewer, entry_id, decision, content_hash, policy)
     known = _said_so(tx, entry, reviewer, decision, content_hash, policy)
     if known is not None:
-        return _said(entry, known, approvals_of(tx, entry, policy).lack() if decision == "approve" else "")
+        return _said(
+            entry, known, approvals_of(tx, entry, policy).lack() if decision == "approve" else ""
+        )
     if decision == "defer":
         require_no_cut(tx, entry_id)
     made = Decision(
-        *(tx.sources.new_id("dec"), entry_id, content_hash, reviewer, decision, reason, tx.statement(), tx.now),
+        *(
+            tx.sources.new_id("dec"),
+            entry_id,
+            content_hash,
+            reviewer,
+            decision,
+            reason,
+            tx.statement(),
+            tx.now,
+        ),
         entry.version,
     )
     add_row(tx, made)
@@ -195,9 +243,16 @@ def review(
     said |= {"own": True} if own and decision == "approve" else {}
     if decision == "approve":
         # What was asked for, at the time: a rule that is changed later says nothing of what was decided before.
-        said["needs"] = [[rule.glob, rule.approvals, rule.role] for rule in policy.rules(approvals.places)]
+        said["needs"] = [
+            [rule.glob, rule.approvals, rule.role] for rule in policy.rules(approvals.places)
+        ]
     if lacks or (decision == "approve" and entry.status == "reviewed_approved"):
-        tx.append(f"entry:{entry_id}", "ENTRY_REVIEWED", reviewer, {**said, "decision": decision, "lacks": lacks})
+        tx.append(
+            f"entry:{entry_id}",
+            "ENTRY_REVIEWED",
+            reviewer,
+            {**said, "decision": decision, "lacks": lacks},
+        )
     else:
         entry = step(tx, [rules.decide(entry, decision, reviewer, said)])
     return _said(entry, made, lacks)
@@ -223,17 +278,26 @@ def _said_so(
     rows: Reads, entry: Entry, reviewer: str, decision: str, content_hash: str, policy: Policy
 ) -> Decision | None:
     """What somebody said already, if it is the same, still stands and is not too old."""
-    mine = [one for one in _since(rows, entry) if one.reviewer == reviewer and one.content_hash == content_hash]
+    mine = [
+        one
+        for one in _since(rows, entry)
+        if one.reviewer == reviewer and one.content_hash == content_hash
+    ]
     if not mine or mine[-1].decision != decision or not _stands(entry, decision):
         return None
     fresh = mine[-1].decided_at + policy.approval_seconds * 1_000_000 > moment_of(rows)
-    return mine[-1] if fresh or entry.status not in ("review_pending", "reviewed_approved") else None
+    return (
+        mine[-1] if fresh or entry.status not in ("review_pending", "reviewed_approved") else None
+    )
 
 
 def _since(rows: Reads, entry: Entry) -> list[Decision]:
     """What was said of an entry since it last came up: what was said before that is past."""
     changes = Changes(rows)
-    since = max((row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"), default=0)
+    since = max(
+        (row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"),
+        default=0,
+    )
     return changes.decisions(entry.entry_id, since=since)
 
 
@@ -251,7 +315,9 @@ def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
         and one.reviewer not in authors
         and _in_force(rows, one)
     ]
-    return Approvals(counting, envelope.content_hash, manifest_of(envelope.body).places(), policy, roles)
+    return Approvals(
+        counting, envelope.content_hash, manifest_of(envelope.body).places(), policy, roles
+    )
 
 
 def _in_force(rows: Reads, decision: Decision) -> bool:

@@ -32,7 +32,9 @@ def workspace(rows: Reads) -> dict[str, Lane]:
     return {row[0]: Lane(*row) for row in workspace_lanes(rows)}
 
 
-def set_limits(tx: Transaction, session_id: str, limits: Mapping[str, int], mode: str = MODE) -> None:
+def set_limits(
+    tx: Transaction, session_id: str, limits: Mapping[str, int], mode: str = MODE
+) -> None:
     """Give lanes their limits; what is spent already stays spent."""
     check_mode(mode)
     for lane, limit in sorted(limits.items()):
@@ -48,7 +50,9 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
     before = lanes(tx, session)
     for lane, amount in asked.items():
         if not fits(before.get(lane), amount):
-            raise InvalidConfig(f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane})
+            raise InvalidConfig(
+                f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane}
+            )
     whole = workspace(tx)
     refusal = judge(before, asked) or judge(whole, asked, scope="workspace")
     if refusal is not None and not settled:
@@ -61,7 +65,9 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool
         if lane in whole:
             add_to_workspace(tx, lane, amount)
     # What is gone is not asked any more: the refusal says where the lane stands with it.
-    return refusal and Refusal(refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope)
+    return refusal and Refusal(
+        refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope
+    )
 
 
 def spent(rows: Reads, child_id: str) -> dict[str, int]:
@@ -74,7 +80,9 @@ def lane_of(row: Row) -> Lane | None:
     return None if row[0] is None else Lane(*row)
 
 
-def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) -> tuple[int, Refusal | None]:
+def charge_time(
+    tx: Transaction, token: Token, known: Lane | None, micros: int
+) -> tuple[int, Refusal | None]:
     """Charge a run's time, measured by us, when its end is observed; always settled. Answers the whole seconds."""
     session = token.parent_session_id
     if known is None:
@@ -90,7 +98,9 @@ def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) 
 
 def exceeded(refusal: Refusal) -> BudgetExceeded:
     money = refusal.lane == "usd_micros"
-    at, limit, asked = (to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked))
+    at, limit, asked = (
+        to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked)
+    )
     whose = f"{refusal.scope}'s " if refusal.scope else ""
     lane = "usd" if money else refusal.lane
     more = f", {asked} more asked" if refusal.asked else ""

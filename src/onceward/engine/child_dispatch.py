@@ -65,18 +65,32 @@ class Turn(msgspec.Struct, frozen=True):
     next: Token | None = None
 
 
-def open_(tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int], actor: str) -> None:
+def open_(
+    tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int], actor: str
+) -> None:
     """Open a session, or go on with one under a new cap and new limits; its stream says which."""
     if not 1 <= cap <= 1000:
-        raise InvalidConfig(f"a session runs between 1 and 1000 children at once, not {cap}", context={"field": "jobs"})
+        raise InvalidConfig(
+            f"a session runs between 1 and 1000 children at once, not {cap}",
+            context={"field": "jobs"},
+        )
     known = Sessions(tx).find(session_id)
-    before = {name: lane.limit for name, lane in child_budget.lanes(tx, session_id).items() if lane.limit is not None}
+    before = {
+        name: lane.limit
+        for name, lane in child_budget.lanes(tx, session_id).items()
+        if lane.limit is not None
+    }
     if known is not None and known.max_active_children == cap and {**before, **limits} == before:
         return
     open_session(tx, session_id, cap, tx.now)
     child_budget.set_limits(tx, session_id, limits)
     detail = {"max_active_children": cap, "limits": {**before, **limits}}
-    tx.append(f"session:{session_id}", "SESSION_OPENED" if known is None else "SESSION_CHANGED", actor, detail)
+    tx.append(
+        f"session:{session_id}",
+        "SESSION_OPENED" if known is None else "SESSION_CHANGED",
+        actor,
+        detail,
+    )
 
 
 def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) -> list[Token]:
@@ -95,7 +109,13 @@ def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) ->
 
 
 def turn(
-    tx: Transaction, session_id: str, slot: int, owner: Owner, actor: str, closing: Closing | None, starts: bool
+    tx: Transaction,
+    session_id: str,
+    slot: int,
+    owner: Owner,
+    actor: str,
+    closing: Closing | None,
+    starts: bool,
 ) -> Turn:
     """End the child that had this slot and lease the slot to the next: one commit for both.
 
@@ -104,7 +124,13 @@ def turn(
     if closing is not None:
         standing = Tokens(tx).closing(closing.token.child_id)
         ended, follow, again = end(tx, closing, standing, actor)
-        if starts and not again and not standing.waiting and len(follow) == 1 and follow[0].kind == "function":
+        if (
+            starts
+            and not again
+            and not standing.waiting
+            and len(follow) == 1
+            and follow[0].kind == "function"
+        ):
             return Turn(ended, None, launch(tx, follow[0], standing, slot, owner, actor))
         spawn(tx, follow, owner, actor)
         if again:
@@ -123,7 +149,9 @@ def turn(
     return Turn(ended, successor, token)
 
 
-def launch(tx: Transaction, order: Order, standing: Standing, slot: int, owner: Owner, actor: str) -> Token:
+def launch(
+    tx: Transaction, order: Order, standing: Standing, slot: int, owner: Owner, actor: str
+) -> Token:
     """Queue a function, lease it the slot and start it at once, where nobody else waits: three arrows, one row."""
     queue_seq, dispatch_seq = standing.last[0] + 1, standing.last[1] + 1
     queued = rules.spawn(order, tx.head(f"session:{order.session_id}"), queue_seq, owner, actor)
@@ -137,13 +165,17 @@ def launch(tx: Transaction, order: Order, standing: Standing, slot: int, owner: 
     return rules.moved(token, started)
 
 
-def start(tx: Transaction, token: Token, actor: str, pid: int | None = None, began: str | None = None) -> Token:
+def start(
+    tx: Transaction, token: Token, actor: str, pid: int | None = None, began: str | None = None
+) -> Token:
     move = rules.start(token, tx.now, actor, pid, began)
     tx.move(move)
     return rules.moved(token, move)
 
 
-def end(tx: Transaction, closing: Closing, standing: Standing, actor: str) -> tuple[Ended, Sequence[Order], bool]:
+def end(
+    tx: Transaction, closing: Closing, standing: Standing, actor: str
+) -> tuple[Ended, Sequence[Order], bool]:
     """The one terminal event of a child, with its time charged. Answers how it ended, who is to be queued because of
     it, and whether it is to be tried again."""
     token = msgspec.structs.replace(closing.token, cancel_request_id=standing.cancel_request_id)
@@ -151,7 +183,9 @@ def end(tx: Transaction, closing: Closing, standing: Standing, actor: str) -> tu
     # Its own threads may have spent until now: what counts is what is committed.
     spent = child_budget.spent(tx, token.child_id) if closing.spending() else {}
     if closing.micros is not None:
-        seconds, over = child_budget.charge_time(tx, token, child_budget.lane_of(standing.lane), closing.micros)
+        seconds, over = child_budget.charge_time(
+            tx, token, child_budget.lane_of(standing.lane), closing.micros
+        )
         spent |= {"duration_secs": seconds} if seconds else {}
         if over is not None and ended.reason == "completed" and not closing.excused:
             ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
@@ -178,7 +212,12 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
     ask_to_end(tx, child_id, cancel_request_id)
     if token.phase == "queued":
         note_cut_off(tx, token, "cancelled", {}, actor)
-        fail_queued(tx, msgspec.structs.replace(token, cancel_request_id=cancel_request_id), Ended("cancelled"), actor)
+        fail_queued(
+            tx,
+            msgspec.structs.replace(token, cancel_request_id=cancel_request_id),
+            Ended("cancelled"),
+            actor,
+        )
         return "cancelled"
     return "cancelling"
 

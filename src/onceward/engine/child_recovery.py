@@ -72,14 +72,21 @@ def recover(
 def facts_of(token: Token, here: Identity) -> Facts:
     """The processes of a token, as far as they are known; the one place that reads them."""
     machine = here.machine_id if token.owner_host == here.hostname else ""
-    owner = Identity(token.owner_host, machine, token.owner_boot, token.owner_pid, token.owner_start)
+    owner = Identity(
+        token.owner_host, machine, token.owner_boot, token.owner_pid, token.owner_start
+    )
     if token.child_pid is None:
         return Facts(owner, None)
-    return Facts(owner, Identity(owner.hostname, machine, owner.boot_id, token.child_pid, token.child_start or ""))
+    return Facts(
+        owner,
+        Identity(owner.hostname, machine, owner.boot_id, token.child_pid, token.child_start or ""),
+    )
 
 
 def _pronounce(store: Store, tokens: Sequence[Token], here: Identity, grace: float) -> None:
-    verdicts = {token.child_id: _verdict(token, here, grace) for token in tokens if token.death is None}
+    verdicts = {
+        token.child_id: _verdict(token, here, grace) for token in tokens if token.death is None
+    }
 
     def keep(tx: Transaction) -> None:
         for child_id, verdict in verdicts.items():
@@ -146,7 +153,9 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
         return False
     if current.started_at is not None:
         lane = child_budget.lane_of(Tokens(tx).closing(current.child_id).lane)
-        child_budget.charge_time(tx, current, lane, (current.last_seen or current.started_at) - current.started_at)
+        child_budget.charge_time(
+            tx, current, lane, (current.last_seen or current.started_at) - current.started_at
+        )
     move = terminal_move(current, actor)
     spent = child_budget.spent(tx, current.child_id)
     if spent:

@@ -71,7 +71,11 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
     except BudgetExceeded as error:
         # Only the ledger's own word counts; one that a step made up is an error like others.
         said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
-        ended = Ended("budget_exceeded", running.refused) if running.refused else Ended("execution_failed", said)
+        ended = (
+            Ended("budget_exceeded", running.refused)
+            if running.refused
+            else Ended("execution_failed", said)
+        )
     except (LockLost, StorageError):
         raise
     except (ConnectionError, TimeoutError) as error:
@@ -123,7 +127,9 @@ def _by_request(running: Running, ended: Ended) -> Ended:
     return ended
 
 
-def _deadline(children: Children, token: Token, timeout: float | None, now: float) -> tuple[float | None, Asked]:
+def _deadline(
+    children: Children, token: Token, timeout: float | None, now: float
+) -> tuple[float | None, Asked]:
     """When a child's time is over: its own limit, or what its session's time budget leaves if that is less."""
     if children.timed and not children.works[token.child_id].excused:
         with children.store.read() as rows:
@@ -140,7 +146,9 @@ def _deadline(children: Children, token: Token, timeout: float | None, now: floa
     return (None if timeout is None else now + timeout), "timeout"
 
 
-def spend_now(children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool) -> None:
+def spend_now(
+    children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool
+) -> None:
     """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
     asked = asked_by_child(dict(lanes))
     running.spending = True
@@ -154,7 +162,12 @@ def spend_now(children: Children, token: Token, running: Running, lanes: Mapping
 
 
 def closing_of(
-    children: Children, token: Token, ended: Ended, micros: int | None, blobs: Mapping[str, Blob], value: Any = None
+    children: Children,
+    token: Token,
+    ended: Ended,
+    micros: int | None,
+    blobs: Mapping[str, Blob],
+    value: Any = None,
 ) -> Closing:
     work = children.works[token.child_id]
     running = children.running[token.child_id]
@@ -168,7 +181,9 @@ def closing_of(
     if step is not None:
         ended = msgspec.structs.replace(ended, detail={**ended.detail, **step.detail})
 
-    def facts(tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+    def facts(
+        tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str
+    ) -> Sequence[Order]:
         for name, blob in blobs.items():
             children.artifacts.record(tx, token.child_id, name, "log", blob)
         return step.record(tx, ended, spent, state) if step is not None else ()
@@ -190,7 +205,11 @@ class _Commanded:
 
     def __init__(self, children: Children, token: Token, work: Command, running: Running) -> None:
         self.children, self.token, self.work, self.running = children, token, work, running
-        self.secrets = {name: check_secret(name, os.environ[name]) for name in work.secrets if name in os.environ}
+        self.secrets = {
+            name: check_secret(name, os.environ[name])
+            for name in work.secrets
+            if name in os.environ
+        }
         self.redactor = Redactor(self.secrets)
         self.claim: Claim | None = None
         self.process: Process | None = None
@@ -210,10 +229,15 @@ class _Commanded:
                 self._release()
             if self.token.phase == "leased":
                 return self._never(error)
-            said: dict[str, Any] = {"error": "EXECUTION_FAILED", "message": self.redactor.text(described(error))}
+            said: dict[str, Any] = {
+                "error": "EXECUTION_FAILED",
+                "message": self.redactor.text(described(error)),
+            }
             ended = Ended("execution_failed", said if gone else {**said, "death_unconfirmed": True})
             micros = self.process.micros() if self.process else 0
-            return closing_of(self.children, self.token, _by_request(self.running, ended), micros, {})
+            return closing_of(
+                self.children, self.token, _by_request(self.running, ended), micros, {}
+            )
 
     def _run(self) -> Closing:
         if self.work.target is not None:
@@ -221,7 +245,9 @@ class _Commanded:
         if self.work.step is not None:
             self.work.step.prepare(self.token)
         reports = Reports(
-            lambda lanes, settled: spend_now(self.children, self.token, self.running, lanes, settled),
+            lambda lanes, settled: spend_now(
+                self.children, self.token, self.running, lanes, settled
+            ),
             lambda thousandths, note: self.running.tell(thousandths, self.redactor.text(note)),
             lambda error: self.running.refuse(error.context),
             lambda: self.running.ask("reports"),
@@ -255,17 +281,28 @@ class _Commanded:
             "ONCEWARD_REPORT_ID": reports.identity,
         }
         order = processes.Order(
-            *(self.token.child_id, self.work.argv, self.work.cwd, environment(self.work.env, given)),
+            *(
+                self.token.child_id,
+                self.work.argv,
+                self.work.cwd,
+                environment(self.work.env, given),
+            ),
             inherit=(reports.child_writes, reports.child_reads),
             lock=None if claim is None else claim.descriptor,
         )
 
         def commit_started(who: Identity) -> None:
             if self.running.asked:
-                raise ChildStartFailed(f"the child was asked to end before it began: {self.running.asked}")
+                raise ChildStartFailed(
+                    f"the child was asked to end before it began: {self.running.asked}"
+                )
             self.token = self.children.store.write(
                 lambda tx: child_dispatch.start(
-                    tx, Tokens(tx).get(self.token.child_id), self.children.actor, who.pid, who.process_start
+                    tx,
+                    Tokens(tx).get(self.token.child_id),
+                    self.children.actor,
+                    who.pid,
+                    who.process_start,
                 )
             )
 
@@ -276,18 +313,24 @@ class _Commanded:
 
     def _watch(self, process: Process, reports: Reports) -> Closing:
         process.listen(reports.reader, reports.take)
-        process.on_output = lambda stream, data: self._show(stream, self.redactor.piece(stream, data))
+        process.on_output = lambda stream, data: self._show(
+            stream, self.redactor.piece(stream, data)
+        )
         self.running.attach(process)
         now = time.monotonic()
         deadline, late = _deadline(self.children, self.token, self.work.timeout, now)
-        watched = watch(process, None if deadline is None else deadline - now, self.children.processes.grace)
+        watched = watch(
+            process, None if deadline is None else deadline - now, self.children.processes.grace
+        )
         self.pressed = watched.pressed != "watching"
         if self.pressed and not self.running.asked:
             self.running.ask(late)
         if watched.retained or process.ending is None:
             # Nobody saw its end, so its target stays held, and the record says so.
             process.close()
-            ended = _by_request(self.running, Ended("execution_failed", {"death_unconfirmed": True}))
+            ended = _by_request(
+                self.running, Ended("execution_failed", {"death_unconfirmed": True})
+            )
             return closing_of(self.children, self.token, ended, process.micros(), {})
         return self._ended(process.ending, reports)
 
@@ -312,15 +355,23 @@ class _Commanded:
             detail["report_mistakes"] = reports.mistakes
             detail["report_mistake"] = self.redactor.text(reports.last_mistake)[:200]
         if ending.unrunnable:
-            ended = Ended("start_failed", {**detail, "message": self.redactor.text(ending.unrunnable)})
+            ended = Ended(
+                "start_failed", {**detail, "message": self.redactor.text(ending.unrunnable)}
+            )
         elif ending.exit == 0 and self.running.asked != "reports":
             ended = Ended("completed", detail)
         else:
             code = RETRYABLE.get(ending.exit, "EXECUTION_FAILED")
-            said = {"message": f"it was ended: {detail['report_mistake']}"} if self.running.asked == "reports" else {}
+            said = (
+                {"message": f"it was ended: {detail['report_mistake']}"}
+                if self.running.asked == "reports"
+                else {}
+            )
             last = _last_line(ending.err.kept(self.redactor))
             said |= {"last_line": last} if last else {}
-            ended = Ended("execution_failed", {**detail, "error": code, **said}, ending.exit in RETRYABLE)
+            ended = Ended(
+                "execution_failed", {**detail, "error": code, **said}, ending.exit in RETRYABLE
+            )
         self._release()
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
@@ -337,7 +388,9 @@ class _Commanded:
                     raise
                 said = {"error": error.code, "message": self.redactor.text(error.message)[:1000]}
                 ended = Ended("execution_failed", {**ended.detail, **said})
-        return closing_of(self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept)
+        return closing_of(
+            self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept
+        )
 
     def _release(self) -> None:
         if self.claim is not None:

@@ -89,8 +89,13 @@ class Children:
         """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
         free. Where the workspace wants it, each names an operation of the registry."""
         if self.closed:
-            raise InvalidConfig(f"session {self.session_id} is closed", context={"session_id": self.session_id})
-        orders = [self.order(work, child_id) for work, child_id in zip(works, ids or [""] * len(works), strict=True)]
+            raise InvalidConfig(
+                f"session {self.session_id} is closed", context={"session_id": self.session_id}
+            )
+        orders = [
+            self.order(work, child_id)
+            for work, child_id in zip(works, ids or [""] * len(works), strict=True)
+        ]
         named = [operations.Named("the command", work.operation, work.effect) for work in works]
 
         def queue(tx: Transaction) -> None:
@@ -232,28 +237,44 @@ class Children:
         with self.changed:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run_loop, args=(self._loop,), name="children-loop", daemon=True).start()
-        value, error = asyncio.run_coroutine_threadsafe(_watched(coroutine, running), self._loop).result()
+                threading.Thread(
+                    target=_run_loop, args=(self._loop,), name="children-loop", daemon=True
+                ).start()
+        value, error = asyncio.run_coroutine_threadsafe(
+            _watched(coroutine, running), self._loop
+        ).result()
         if error is not None:
             raise error
         return value
 
     def _give_up_queued(self, tx: Transaction) -> int:
         """End what was never begun, some at a time; answers how many."""
-        left = [t for t in Tokens(tx).queued_in(self.session_id, _GIVE_UP) if t.owner_fence == self.owner.fence]
+        left = [
+            t
+            for t in Tokens(tx).queued_in(self.session_id, _GIVE_UP)
+            if t.owner_fence == self.owner.fence
+        ]
         for token in left:
-            child_dispatch.fail_queued(tx, token, Ended("lease_orphaned", {"stopped": True}), self.actor)
+            child_dispatch.fail_queued(
+                tx, token, Ended("lease_orphaned", {"stopped": True}), self.actor
+            )
         return len(left)
 
-    def order(self, work: Work, child_id: str = "", attempt: int = 1, predecessor: str | None = None) -> Order:
+    def order(
+        self, work: Work, child_id: str = "", attempt: int = 1, predecessor: str | None = None
+    ) -> Order:
         said = canon.canonical(work.described(self.spool.folder.parent.parent)).decode()
         child_id = child_id or self.store.sources.new_id("chd")
         return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
 
     def _start_slot(self, slot: int) -> None:
         if not self._threads:
-            threading.Thread(target=self._watch_deadlines, name="children-watch", daemon=True).start()
-        thread = threading.Thread(target=self._slot, args=(slot,), name=f"child-slot-{slot}", daemon=True)
+            threading.Thread(
+                target=self._watch_deadlines, name="children-watch", daemon=True
+            ).start()
+        thread = threading.Thread(
+            target=self._slot, args=(slot,), name=f"child-slot-{slot}", daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 
@@ -306,7 +327,9 @@ class Children:
 
     def _commit(self, slot: int, closing: Closing | None, starts: bool) -> Turn:
         def turn(tx: Transaction, closing: Closing | None) -> Turn:
-            return child_dispatch.turn(tx, self.session_id, slot, self.owner, self.actor, closing, starts)
+            return child_dispatch.turn(
+                tx, self.session_id, slot, self.owner, self.actor, closing, starts
+            )
 
         try:
             return self.store.write(lambda tx: turn(tx, closing))
@@ -338,7 +361,9 @@ class Children:
             for child in running:
                 if child.deadline is not None and child.deadline <= now and not child.asked:
                     child.ask(child.late)
-                elif child.pressed_at is not None and child.pressed_at + self.processes.grace <= now:
+                elif (
+                    child.pressed_at is not None and child.pressed_at + self.processes.grace <= now
+                ):
                     child.interrupt()
 
     def _note_end(self, token: Token, turn: Turn) -> None:

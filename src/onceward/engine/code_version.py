@@ -69,7 +69,10 @@ class _Reader:
         if isinstance(value, set | frozenset):
             return ["set", sorted((self.say(item) for item in value), key=canonical)]
         if isinstance(value, dict):
-            return ["dict", sorted(([self.say(k), self.say(v)] for k, v in value.items()), key=canonical)]
+            return [
+                "dict",
+                sorted(([self.say(k), self.say(v)] for k, v in value.items()), key=canonical),
+            ]
         return self._thing(value)
 
     def _thing(self, value: Any) -> Any:
@@ -88,7 +91,9 @@ class _Reader:
         if callable(value) and hasattr(value, "__wrapped__"):
             return ["wrapped", self.say(value.__wrapped__)]
         if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+            fields = {
+                field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
+            }
             return ["instance", self.say(type(value)), self.say(fields)]
         if hasattr(value, "__qualname__"):
             return _named(value)
@@ -126,12 +131,16 @@ class _Reader:
         for name, member in vars(kind).items():
             for function in _functions_of(member):
                 if _is_own(function):
-                    reads.append([name, [[word, self.say(value)] for word, value in self._reads(function)]])
+                    reads.append(
+                        [name, [[word, self.say(value)] for word, value in self._reads(function)]]
+                    )
         return ["class", _source(kind), bases, reads]
 
     def _reads(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         """What a function reads from around it: closure, globals, imports and defaults."""
-        for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for word, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             try:
                 yield word, cell.cell_contents
             except ValueError:
@@ -157,11 +166,24 @@ class _Reader:
         """All of a module's text, and of the user's own modules that it uses."""
         used: dict[str, types.ModuleType] = {}
         for value in vars(module).values():
-            near = value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None) or "")
-            if near is not None and near is not module and _is_own_file(getattr(near, "__file__", None) or "<"):
+            near = (
+                value
+                if inspect.ismodule(value)
+                else sys.modules.get(getattr(value, "__module__", None) or "")
+            )
+            if (
+                near is not None
+                and near is not module
+                and _is_own_file(getattr(near, "__file__", None) or "<")
+            ):
                 used[near.__name__] = near
         text = sha256_hex(Path(str(module.__file__)).read_bytes())
-        return ["module", _stripped(module.__name__), text, [self._module(used[name]) for name in sorted(used)]]
+        return [
+            "module",
+            _stripped(module.__name__),
+            text,
+            [self._module(used[name]) for name in sorted(used)],
+        ]
 
     def _path(self, path: Path) -> str:
         if self._folder is not None and path.is_relative_to(self._folder):
@@ -184,7 +206,9 @@ def _functions_of(member: Any) -> list[types.FunctionType]:
 def _words(code: types.CodeType) -> tuple[set[str], set[str]]:
     """The names a piece of code uses, and the modules it imports."""
     names = set(code.co_names)
-    imports = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+    imports = {
+        str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"
+    }
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner_names, inner_imports = _words(constant)
@@ -201,7 +225,12 @@ def _imported(name: str) -> Any:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return name
-    if spec is None or spec.origin is None or not _is_own_file(spec.origin) or not Path(spec.origin).is_file():
+    if (
+        spec is None
+        or spec.origin is None
+        or not _is_own_file(spec.origin)
+        or not Path(spec.origin).is_file()
+    ):
         return name
     return sha256_hex(Path(spec.origin).read_bytes())
 
@@ -231,7 +260,9 @@ def _is_own_file(file: str) -> bool:
 def _source(thing: Any) -> Any:
     """A function's or class's text from its `def` or `class` on."""
     try:
-        text = textwrap.dedent(inspect.getsource(thing.__code__ if inspect.isfunction(thing) else thing))
+        text = textwrap.dedent(
+            inspect.getsource(thing.__code__ if inspect.isfunction(thing) else thing)
+        )
     except (OSError, TypeError):
         raise InvalidConfig(
             f"the source of {thing.__qualname__} cannot be found, so nobody could tell when it changes;"
@@ -249,6 +280,8 @@ def _source(thing: Any) -> Any:
     if inspect.isfunction(thing) and thing.__name__ == "<lambda>":
         # Several may stand in one statement: what it uses tells them apart.
         code = thing.__code__
-        plain = [repr(c) for c in code.co_consts if not isinstance(c, types.CodeType) and c is not None]
+        plain = [
+            repr(c) for c in code.co_consts if not isinstance(c, types.CodeType) and c is not None
+        ]
         return [said, plain, list(code.co_names), list(code.co_varnames)]
     return said

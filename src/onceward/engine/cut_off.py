@@ -23,7 +23,12 @@ class StepOf(msgspec.Struct, frozen=True):
 
     def said(self) -> dict[str, str]:
         ask = {"on_crash": self.on_crash} if self.on_crash != "rerun" else {}
-        return {"stage": self.stage, "target": self.target, "context_hash": self.context_hash, **ask}
+        return {
+            "stage": self.stage,
+            "target": self.target,
+            "context_hash": self.context_hash,
+            **ask,
+        }
 
 
 def step_of(token: Token) -> StepOf | None:
@@ -38,15 +43,27 @@ def not_done(
     """The checkpoint of an attempt that did not succeed; what earlier ones cost is carried on."""
     doubt = step.on_crash == "ask" and reason == "terminated_on_restart"
     error = canonical({"reason": reason}).decode()
-    cost, tokens = (before.cost, before.tokens) if before is not None and before.status != "SUCCESS" else (0, 0)
+    cost, tokens = (
+        (before.cost, before.tokens)
+        if before is not None and before.status != "SUCCESS"
+        else (0, 0)
+    )
     return Checkpoint(
-        *(token.parent_session_id, step.stage, step.target, step.context_hash, "IN_DOUBT" if doubt else "FAILED"),
+        *(
+            token.parent_session_id,
+            step.stage,
+            step.target,
+            step.context_hash,
+            "IN_DOUBT" if doubt else "FAILED",
+        ),
         *("executed", "[]", cost + spent.get("usd_micros", 0), tokens + spent.get("tokens", 0)),
         *(token.attempt, token.child_id, None, error),
     )
 
 
-def note_cut_off(tx: Transaction, token: Token, reason: str, spent: Mapping[str, int], actor: str) -> None:
+def note_cut_off(
+    tx: Transaction, token: Token, reason: str, spent: Mapping[str, int], actor: str
+) -> None:
     """With the terminal event that recovery writes for a child: how its step stands now."""
     step = step_of(token)
     if step is not None:

@@ -32,7 +32,9 @@ class Listing(msgspec.Struct, frozen=True):
     def data(self) -> bytes:
         """As it is kept: one text about it, then the paths in the system's own bytes; a NUL ends each."""
         head = canonical({"folders": dict(self.folders), "ignore": list(self.ignore)})
-        return b"".join(part + b"\0" for part in (head, *(os.fsencode(path) for path in sorted(self.paths))))
+        return b"".join(
+            part + b"\0" for part in (head, *(os.fsencode(path) for path in sorted(self.paths)))
+        )
 
 
 def listing_in(data: bytes) -> Listing:
@@ -113,7 +115,9 @@ class TreeCutter:
             if drifted:
                 raise _drifted(drifted)
         if self._base and digest_of(scan(self._root, self._policy.ignore, True)) != self._base:
-            raise BaseDrift("the tree is not what the change was made on: something else in it has changed")
+            raise BaseDrift(
+                "the tree is not what the change was made on: something else in it has changed"
+            )
 
     def _fits(self, tree: Tree, unit: Unit) -> bool:
         if unit.after is not None:
@@ -170,7 +174,8 @@ class TreeCutter:
                     continue
                 if found != before(unit):
                     raise BaseDrift(
-                        f"{unit.path} was changed by somebody else meanwhile", context={"paths": [unit.path]}
+                        f"{unit.path} was changed by somebody else meanwhile",
+                        context={"paths": [unit.path]},
                     )
                 if unit.after is None:
                     tree.remove(unit.path)
@@ -202,7 +207,9 @@ class TreeCutter:
         sync_all(self._root)
         return sorted(foreign)
 
-    def _one(self, tree: Tree, unit: Unit, foreign: list[str], act: Callable[[Tree, Unit], None]) -> None:
+    def _one(
+        self, tree: Tree, unit: Unit, foreign: list[str], act: Callable[[Tree, Unit], None]
+    ) -> None:
         """Give one file back; whatever stands against it concerns no other."""
         found = tree.look(unit.path)
         if found == before(unit):
@@ -220,7 +227,9 @@ class TreeCutter:
         assert unit.before is not None
         tree.make(self._staging)
         tree.empty(self._staging)
-        tree.write(f"{self._staging}/back", self._artifacts.read(unit.before), unit.before_mode or 0)
+        tree.write(
+            f"{self._staging}/back", self._artifacts.read(unit.before), unit.before_mode or 0
+        )
         tree.put(f"{self._staging}/back", unit.path)
 
     def clear(self) -> None:
@@ -234,7 +243,12 @@ class PlaceCutter:
     """A change of a place of the user's own: the same steps, by its three words."""
 
     def __init__(self, place: Place, module: str, artifacts: Artifacts, manifest: Manifest) -> None:
-        self._place, self.module, self._artifacts, self._units = place, module, artifacts, manifest.unit
+        self._place, self.module, self._artifacts, self._units = (
+            place,
+            module,
+            artifacts,
+            manifest.unit,
+        )
 
     def check(self) -> None:
         drifted = [unit.path for unit in self._units if self._digest(unit.path) != unit.before]
@@ -251,7 +265,9 @@ class PlaceCutter:
 
     def stage(self) -> None:
         """All of it is at hand before any of it is put in place."""
-        broken = self._artifacts.broken([unit.after for unit in self._units if unit.after is not None], note=False)
+        broken = self._artifacts.broken(
+            [unit.after for unit in self._units if unit.after is not None], note=False
+        )
         if broken:
             raise InvalidConfig(f"{len(broken)} of the new contents cannot be read")
         faults.point("cut.staged")
@@ -262,7 +278,10 @@ class PlaceCutter:
             if found == unit.after:
                 continue
             if found != unit.before:
-                raise BaseDrift(f"{unit.path} was changed by somebody else meanwhile", context={"paths": [unit.path]})
+                raise BaseDrift(
+                    f"{unit.path} was changed by somebody else meanwhile",
+                    context={"paths": [unit.path]},
+                )
             self._place.write(unit.path, self._bytes(unit.after))
             faults.point("cut.applied")
 

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from onceward.engine import attest, changes, saga_verbs
-from onceward.engine.cutters import Cutter, Listing, Place, PlaceCutter, TreeCutter, listing_in, place_of
+from onceward.engine.cutters import (
+    Cutter,
+    Listing,
+    Place,
+    PlaceCutter,
+    TreeCutter,
+    listing_in,
+    place_of,
+)
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
@@ -21,7 +29,14 @@ from onceward.engine.registry_cutter import RegistryCutter
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import ActionTask, Saga
-from onceward.errors import CODES, GuardFailed, InvalidConfig, InvalidResumeState, PermissionDenied, Recovery
+from onceward.errors import (
+    CODES,
+    GuardFailed,
+    InvalidConfig,
+    InvalidResumeState,
+    PermissionDenied,
+    Recovery,
+)
 from onceward.kernel import faults
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.changes import ChangeSet, Entry
@@ -42,7 +57,9 @@ class Carrying(Saga):
 
     table: Shape
 
-    def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str) -> None:
+    def __init__(
+        self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str
+    ) -> None:
         super().__init__(self.table.name, folder=Path.cwd())
         self.role, self.cutter, self.manifest = role, cutter, manifest
         self.set_id, self.entry_id = change_set.change_set_id, change_set.entry_id
@@ -55,12 +72,18 @@ class Carrying(Saga):
         """One at a time, whatever the place: trees may lie in each other."""
         return f"change:{self.manifest.cutter}"
 
-    def put(self, name: str, act: Callable[[ActionTask], Any], undo: Any = None, write: Any = None) -> None:
+    def put(
+        self, name: str, act: Callable[[ActionTask], Any], undo: Any = None, write: Any = None
+    ) -> None:
         self._add(name, {}, act, undo, None, None, {"timeout": "1h", "attempts": 1})
         self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
 
     def given(self) -> dict[str, str]:
-        return {"change_set_id": self.set_id, "entry_id": self.entry_id, "manifest": self.manifest.content_hash()}
+        return {
+            "change_set_id": self.set_id,
+            "entry_id": self.entry_id,
+            "manifest": self.manifest.content_hash(),
+        }
 
     def restore(self, task: ActionTask) -> None:
         foreign = self.cutter.restore()
@@ -83,7 +106,9 @@ class Carrying(Saga):
 class Cutting(Carrying):
     table = CUT
 
-    def __init__(self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str = "executor") -> None:
+    def __init__(
+        self, cutter: Cutter, change_set: ChangeSet, manifest: Manifest, role: str = "executor"
+    ) -> None:
         super().__init__(cutter, change_set, manifest, role)
         self.put("C0_CHECK", lambda task: cutter.check())
         self.put("C1_KEEP", self._keep)
@@ -115,11 +140,19 @@ class Cutting(Carrying):
         change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
             return
-        tx.move(rules.move_set(change_set, "applied", "all_there", actor, {"units": len(self.manifest.unit)}))
+        tx.move(
+            rules.move_set(
+                change_set, "applied", "all_there", actor, {"units": len(self.manifest.unit)}
+            )
+        )
         start = rules.start_cut(entry, actor, self.set_id)
         told = attest.Pair("change.cut", entry, "cut_applied", manifest, change_set)
         signature = self.sign(tx, run, told)
-        said = {"change_set_id": self.set_id, "decision_id": change_set.decision_id, "manifest": manifest}
+        said = {
+            "change_set_id": self.set_id,
+            "decision_id": change_set.decision_id,
+            "manifest": manifest,
+        }
         end = rules.end_cut(rules.through(entry, start), actor, {**said, "signature_id": signature})
         changes.step(tx, [start, end], signature)
 
@@ -139,8 +172,14 @@ class Undoing(Carrying):
         change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
             return
-        told = attest.Pair("change.undo", entry, entry.status, self.manifest.content_hash(), change_set)
-        said = {"units": len(self.manifest.unit), "signature_id": self.sign(tx, run, told), "entry_state": entry.status}
+        told = attest.Pair(
+            "change.undo", entry, entry.status, self.manifest.content_hash(), change_set
+        )
+        said = {
+            "units": len(self.manifest.unit),
+            "signature_id": self.sign(tx, run, told),
+            "entry_state": entry.status,
+        }
         tx.move(rules.move_set(change_set, "applied", "all_there", actor, said))
 
 
@@ -188,8 +227,16 @@ def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
 def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
     """What a change set carries out: what was approved, whatever was proposed since."""
     found = Changes(rows)
-    (approved,) = [one for one in found.decisions(change_set.entry_id) if one.decision_id == change_set.decision_id]
-    bodies = [one.body for one in found.envelopes(change_set.entry_id) if one.content_hash == approved.content_hash]
+    (approved,) = [
+        one
+        for one in found.decisions(change_set.entry_id)
+        if one.decision_id == change_set.decision_id
+    ]
+    bodies = [
+        one.body
+        for one in found.envelopes(change_set.entry_id)
+        if one.content_hash == approved.content_hash
+    ]
     return manifest_of(bodies[-1])
 
 
@@ -205,14 +252,20 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
     """The decision that lets an entry be cut; the guard that does not, by its code."""
     found = Changes(rows)
     approvals = changes.approvals_of(rows, entry, kernel.policy)
-    waits = [one.entry_id for one in found.depends_on(entry.entry_id) if one.status != "verified_complete"]
+    waits = [
+        one.entry_id
+        for one in found.depends_on(entry.entry_id)
+        if one.status != "verified_complete"
+    ]
     waits += found.unverified(entry, _manifest(rows, entry.entry_id).places())
     waits += [one for one in unfinished(rows, entry) if one not in waits]
     why = rules.cut_objection(entry, approvals, waits, now)
     decision = approvals.last()
     if why is not None or decision is None:
         assert why is not None and why.code in CODES
-        again = Recovery("have it approved again", f"onceward change review {entry.entry_id} --approve")
+        again = Recovery(
+            "have it approved again", f"onceward change review {entry.entry_id} --approve"
+        )
         way = again if why.code == "APPROVAL_EXPIRED" else _show(entry.entry_id)
         raise GuardFailed(why.code, why.why, entry.entry_id, [way])
     return decision.decision_id
@@ -239,7 +292,9 @@ def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
     return open_set(tx, entry_id, decision_id, kernel.principal)
 
 
-def open_set(tx: Transaction, entry_id: str, decision_id: str, actor: str, undoes: str | None = None) -> ChangeSet:
+def open_set(
+    tx: Transaction, entry_id: str, decision_id: str, actor: str, undoes: str | None = None
+) -> ChangeSet:
     """A change set with everything that it is to touch."""
     change_set_id = tx.sources.new_id("cst")
     tx.move(rules.open_set(change_set_id, entry_id, decision_id, actor, undoes))
@@ -281,7 +336,9 @@ def carry(
         run, lease = take_up(kernel, saga, run.saga_id, "", retry=True)
     if not run.over:
         run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, told), stop)
-    return kernel.store.write(lambda tx: _closed(tx, kernel.principal, change_set.change_set_id, run))
+    return kernel.store.write(
+        lambda tx: _closed(tx, kernel.principal, change_set.change_set_id, run)
+    )
 
 
 def _retried(tx: Transaction, change_set_id: str, actor: str) -> None:
@@ -310,7 +367,11 @@ def _why(rows: Reads, run: Run) -> dict[str, Any]:
     """What is to be said of a run that did not come to its end."""
     errors = [step.error for step in Runs(rows).steps(run.saga_id) if step.error]
     said = msgspec.json.decode(run.stuck or (errors[-1] if errors else "{}"))
-    return {"saga_id": run.saga_id, "state": run.state, **({"why": said["message"]} if said.get("message") else {})}
+    return {
+        "saga_id": run.saga_id,
+        "state": run.state,
+        **({"why": said["message"]} if said.get("message") else {}),
+    }
 
 
 def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
@@ -331,9 +392,16 @@ def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
         elif place is not None:
             said = {"reason": "abandoned", "message": f"{kernel.principal} takes the change back"}
             kernel.store.write(
-                lambda tx: tx.move(saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", kernel.principal, said))
+                lambda tx: tx.move(
+                    saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", kernel.principal, said)
+                )
             )
-        saga = Cutting(cutter_for(kernel, manifest, change_set.change_set_id, run.grant_id), change_set, manifest, "")
+        saga = Cutting(
+            cutter_for(kernel, manifest, change_set.change_set_id, run.grant_id),
+            change_set,
+            manifest,
+            "",
+        )
         return carry(kernel, saga, change_set, change_set.change_set_id)
 
 
@@ -343,7 +411,9 @@ def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
     def work(tx: Transaction) -> None:
         run = Runs(tx).of_root(change_set.change_set_id)
         if run is not None and not run.over:
-            saga_verbs.abandon(tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}")
+            saga_verbs.abandon(
+                tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}"
+            )
             run = Runs(tx).get(run.saga_id)
         assert run is not None
         _closed(tx, kernel.principal, change_set.change_set_id, run)
@@ -356,7 +426,8 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
     if manifest.cutter == TREE:
         root = tree_of(kernel.home, manifest)
         return TreeCutter(
-            *(root, kernel.artifacts, manifest, change_set_id, kernel.policy), lambda: listing_of(kernel, change_set_id)
+            *(root, kernel.artifacts, manifest, change_set_id, kernel.policy),
+            lambda: listing_of(kernel, change_set_id),
         )
     if manifest.cutter == REGISTRY:
         return RegistryCutter(kernel, manifest, change_set_id, grant)

@@ -73,13 +73,25 @@ def _renames(manifest: Manifest) -> dict[str, str]:
             gone.setdefault((unit.before, unit.before_mode), []).append(unit.path)
     found = {}
     for unit in manifest.unit:
-        if unit.before is None and unit.after is not None and gone.get((unit.after, unit.after_mode)):
+        if (
+            unit.before is None
+            and unit.after is not None
+            and gone.get((unit.after, unit.after_mode))
+        ):
             found[unit.path] = gone[unit.after, unit.after_mode].pop(0)
     return found
 
 
 def _diff(artifacts: Contents, unit: Unit, old_path: str) -> FileDiff:
-    what = "renamed" if old_path else "added" if unit.before is None else "removed" if unit.after is None else "changed"
+    what = (
+        "renamed"
+        if old_path
+        else "added"
+        if unit.before is None
+        else "removed"
+        if unit.after is None
+        else "changed"
+    )
     if what == "changed" and unit.before == unit.after:
         what = "mode"
     modes = [None if mode is None else f"{mode:o}" for mode in (unit.before_mode, unit.after_mode)]
@@ -150,4 +162,8 @@ def _matched(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[
 def _ended(lines: Sequence[str]) -> list[str]:
     if not lines or list(lines) == [""]:
         return []
-    return list(lines[:-1]) if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\n\\ no newline at the end"]
+    return (
+        list(lines[:-1])
+        if lines[-1] == ""
+        else [*lines[:-1], f"{lines[-1]}\n\\ no newline at the end"]
+    )

@@ -41,7 +41,9 @@ def examine_machine(version: str) -> list[Check]:
             "system",
             "ok" if system == "Linux" else "warn",
             f"{system} {platform.release()}",
-            "" if system == "Linux" else "Linux is supported; macOS is best effort; Windows is not, use WSL 2",
+            ""
+            if system == "Linux"
+            else "Linux is supported; macOS is best effort; Windows is not, use WSL 2",
         ),
         Check(
             "clock",
@@ -58,16 +60,28 @@ def _parts() -> Iterable[Check]:
     program = shutil.which("onceward")
     yield Check(
         *("program", "ok" if program else "warn", program or "onceward is not on the PATH"),
-        "" if program else "put it there: steps in shell call `onceward report`, and completion needs it",
+        ""
+        if program
+        else "put it there: steps in shell call `onceward report`, and completion needs it",
     )
     driver = importlib.util.find_spec("psycopg") is not None
-    yield Check("postgresql", "ok", "driver installed" if driver else "no driver: pip install 'psycopg[binary]'")
+    yield Check(
+        "postgresql",
+        "ok",
+        "driver installed" if driver else "no driver: pip install 'psycopg[binary]'",
+    )
 
 
 def examine_store(store: Store, sinks: Sequence[str], seal_file: Path | None = None) -> list[Check]:
     """Every check of a workspace; one that cannot be made is itself a finding."""
     checks: list[Check] = []
-    for look in (_database, _evidence, lambda s: _seal(s, seal_file), _writer_lock, lambda s: _outbox(s, sinks)):
+    for look in (
+        _database,
+        _evidence,
+        lambda s: _seal(s, seal_file),
+        _writer_lock,
+        lambda s: _outbox(s, sinks),
+    ):
         checks += _looked(look, store)
     return checks
 
@@ -77,7 +91,14 @@ def _looked(look: Callable[[Store], Iterable[Check]], store: Store) -> list[Chec
         return list(look(store))
     except OncewardError as error:
         fix = error.recovery[0] if error.recovery else None
-        return [Check("store", "fail", f"{error.code}: {error.message}", (fix.command or fix.action) if fix else "")]
+        return [
+            Check(
+                "store",
+                "fail",
+                f"{error.code}: {error.message}",
+                (fix.command or fix.action) if fix else "",
+            )
+        ]
 
 
 def _database(store: Store) -> Iterable[Check]:
@@ -90,10 +111,15 @@ def _evidence(store: Store) -> Iterable[Check]:
         found = verify_rows(rows)
     if found.faults:
         yield Check(
-            "evidence", "fail", found.first(), "see all of it: onceward verify; then restore the last good backup"
+            "evidence",
+            "fail",
+            found.first(),
+            "see all of it: onceward verify; then restore the last good backup",
         )
         return
-    seen = ", ".join(f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures"))
+    seen = ", ".join(
+        f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures")
+    )
     yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
 
 
@@ -106,12 +132,26 @@ def _seal(store: Store, path: Path | None) -> Iterable[Check]:
     try:
         kept = read_receipt(path.read_bytes(), path.name).envelope.statement_hash
     except (OSError, OncewardError) as error:
-        kept, why = "", getattr(error, "message", None) or f"{path}: {getattr(error, 'strerror', error)}"
-        yield Check("seal", "warn", f"not kept: {why}", f"look at it, then: onceward seal --out {path}")
+        kept, why = (
+            "",
+            getattr(error, "message", None) or f"{path}: {getattr(error, 'strerror', error)}",
+        )
+        yield Check(
+            "seal", "warn", f"not kept: {why}", f"look at it, then: onceward seal --out {path}"
+        )
         return
     same = newest is not None and newest.statement_hash == kept
-    fix = "" if same else f"the file is of another history or an older one: onceward verify --against {path}"
-    yield Check("seal", "ok" if same else "warn", f"kept in {path}" if same else f"{path} is not the newest seal", fix)
+    fix = (
+        ""
+        if same
+        else f"the file is of another history or an older one: onceward verify --against {path}"
+    )
+    yield Check(
+        "seal",
+        "ok" if same else "warn",
+        f"kept in {path}" if same else f"{path} is not the newest seal",
+        fix,
+    )
 
 
 def _writer_lock(store: Store) -> Iterable[Check]:
@@ -122,7 +162,9 @@ def _writer_lock(store: Store) -> Iterable[Check]:
     with store.read() as rows:
         found = tenure.standing(rows, held, rows.now())
     note = "" if found.stands else " (the next command takes it over)"
-    yield Check("writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}")
+    yield Check(
+        "writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}"
+    )
 
 
 def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:

@@ -52,7 +52,9 @@ def _meant(rows: Reads, name: str) -> tuple[Kind, str] | None:
 
 
 def _find_build(rows: Reads, name: str) -> str | None:
-    return Builds(rows).named(name).build_id if name.startswith("bld_") or name == "latest" else None
+    return (
+        Builds(rows).named(name).build_id if name.startswith("bld_") or name == "latest" else None
+    )
 
 
 def build_of(store: Store, prefix: str | None) -> Build:
@@ -63,7 +65,10 @@ def build_of(store: Store, prefix: str | None) -> Build:
 
 def _build(store: Store, name: str) -> Explanation:
     found = build_status(store, name)
-    what = [f"a build of the plan {found['name']}" + (f" ({found['plan_file']})" if found.get("plan_file") else "")]
+    what = [
+        f"a build of the plan {found['name']}"
+        + (f" ({found['plan_file']})" if found.get("plan_file") else "")
+    ]
     what.append(f"begun {found['created_at'][:19]} UTC, last moved {found['updated_at'][:19]}")
     if found.get("parent_build_id"):
         what.append(f"forked from {found['parent_build_id']}, whose plan or inputs had changed")
@@ -93,10 +98,16 @@ def _who_may(rows: Reads, found: Mapping[str, Any]) -> list[str]:
 def _why_build(found: Mapping[str, Any]) -> list[str]:
     state, why = found["state"], found.get("why", {})
     if state == "ACTIVE":
-        return ["its kernel is gone, and nobody has gone on with it"] if found.get("orphaned") else ["it runs"]
+        return (
+            ["its kernel is gone, and nobody has gone on with it"]
+            if found.get("orphaned")
+            else ["it runs"]
+        )
     if state == "FAILED" and "step" in why:
         told = why.get("why", {})
-        said = [f"step {why['step']} failed: {told.get('message') or told.get('reason') or 'see its log'}"]
+        said = [
+            f"step {why['step']} failed: {told.get('message') or told.get('reason') or 'see its log'}"
+        ]
         return said + ([f"{why['failed'] - 1} more failed"] if why.get("failed", 1) > 1 else [])
     if state == "BUDGET_PAUSE":
         return [why_paused(why)]
@@ -111,11 +122,16 @@ def _why_build(found: Mapping[str, Any]) -> list[str]:
 
 
 def _awaited(found: Mapping[str, Any]) -> list[str]:
-    said = [f"a person to say whether {name} had its effect before the crash" for name in _doubts(found)[:10]]
+    said = [
+        f"a person to say whether {name} had its effect before the crash"
+        for name in _doubts(found)[:10]
+    ]
     said += [f"a person to approve {a['step']}: {a['text']}" for a in found.get("approvals", ())]
     if found["state"] == "BUDGET_PAUSE":
         where = "[budget] in onceward.toml" if found.get("why", {}).get("scope") else "the budget"
-        said.append(f"a person to raise {where} and bring a confirmation token (confirm makes a new one)")
+        said.append(
+            f"a person to raise {where} and bring a confirmation token (confirm makes a new one)"
+        )
     if (found["state"] == "CRASHED" or found.get("orphaned")) and not said:
         said.append("somebody to resume it, or to abandon it")
     return said
@@ -165,19 +181,33 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
         reviewers = who_may(rows, "reviewer")
     logs = f"onceward logs {build.build_id} {shlex.quote(here)}"
     wanted = [a for a in found.get("approvals", ()) if a["step"] == here]
-    following = [f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}" for a in wanted]
-    following += [f"onceward artifacts cat {a['sha256'][:12]}" for a in step.get("artifacts", ())[:3]]
+    following = [
+        f"onceward approve {build.build_id} {shlex.quote(here)} --digest {a['digest']}"
+        for a in wanted
+    ]
+    following += [
+        f"onceward artifacts cat {a['sha256'][:12]}" for a in step.get("artifacts", ())[:3]
+    ]
     following += [logs] if step.get("child_id") and stage["work"].get("run") else []
     if here in _doubts(found):
         following.append(f"onceward resume {build.build_id} --rerun {shlex.quote(here)}")
     return Explanation(
-        *(here, "step", [_what_step(stage, step["target"]), f"a step of build {build.build_id}, {build.name}"]),
+        *(
+            here,
+            "step",
+            [_what_step(stage, step["target"]), f"a step of build {build.build_id}, {build.name}"],
+        ),
         step["status"],
         why=[*because, *([f"since build {since}"] if since else [])],
         who=reviewers if wanted else [],
-        waits_for=_needed(found, stage, place[1]) if step["status"] in ("waiting", "BLOCKED") else [],
+        waits_for=_needed(found, stage, place[1])
+        if step["status"] in ("waiting", "BLOCKED")
+        else [],
         cost=f"{step['cost_usd']} usd, {step['tokens']:,} tokens" if "cost_usd" in step else "",
-        made=[f"{a['name']}: {a['kind']}, {a['size']:,} bytes, {a['sha256'][:12]}" for a in step.get("artifacts", ())]
+        made=[
+            f"{a['name']}: {a['kind']}, {a['size']:,} bytes, {a['sha256'][:12]}"
+            for a in step.get("artifacts", ())
+        ]
         or _flows_in(found, stage, place[1], bool(wanted)),
         next=following or ([found["next"]] if found.get("next") else []),
     )
@@ -203,16 +233,22 @@ def why(store: Store, build: Build, name: str) -> dict[str, Any]:
 
 def _step_named(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     stage, colon, target = name.partition(":")
-    fitting = [s for s in found["steps"] if s["stage"] == stage and (not colon or s["target"] == target)]
+    fitting = [
+        s for s in found["steps"] if s["stage"] == stage and (not colon or s["target"] == target)
+    ]
     if len(fitting) == 1:
         return dict(fitting[0])
     likely = fitting or found["steps"]
-    some = ", ".join(step_name(s["stage"], s["target"]) for s in likely[:5]) + (" ..." if likely[5:] else "")
+    some = ", ".join(step_name(s["stage"], s["target"]) for s in likely[:5]) + (
+        " ..." if likely[5:] else ""
+    )
     raise InvalidConfig(
         f"{'more than one step is meant by' if fitting else 'there is no step'} {name[:80]!a} in {found['build_id']};"
         f" there is {some}",
         context={"step": name[:200], "build_id": found["build_id"]},
-        recovery=[] if fitting else [Recovery("name another build before the step", "onceward list")],
+        recovery=[]
+        if fitting
+        else [Recovery("name another build before the step", "onceward list")],
     )
 
 
@@ -224,36 +260,53 @@ def _what_step(stage: Mapping[str, Any], target: str) -> str:
     work = stage["work"]
     if "run" in work:
         return f"runs {shlex.join(fill(word, target) for word in work['run'])}"
-    return f"asks a person: {work['approve']}" if "approve" in work else f"calls the function of stage {stage['name']}"
+    return (
+        f"asks a person: {work['approve']}"
+        if "approve" in work
+        else f"calls the function of stage {stage['name']}"
+    )
 
 
-def _why_step(rows: Reads, build: Build, step: Mapping[str, Any], orphaned: bool) -> tuple[list[str], str | None]:
+def _why_step(
+    rows: Reads, build: Build, step: Mapping[str, Any], orphaned: bool
+) -> tuple[list[str], str | None]:
     """The reasons, and the build in which it was last done before; `orphaned` where the build's kernel is gone."""
     status, error = step["status"], step.get("error") or {}
     checkpoint = find_checkpoint(rows, build.build_id, step["stage"], step["target"])
     if status == "REUSED":
         return ["nothing that flows into it changed: its result was taken over"], step["origin"]
     if status == "IN_DOUBT":
-        return ["a crash cut it off, and its stage says that a person must decide (on_crash = ask)"], None
+        return [
+            "a crash cut it off, and its stage says that a person must decide (on_crash = ask)"
+        ], None
     if status in ("SUCCESS", "SKIPPED") and checkpoint is not None:
         if checkpoint.how in ("approved", "accepted"):
             return [_who(rows, checkpoint)], None
         because, since = why_it_ran(rows, build, step["stage"], step["target"])
-        return (["done before this build was resumed", *because] if status == "SKIPPED" else because), since
+        return (
+            ["done before this build was resumed", *because] if status == "SKIPPED" else because
+        ), since
     if status in ("running", "queued"):
         if orphaned:
-            return ["its kernel is gone: it runs no more, and runs again when the build is resumed"], None
+            return [
+                "its kernel is gone: it runs no more, and runs again when the build is resumed"
+            ], None
         return why_it_ran(rows, build, step["stage"], step["target"])
     if error:
         exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
         said_ = error.get("message") or error.get("last_line") or error.get("reason") or "it failed"
         because, since = why_it_ran(rows, build, step["stage"], step["target"])
-        return [f"attempt {step.get('attempts', 1)}: {said_}{exit_}", *(f"it ran: {why}" for why in because)], since
+        return [
+            f"attempt {step.get('attempts', 1)}: {said_}{exit_}",
+            *(f"it ran: {why}" for why in because),
+        ], since
     return [], None
 
 
 def _who(rows: Reads, checkpoint: Checkpoint) -> str:
-    found = find_approval(rows, checkpoint.build_id, checkpoint.stage, checkpoint.target, checkpoint.context_hash)
+    found = find_approval(
+        rows, checkpoint.build_id, checkpoint.stage, checkpoint.target, checkpoint.context_hash
+    )
     return f"{found.actor} approved it" if found is not None else f"a person {checkpoint.how} it"
 
 
@@ -261,12 +314,18 @@ def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> 
     """What a step waits for: those it needs that are not done, a person, or its turn."""
     done = ("SUCCESS", "SKIPPED", "REUSED")
     here = step_name(stage["name"], target)
-    said = [f"a person to approve it: {a['text']}" for a in found.get("approvals", ()) if a["step"] == here]
+    said = [
+        f"a person to approve it: {a['text']}"
+        for a in found.get("approvals", ())
+        if a["step"] == here
+    ]
     for need in stage["needs"]:
         open_ = [s for s in _steps_of(found, need, target) if s["status"] not in done]
         said += [f"{step_name(s['stage'], s['target'])}, which is {s['status']}" for s in open_[:5]]
         said += [f"and {len(open_) - 5:,} more of {need}"] if len(open_) > 5 else []
-    return said or ["its turn" if found["state"] == "ACTIVE" else f"the build, which is {found['state']}"]
+    return said or [
+        "its turn" if found["state"] == "ACTIVE" else f"the build, which is {found['state']}"
+    ]
 
 
 def _steps_of(found: Mapping[str, Any], need: str, target: str) -> list[Mapping[str, Any]]:
@@ -275,14 +334,18 @@ def _steps_of(found: Mapping[str, Any], need: str, target: str) -> list[Mapping[
     return [step for step in steps if step["target"] == target] or steps
 
 
-def _flows_in(found: Mapping[str, Any], stage: Mapping[str, Any], target: str, wanted: bool) -> list[str]:
+def _flows_in(
+    found: Mapping[str, Any], stage: Mapping[str, Any], target: str, wanted: bool
+) -> list[str]:
     """What a person is asked to approve: everything that flows into the step."""
     said = []
     for need in stage["needs"] if wanted else ():
         for step in _steps_of(found, need, target):
             for artifact in step.get("artifacts", ()):
                 where = f"{step_name(step['stage'], step['target'])} {artifact['name']}"
-                said.append(f"to be approved: {where}: onceward artifacts cat {artifact['sha256'][:12]}")
+                said.append(
+                    f"to be approved: {where}: onceward artifacts cat {artifact['sha256'][:12]}"
+                )
     return said[:20]
 
 

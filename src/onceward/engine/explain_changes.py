@@ -33,14 +33,18 @@ def _change(store: Store, entry_id: str) -> Explanation:
         entry, envelope = found.get(entry_id), found.envelope(entry_id)
         sets, decisions = found.change_sets(entry_id), found.decisions(entry_id)
         results = [result for one in sets for result in found.results(one.change_set_id)]
-        waits = [one.entry_id for one in found.depends_on(entry_id) if one.status != "verified_complete"]
+        waits = [
+            one.entry_id for one in found.depends_on(entry_id) if one.status != "verified_complete"
+        ]
         escalations = found.escalations(entry_id)
         moves = story(rows, f"entry:{entry_id}", "change")
         who = who_may(rows, _MAY[entry.status]) if entry.status in _MAY else []
     manifest = manifest_of(envelope.body)
     what = [f"a change of {entry.target} ({entry.cutter}), proposed by {entry.author}"]
     what += [f"because: {entry.reason}"] if entry.reason else []
-    what += [f"asks about {entry.escalates}, which failed its verification"] if entry.escalates else []
+    what += (
+        [f"asks about {entry.escalates}, which failed its verification"] if entry.escalates else []
+    )
     following = next_of(entry, sets)
     return Explanation(
         *(entry_id, "change", what, entry.status),
@@ -65,7 +69,9 @@ def _change(store: Store, entry_id: str) -> Explanation:
     )
 
 
-def _why(entry: Entry, decisions: list[Decision], sets: list[ChangeSet], results: list[VerifyResult]) -> list[str]:
+def _why(
+    entry: Entry, decisions: list[Decision], sets: list[ChangeSet], results: list[VerifyResult]
+) -> list[str]:
     last = decisions[-1] if decisions else None
     said = {
         "marked": ["nobody has brought it up for review yet"],
@@ -74,10 +80,17 @@ def _why(entry: Entry, decisions: list[Decision], sets: list[ChangeSet], results
         "abandoned": ["an admin gave it up"],
     }.get(entry.status, [])
     if last is not None and entry.status.startswith("review"):
-        said = [*said, f"{last.reviewer} said {last.decision}{f': {last.reason}' if last.reason else ''}"]
+        said = [
+            *said,
+            f"{last.reviewer} said {last.decision}{f': {last.reason}' if last.reason else ''}",
+        ]
     if results:
         found = msgspec.json.decode(results[-1].detail)
-        wrong = [f"{found[name]['count']} {name}" for name in ("different", "missing", "extra") if name in found]
+        wrong = [
+            f"{found[name]['count']} {name}"
+            for name in ("different", "missing", "extra")
+            if name in found
+        ]
         verdict = (
             "found it as approved"
             if results[-1].passed
@@ -85,7 +98,10 @@ def _why(entry: Entry, decisions: list[Decision], sets: list[ChangeSet], results
         )
         said = [*said, f"{results[-1].verifier} {verdict}"]
     stuck = [one for one in sets if one.status == "stuck"]
-    return [*said, *(f"{one.change_set_id} is stuck: somebody else changed its files" for one in stuck)]
+    return [
+        *said,
+        *(f"{one.change_set_id} is stuck: somebody else changed its files" for one in stuck),
+    ]
 
 
 def _paths(paths: list[str]) -> str:

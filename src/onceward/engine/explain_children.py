@@ -30,11 +30,23 @@ def _child(store: Store, child_id: str) -> Explanation:
         moves = story(rows, f"child:{child_id}", "child")
         who = who_may(rows, "operator") if token.phase != "terminal" else []
     work = child["work"]
-    what = [f"attempt {child['attempt']} at step {step_name(step.stage, step.target)}"] if step else []
-    what.append(f"runs {shlex.join(work['argv'])}" if "argv" in work else f"calls {work.get('function', 'a function')}")
+    what = (
+        [f"attempt {child['attempt']} at step {step_name(step.stage, step.target)}"] if step else []
+    )
+    what.append(
+        f"runs {shlex.join(work['argv'])}"
+        if "argv" in work
+        else f"calls {work.get('function', 'a function')}"
+    )
     what.append(f"in {'build' if step else 'session'} {token.parent_session_id}")
-    spent = [{"lane": lane, "total": total, "limit": None} for lane, total in child["spent"].items()]
-    left = [{"lane": lane.lane, "total": lane.total, "limit": lane.limit} for lane in lanes if lane.limit is not None]
+    spent = [
+        {"lane": lane, "total": total, "limit": None} for lane, total in child["spent"].items()
+    ]
+    left = [
+        {"lane": lane.lane, "total": lane.total, "limit": lane.limit}
+        for lane in lanes
+        if lane.limit is not None
+    ]
     detail = child.get("detail", {})
     why = [f"{child['reason']}{_told(detail)}"] if child.get("reason") else []
     if "cancel_request_id" in child:
@@ -43,10 +55,13 @@ def _child(store: Store, child_id: str) -> Explanation:
         *(child_id, "child", what, child["phase"]),
         why=why,
         story=moves,
-        waits_for={"queued": ["a free slot"], "leased": ["its process to say that it stands"]}.get(child["phase"], []),
+        waits_for={"queued": ["a free slot"], "leased": ["its process to say that it stands"]}.get(
+            child["phase"], []
+        ),
         who=who,
         cost=cost_of(spent) + (f" (its session: {cost_of(left)})" if left else ""),
-        next=[f"onceward logs {child_id}"] + ([] if child["phase"] == "terminal" else [f"onceward cancel {child_id}"]),
+        next=[f"onceward logs {child_id}"]
+        + ([] if child["phase"] == "terminal" else [f"onceward cancel {child_id}"]),
     )
 
 
@@ -70,7 +85,9 @@ def _session(store: Store, session_id: str) -> Explanation:
         *(session_id, "session", [f"children run by hand, {found['max_active_children']} at once"]),
         "open" if open_ else "quiet",
         who=who,
-        made=[f"children: {len(found['children']):,}, open {len(open_):,}, not succeeded {failed:,}"],
+        made=[
+            f"children: {len(found['children']):,}, open {len(open_):,}, not succeeded {failed:,}"
+        ],
         cost=cost_of(found["lanes"]),
         next=[f"onceward status {session_id}", f"onceward export {session_id}"],
     )

@@ -29,7 +29,12 @@ def _principal(store: Store, name: str) -> Explanation:
     active = [key for key in keys if key.revoked_seq is None]
     state = "acts with a key" if active else "was locked out" if keys else "has not acted yet"
     return Explanation(
-        *(name, "principal", [f"{role}: may {ALLOWS[role]}" for role in sorted(principal.roles)], state),
+        *(
+            name,
+            "principal",
+            [f"{role}: may {ALLOWS[role]}" for role in sorted(principal.roles)],
+            state,
+        ),
         why=["every key it had was revoked"] if keys and not active else [],
         waits_for=["an admin to take a new key of its own"] if keys and not active else [],
         who=who,
@@ -55,13 +60,26 @@ def _key(store: Store, fingerprint: str) -> Explanation:
     with store.read() as rows:
         key = find_key(rows, fingerprint)
         assert key is not None
-        ((signed,),) = rows.read("SELECT count(*) FROM signatures WHERE fingerprint = ?", (fingerprint,))
+        ((signed,),) = rows.read(
+            "SELECT count(*) FROM signatures WHERE fingerprint = ?", (fingerprint,)
+        )
         who = [f"{key.principal} (its owner)", *who_may(rows, "admin")]
     in_force = key.revoked_seq is None
     return Explanation(
-        *(fingerprint, "key", [f"an Ed25519 key of {key.principal}"], "in force" if in_force else "revoked"),
-        why=[f"added by event {key.added_seq} of the workspace's stream, with proof that its owner has it"]
-        + ([] if in_force else [f"revoked by event {key.revoked_seq}; what it signed before stays signed"]),
+        *(
+            fingerprint,
+            "key",
+            [f"an Ed25519 key of {key.principal}"],
+            "in force" if in_force else "revoked",
+        ),
+        why=[
+            f"added by event {key.added_seq} of the workspace's stream, with proof that its owner has it"
+        ]
+        + (
+            []
+            if in_force
+            else [f"revoked by event {key.revoked_seq}; what it signed before stays signed"]
+        ),
         who=who if in_force else [],
         made=[f"signatures: {signed:,}"],
         next=[f"onceward keys show {fingerprint[:16]}"]
@@ -79,11 +97,19 @@ def _artifact(store: Store, sha256: str) -> Explanation:
     with store.read() as rows:
         size, owners = owners_of(rows, sha256)
     return Explanation(
-        *(sha256, "artifact", [f"{size:,} bytes, named by their SHA-256"], "kept" if owners else "nobody's"),
+        *(
+            sha256,
+            "artifact",
+            [f"{size:,} bytes, named by their SHA-256"],
+            "kept" if owners else "nobody's",
+        ),
         why=[] if owners else ["nothing refers to it any more; gc removes it"],
         made=[f"{kind} {name} of {owner}" for owner, name, kind in owners[:5]]
         + ([f"and {len(owners) - 5:,} more"] if len(owners) > 5 else []),
-        next=[f"onceward artifacts cat {sha256[:12]}", *(f"onceward explain {owners[0][0]}" for _ in owners[:1])],
+        next=[
+            f"onceward artifacts cat {sha256[:12]}",
+            *(f"onceward explain {owners[0][0]}" for _ in owners[:1]),
+        ],
     )
 
 
@@ -100,9 +126,15 @@ def _seal(store: Store, number: str) -> Explanation:
         key = find_key(rows, signed.fingerprint) if signed is not None else None
         since = last_position(rows) - seal.position
     return Explanation(
-        *(f"seal:{number}", "seal", [f"the heads of {seal.streams:,} streams after event {seal.position:,}"]),
+        *(
+            f"seal:{number}",
+            "seal",
+            [f"the heads of {seal.streams:,} streams after event {seal.position:,}"],
+        ),
         "signed" if key is not None else "unsigned",
-        why=[f"signed by {key.principal} with the key {key.fingerprint[:16]}"] if key is not None else [],
+        why=[f"signed by {key.principal} with the key {key.fingerprint[:16]}"]
+        if key is not None
+        else [],
         made=[f"root {seal.root}", f"events since then: {since:,}"],
         next=["onceward verify", "onceward seal --out FILE"],
     )

@@ -25,16 +25,23 @@ def _find_saga(rows: Reads, name: str) -> str | None:
 
 def _saga(store: Store, saga_id: str) -> Explanation:
     found = saga_status(store, saga_id)
-    what = [f"a run of the saga {found['name']}" + (f" ({found['file']})" if "file" in found else "")]
+    what = [
+        f"a run of the saga {found['name']}" + (f" ({found['file']})" if "file" in found else "")
+    ]
     what.append(
-        f"its root is {found['root']}" + (f", under the grant {found['grant_id']}" if "grant_id" in found else "")
+        f"its root is {found['root']}"
+        + (f", under the grant {found['grant_id']}" if "grant_id" in found else "")
     )
     steps: Sequence[Mapping[str, Any]] = found["steps"]
     with store.read() as rows:
         moves = story(rows, f"saga:{saga_id}", "saga")
         who = who_may(rows, "operator") if "next" in found else []
     done = [step["step"] for step in steps if step["status"] == "done" and step["side"] == "action"]
-    undone = [step["step"] for step in steps if step["status"] == "done" and step["side"] == "compensation"]
+    undone = [
+        step["step"]
+        for step in steps
+        if step["status"] == "done" and step["side"] == "compensation"
+    ]
     return Explanation(
         *(saga_id, "saga", what, found["state"]),
         why=_why(found),
@@ -42,18 +49,28 @@ def _saga(store: Store, saga_id: str) -> Explanation:
         waits_for=_awaited(found),
         who=who,
         cost=cost_of(found["lanes"]),
-        made=[f"done: {', '.join(done) or 'nothing'}", *([f"undone: {', '.join(undone)}"] if undone else [])],
+        made=[
+            f"done: {', '.join(done) or 'nothing'}",
+            *([f"undone: {', '.join(undone)}"] if undone else []),
+        ],
         next=_next(found),
     )
 
 
 def _why(found: Mapping[str, Any]) -> list[str]:
     why, stuck = found.get("why", {}), found.get("stuck") or {}
-    verb = {"check_failed": "did not hold what its check wants", "guard_failed": "was kept from beginning by its guard"}
+    verb = {
+        "check_failed": "did not hold what its check wants",
+        "guard_failed": "was kept from beginning by its guard",
+    }
     said = []
     if why:
         what = verb.get(why.get("reason", ""), "failed")
-        said.append(f"{why['step']} {what}" if why.get("reason") != "abandoned" else f"it was at {why['step']}")
+        said.append(
+            f"{why['step']} {what}"
+            if why.get("reason") != "abandoned"
+            else f"it was at {why['step']}"
+        )
         said[0] += f": {_words(why)}" if _words(why) else ""
     said.append(
         {
@@ -73,7 +90,9 @@ def _words(error: Mapping[str, Any]) -> str:
     if error.get("message"):
         return str(error["message"])
     exit_ = f"exit {error['exit']}" if error.get("exit") is not None else ""
-    return ": ".join(filter(None, (exit_, str(error.get("last_line", ""))))) or str(error.get("reason", ""))
+    return ": ".join(filter(None, (exit_, str(error.get("last_line", ""))))) or str(
+        error.get("reason", "")
+    )
 
 
 def _awaited(found: Mapping[str, Any]) -> list[str]:
@@ -103,7 +122,9 @@ def _grant(store: Store, grant_id: str) -> Explanation:
     with store.read() as rows:
         moves = story(rows, f"entry:{grant_id}", "grant")
         who = who_may(rows, "granter") if status in ("draft", "active") else []
-    what = [f"an authority for {scope['executor']} to carry out {scope['plan_id']}@{scope['revision']}, once"]
+    what = [
+        f"an authority for {scope['executor']} to carry out {scope['plan_id']}@{scope['revision']}, once"
+    ]
     what.append(f"in {scope['environment']}: {', '.join(scope['actions'])}")
     why = {
         "draft": "nobody has issued it, so it allows nothing",
@@ -114,7 +135,10 @@ def _grant(store: Store, grant_id: str) -> Explanation:
     }[status]
     following = {
         "draft": [f"onceward grant issue {grant_id}", f"onceward grant revoke {grant_id}"],
-        "active": [f"onceward registry apply PLAN --grant {grant_id}", f"onceward grant revoke {grant_id}"],
+        "active": [
+            f"onceward registry apply PLAN --grant {grant_id}",
+            f"onceward grant revoke {grant_id}",
+        ],
         "consumed": [f"onceward explain {found.get('consumed_by_root')}"],
     }
     return Explanation(
@@ -151,15 +175,27 @@ def _value(store: Store, vocab_id: str) -> Explanation:
         "retired": "it was withdrawn; it stays what it was, for what was done with it",
     }[value.status]
     return Explanation(
-        *(str(value.key), "value", [f"the operation {value.operation_code}, a {value.act_type}"], value.status),
+        *(
+            str(value.key),
+            "value",
+            [f"the operation {value.operation_code}, a {value.act_type}"],
+            value.status,
+        ),
         why=[
             why + (f", because of {audit.rollback_ref}" if audit is not None else ""),
             f"governed by {value.governing_authority_ref}",
         ],
         story=moves,
         made=[f"digest {value.digest}", *(f"{heir.key} gave way to it" for heir in heirs)],
-        next=[f"onceward registry show {value.key}", *([f"onceward explain {run.saga_id}"] if run is not None else [])],
+        next=[
+            f"onceward registry show {value.key}",
+            *([f"onceward explain {run.saga_id}"] if run is not None else []),
+        ],
     )
 
 
-KINDS = (Kind("saga", _find_saga, _saga), Kind("grant", _find_grant, _grant), Kind("value", _find_value, _value))
+KINDS = (
+    Kind("saga", _find_saga, _saga),
+    Kind("grant", _find_grant, _grant),
+    Kind("value", _find_value, _value),
+)

@@ -60,16 +60,23 @@ def _because(detail: Mapping[str, Any]) -> str:
 
 def who_may(rows: Reads, role: str) -> list[str]:
     """Everybody who may act in a role."""
-    return [f"{p.name} ({role if role in p.roles else 'admin'})" for p in Principals(rows).all() if p.may(role)] or [
-        f"nobody: no principal has the role {role}"
-    ]
+    return [
+        f"{p.name} ({role if role in p.roles else 'admin'})"
+        for p in Principals(rows).all()
+        if p.may(role)
+    ] or [f"nobody: no principal has the role {role}"]
 
 
 def cost_of(lanes: Sequence[Mapping[str, Any]]) -> str:
     said = []
     for lane in sorted(lanes, key=lambda lane: lane["lane"], reverse=True):
         money = lane["lane"] == "usd_micros"
-        total, limit = ("" if n is None else to_usd(n) if money else f"{n:,}" for n in (lane["total"], lane["limit"]))
+        total, limit = (
+            "" if n is None else to_usd(n) if money else f"{n:,}"
+            for n in (lane["total"], lane["limit"])
+        )
         if lane["total"] or limit:
-            said.append(f"{total}{f' of {limit}' if limit else ''} {_LANES.get(lane['lane'], lane['lane'])}")
+            said.append(
+                f"{total}{f' of {limit}' if limit else ''} {_LANES.get(lane['lane'], lane['lane'])}"
+            )
     return ", ".join(said) or "nothing"

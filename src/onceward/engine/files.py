@@ -35,7 +35,8 @@ class Files:
                     said.update(piece)
         except OSError as error:
             raise InvalidConfig(
-                f"cannot read the input {name}: {error.strerror}", context={"file": name, "field": "inputs"}
+                f"cannot read the input {name}: {error.strerror}",
+                context={"file": name, "field": "inputs"},
             ) from None
         self._seen[name] = (mark, said.hexdigest())
         return said.hexdigest()
@@ -49,8 +50,14 @@ class Files:
             )
         found = sorted(self._files(pattern))
         if not found:
-            what = f"no file matches {pattern}" if glob.has_magic(pattern) else f"there is no file {pattern}"
-            raise InvalidConfig(f"{what} in {self.folder}", context={"field": field, "file": pattern})
+            what = (
+                f"no file matches {pattern}"
+                if glob.has_magic(pattern)
+                else f"there is no file {pattern}"
+            )
+            raise InvalidConfig(
+                f"{what} in {self.folder}", context={"field": field, "file": pattern}
+            )
         return found
 
     def matches(self, patterns: Sequence[str], field: str) -> list[str]:

@@ -21,7 +21,9 @@ class Flow:
         k = self._steps.place(step)[0]
         if self._steps.needed_by[k]:
             # An approval leaves nothing, but what was approved is what flows on.
-            made = self.context_hash(step) if self._steps.stages[k].approve else result_digest(outputs)
+            made = (
+                self.context_hash(step) if self._steps.stages[k].approve else result_digest(outputs)
+            )
             self._results[step] = (made, outputs)
 
     def context_hash(self, step: int) -> str:
@@ -38,7 +40,9 @@ class Flow:
         found: dict[str, dict[str, tuple[Output, ...]]] = {}
         for m, single in self._steps.needs(step):
             some = self._steps.of(m) if single is None else [single]
-            found[self._steps.stages[m].name] = {self._steps.place(i)[1]: self._results[i][1] for i in some}
+            found[self._steps.stages[m].name] = {
+                self._steps.place(i)[1]: self._results[i][1] for i in some
+            }
         return found
 
     def _all_of(self, m: int) -> str:

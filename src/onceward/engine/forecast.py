@@ -49,7 +49,9 @@ def room_left(store: Store, build_id: str, limits: Mapping[str, int]) -> dict[st
 class Forecast:
     """Looks at every step of a plan in its order; steps whose needs would run can only be guessed to run as well."""
 
-    def __init__(self, resolved: Resolved, artifacts: Artifacts | None, *, reuse: bool, build_id: str = "") -> None:
+    def __init__(
+        self, resolved: Resolved, artifacts: Artifacts | None, *, reuse: bool, build_id: str = ""
+    ) -> None:
         """`artifacts` is None where there is no workspace yet; `build_id` names the build that would be resumed."""
         self._resolved, self._steps, self._artifacts = resolved, resolved.steps, artifacts
         self._reuse, self._build_id = reuse and resolved.plan.reuse, build_id
@@ -64,28 +66,50 @@ class Forecast:
         if self._artifacts is None:
             return [self._first(step) for step in range(len(self._steps))]
         with self._artifacts.store.read() as rows:
-            own = {(c.stage, c.target): c for c in checkpoints_of(rows, self._build_id)} if self._build_id else {}
-            return [expected for k in range(len(self._steps.stages)) for expected in self._stage(rows, k, own)]
+            own = (
+                {(c.stage, c.target): c for c in checkpoints_of(rows, self._build_id)}
+                if self._build_id
+                else {}
+            )
+            return [
+                expected
+                for k in range(len(self._steps.stages))
+                for expected in self._stage(rows, k, own)
+            ]
 
     def _first(self, step: int) -> Expected:
         k, _ = self._steps.place(step)
         stage = self._steps.stages[k]
         what = "ask" if stage.approve else "run"
-        return Expected(self._steps.name(step), what, ["no earlier build has done it"], stage.estimate)
+        return Expected(
+            self._steps.name(step), what, ["no earlier build has done it"], stage.estimate
+        )
 
-    def _stage(self, rows: Reads, k: int, own: Mapping[tuple[str, str], Checkpoint]) -> list[Expected]:
+    def _stage(
+        self, rows: Reads, k: int, own: Mapping[tuple[str, str], Checkpoint]
+    ) -> list[Expected]:
         """The steps of one stage, whose needs have been looked at."""
         stage = self._steps.stages[k]
-        known = {step: self._flow.context_hash(step) for step in self._steps.of(k) if not self._missing(step)}
+        known = {
+            step: self._flow.context_hash(step)
+            for step in self._steps.of(k)
+            if not self._missing(step)
+        }
         fitting: dict[int, Checkpoint] = {}
         for step, context in known.items():
             mine = own.get((stage.name, self._steps.place(step)[1]))
             if mine is not None and mine.status == "SUCCESS" and mine.context_hash == context:
                 fitting[step] = mine
         if self._reuse and not stage.approve:
-            wanted = {s: context for s, context in known.items() if s not in fitting and s not in self._forced}
+            wanted = {
+                s: context
+                for s, context in known.items()
+                if s not in fitting and s not in self._forced
+            }
             others = reusable(rows, sorted(set(wanted.values())), self._build_id)
-            fitting |= {step: others[context] for step, context in wanted.items() if context in others}
+            fitting |= {
+                step: others[context] for step, context in wanted.items() if context in others
+            }
         assert self._artifacts is not None
         taken = whole(self._artifacts, fitting, note=False)
         estimate = usual(stage, recorded(rows, self._resolved.plan.name, stage.name))
@@ -110,7 +134,9 @@ class Forecast:
     def _done(self, step: int, checkpoint: Checkpoint) -> Expected:
         mine = checkpoint.build_id == self._build_id
         because = ["done in this build"] if mine else ["nothing that flows into it changed"]
-        return Expected(self._steps.name(step), "skip" if mine else "reuse", because, {}, checkpoint.build_id)
+        return Expected(
+            self._steps.name(step), "skip" if mine else "reuse", because, {}, checkpoint.build_id
+        )
 
     def _note(self, step: int, outputs: tuple[Output, ...]) -> None:
         self._flow.keep(step, outputs)
@@ -123,7 +149,11 @@ class Forecast:
         """What it needs that would be made anew."""
         found: list[str] = []
         for m, single in self._steps.needs(step):
-            found += self._anew[m] if single is None else [n for n in [self._steps.name(single)] if n in self._anew[m]]
+            found += (
+                self._anew[m]
+                if single is None
+                else [n for n in [self._steps.name(single)] if n in self._anew[m]]
+            )
         return found
 
     def _because(self, history: History, step: int, broken: bool) -> tuple[list[str], str | None]:
@@ -141,4 +171,6 @@ class Forecast:
         if not said and step in self._forced:
             said = ["nothing changed, but it is forced to run"]
         unknown = "nothing changed that the record could tell"
-        return said or [unknown if self._reuse else "nothing changed, but reuse is off"], last.build_id
+        return said or [
+            unknown if self._reuse else "nothing changed, but reuse is off"
+        ], last.build_id

@@ -13,21 +13,37 @@ from onceward.errors import BaseDrift, ExecutionFailed, InvalidConfig
 from onceward.kernel.changes import Unit
 
 _SECONDS = 120
-_OURS = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_SSH_COMMAND")
+_OURS = (
+    "GIT_AUTHOR_NAME",
+    "GIT_AUTHOR_EMAIL",
+    "GIT_COMMITTER_NAME",
+    "GIT_COMMITTER_EMAIL",
+    "GIT_SSH_COMMAND",
+)
 
 
 def require_repository(tree: Path) -> None:
     """Refuse, before anything is done, a tree that no commit can be made in."""
     if _git(tree, "rev-parse", "--is-inside-work-tree", check=False).strip() != "true":
-        raise InvalidConfig(f"{tree} is no git working tree, so --git-commit has nothing to commit to")
+        raise InvalidConfig(
+            f"{tree} is no git working tree, so --git-commit has nothing to commit to"
+        )
 
 
-def commit(tree: Path, units: Sequence[Unit], title: str, trailers: Mapping[str, str], key: str) -> str:
+def commit(
+    tree: Path, units: Sequence[Unit], title: str, trailers: Mapping[str, str], key: str
+) -> str:
     """The commit of exactly this; the one there is, where `key` names a trailer that it has already. What is not what
     was approved is not committed, and a commit that became something else is not passed off as it."""
     paths = [unit.path for unit in units]
     known = _git(
-        tree, "log", "-1", "--format=%H", "--fixed-strings", f"--grep={key}: {trailers[key]}", check=False
+        tree,
+        "log",
+        "-1",
+        "--format=%H",
+        "--fixed-strings",
+        f"--grep={key}: {trailers[key]}",
+        check=False,
     ).strip()
     if known:
         return known
@@ -53,10 +69,16 @@ def commit(tree: Path, units: Sequence[Unit], title: str, trailers: Mapping[str,
     finally:
         place.unlink(missing_ok=True)
     made = _git(tree, "rev-parse", "HEAD").strip()
-    _require_as_approved(tree, units, f"the commit {made[:12]} was made, and a hook made something else of it")
-    left = set(_git(tree, "diff", "--name-only", "--no-renames", "-z", "--relative", "HEAD").split("\0"))
+    _require_as_approved(
+        tree, units, f"the commit {made[:12]} was made, and a hook made something else of it"
+    )
+    left = set(
+        _git(tree, "diff", "--name-only", "--no-renames", "-z", "--relative", "HEAD").split("\0")
+    )
     if left & {path for path in paths if path in changed}:
-        raise ExecutionFailed(f"the commit {made[:12]} was made, and does not hold what was approved")
+        raise ExecutionFailed(
+            f"the commit {made[:12]} was made, and does not hold what was approved"
+        )
     return made
 
 
@@ -64,7 +86,10 @@ def _require_as_approved(tree: Path, units: Sequence[Unit], what: str) -> None:
     with Tree(tree) as found:
         wrong = [unit.path for unit in units if found.look(unit.path) != after(unit)]
     if wrong:
-        raise BaseDrift(f"{', '.join(wrong[:5])} is not what was approved: {what}", context={"paths": wrong[:100]})
+        raise BaseDrift(
+            f"{', '.join(wrong[:5])} is not what was approved: {what}",
+            context={"paths": wrong[:100]},
+        )
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -78,7 +103,11 @@ def _some(paths: Sequence[str]) -> Sequence[str]:
 
 def _git(tree: Path, *words: str, said: str = "", check: bool = True) -> str:
     # Variables that lead git to another repository or index are somebody else's affair.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _OURS}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name in _OURS
+    }
     env = {**kept, "GIT_LITERAL_PATHSPECS": "1", "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
@@ -96,5 +125,7 @@ def _git(tree: Path, *words: str, said: str = "", check: bool = True) -> str:
         raise ExecutionFailed(f"git {words[0]} took longer than {_SECONDS} s") from None
     if check and done.returncode != 0:
         why = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-        raise ExecutionFailed(f"git {words[0]} failed: {why[-1] if why else f'exit {done.returncode}'}")
+        raise ExecutionFailed(
+            f"git {words[0]} failed: {why[-1] if why else f'exit {done.returncode}'}"
+        )
     return os.fsdecode(done.stdout)

@@ -43,7 +43,9 @@ class Begun(msgspec.Struct, frozen=True):
 
 def begun(run: BuildRun, how: str) -> Begun:
     counts = [(stage.name, len(run.steps.of(k))) for k, stage in enumerate(run.steps.stages)]
-    return Begun(run.build_id, run.resolved.plan.name, counts, how, lambda: _busy(run), lambda: _lanes(run))
+    return Begun(
+        run.build_id, run.resolved.plan.name, counts, how, lambda: _busy(run), lambda: _lanes(run)
+    )
 
 
 def _busy(run: BuildRun) -> list[Busy]:

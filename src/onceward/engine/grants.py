@@ -51,7 +51,10 @@ def _require_about(scope: Scope, about: Any) -> None:
     except (KeyError, TypeError, InvalidConfig):
         made = ("", "")
     if made != (scope.manifest_digest, scope.schema_digest):
-        raise InvalidConfig("what the grant says it is for is not what its digests are of", context={"field": "about"})
+        raise InvalidConfig(
+            "what the grant says it is for is not what its digests are of",
+            context={"field": "about"},
+        )
 
 
 def about(rows: Reads, grant_id: str) -> Any:
@@ -64,11 +67,17 @@ def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int
     """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
     grant = Grants(tx).named(grant_id)
     if grant.status != "draft":
-        raise PermitInvalid(f"the grant is {grant.status}; only a draft is issued", context={"grant_id": grant_id})
+        raise PermitInvalid(
+            f"the grant is {grant.status}; only a draft is issued", context={"grant_id": grant_id}
+        )
     if grant.scope != scope.check():
-        raise InvalidConfig("what is to be granted is not what was drafted", context={"field": "scope"})
+        raise InvalidConfig(
+            "what is to be granted is not what was drafted", context={"field": "scope"}
+        )
     if not 1 <= seconds <= GRANT_SECONDS:
-        raise InvalidConfig(f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"})
+        raise InvalidConfig(
+            f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"}
+        )
     statement = tx.statement()
     if statement is None:
         raise PermissionDenied("a grant is issued by a signed request only")
@@ -80,7 +89,8 @@ def revoke(tx: Transaction, actor: str, grant_id: str, why: str) -> Grant:
     grant = Grants(tx).named(grant_id)
     if grant.status not in ("draft", "active"):
         raise PermitInvalid(
-            f"the grant is {grant.status}; there is nothing to take back", context={"grant_id": grant_id}
+            f"the grant is {grant.status}; there is nothing to take back",
+            context={"grant_id": grant_id},
         )
     tx.move(rules.revoke(grant, actor, why))
     return Grants(tx).named(grant_id)
@@ -88,7 +98,9 @@ def revoke(tx: Transaction, actor: str, grant_id: str, why: str) -> Grant:
 
 def expire(tx: Transaction, actor: str) -> list[str]:
     """Say of what nobody may use any more that its time has passed."""
-    late = [one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now]
+    late = [
+        one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now
+    ]
     for grant in late:
         tx.move(rules.expire(grant, actor))
     return [grant.grant_id for grant in late]
@@ -146,7 +158,11 @@ def unsigned(rows: Reads, grant: Grant) -> str:
     if envelope.statement_hash != grant.statement_hash or not genuine(key.public_key, envelope):
         return "the signature of the grant is not genuine"
     said = envelope.said()["predicate"]
-    if said["act"] != "grants.issue" or said["principal"] != grant.granter or _signed(said["payload"]) != grant.scope:
+    if (
+        said["act"] != "grants.issue"
+        or said["principal"] != grant.granter
+        or _signed(said["payload"]) != grant.scope
+    ):
         return "the grant is not what was signed"
     return ""
 

@@ -12,14 +12,28 @@ from onceward.kernel.money import to_micros, to_usd
 _WIDTH, _ROW = 640, 22
 
 
-def as_markdown(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
-    lines = [f"# {status['name']}", "", *(f"- {line}" for line in _facts(status, entries)), "", "## Steps", ""]
+def as_markdown(
+    status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str
+) -> str:
+    lines = [
+        f"# {status['name']}",
+        "",
+        *(f"- {line}" for line in _facts(status, entries)),
+        "",
+        "## Steps",
+        "",
+    ]
     lines += ["| step | how | usd | tries |", "|---|---|---|---|"]
     for step in status["steps"]:
         name = f"{step['stage']}:{step['target']}".replace("|", "\\|")
-        lines.append(f"| {name} | {step['status']} | {step.get('cost_usd', '-')} | {step.get('attempts', '-')} |")
+        lines.append(
+            f"| {name} | {step['status']} | {step.get('cost_usd', '-')} | {step.get('attempts', '-')} |"
+        )
     lines += ["", "## Check it", "", "```sh", "sha256sum --check SHA256SUMS", "```", ""]
-    lines += [f"`manifest.json` lists every file; without its last line end its SHA-256 is `{manifest}`.", ""]
+    lines += [
+        f"`manifest.json` lists every file; without its last line end its SHA-256 is `{manifest}`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

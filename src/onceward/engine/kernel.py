@@ -30,7 +30,13 @@ from onceward.errors import (
     OncewardError,
 )
 from onceward.evidence.seal import read_receipt
-from onceward.kernel.limits import ARTIFACT_BYTES, LEAVING_SECONDS, REQUEST_POLL_SECONDS, SPILL_BYTES, TIDY_SECONDS
+from onceward.kernel.limits import (
+    ARTIFACT_BYTES,
+    LEAVING_SECONDS,
+    REQUEST_POLL_SECONDS,
+    SPILL_BYTES,
+    TIDY_SECONDS,
+)
 from onceward.kernel.records import Answer, Request
 from onceward.lifecycles.change import Policy
 from onceward.locks import TargetLock
@@ -92,7 +98,9 @@ class Kernel:
         """Whether somebody answers for it already: works beside it need not."""
         try:
             actor, first = self._sign_in()
-            self.recovered = recover(store, actor, self.processes.here, (self.artifacts, self.spool))
+            self.recovered = recover(
+                store, actor, self.processes.here, (self.artifacts, self.spool)
+            )
             self.spool.clear()
             shutil.rmtree(self.work, ignore_errors=True)
             with store.read() as rows:
@@ -141,7 +149,8 @@ class Kernel:
         with self._mutex:
             if name in self._alone:
                 raise LockConflict(
-                    f"{name} is being worked on right now; ask again when that has ended", context={"subject": name}
+                    f"{name} is being worked on right now; ask again when that has ended",
+                    context={"subject": name},
                 )
             self._alone.add(name)
         try:
@@ -151,14 +160,24 @@ class Kernel:
                 self._alone.discard(name)
 
     def open_session(
-        self, session_id: str, jobs: int, limits: Mapping[str, int] | None = None, role: str = "operator"
+        self,
+        session_id: str,
+        jobs: int,
+        limits: Mapping[str, int] | None = None,
+        role: str = "operator",
     ) -> Children:
         """A session to run children in, under this kernel."""
         self.require(role)
-        if any(children.session_id == session_id and not children.closed for children in self._sessions):
-            raise InvalidConfig(f"session {session_id} is open already", context={"session_id": session_id})
+        if any(
+            children.session_id == session_id and not children.closed for children in self._sessions
+        ):
+            raise InvalidConfig(
+                f"session {session_id} is open already", context={"session_id": session_id}
+            )
         done = self.recovered
-        self.store.write(lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed))
+        self.store.write(
+            lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed)
+        )
         children = Children(
             *(self.store, self.processes, self.artifacts, self.locks, self.spool),
             session_id=session_id,
@@ -220,7 +239,8 @@ class Kernel:
         # A command that tells people may take its time; nobody else waits for it.
         served = [(self.sinks, True), *([(self.notices, False)] if self.notices else [])]
         delivering = [
-            threading.Thread(target=self._deliver_until, args=(stop, *some), name="outbox") for some in served
+            threading.Thread(target=self._deliver_until, args=(stop, *some), name="outbox")
+            for some in served
         ]
         for thread in delivering:
             thread.start()
@@ -263,7 +283,11 @@ class Kernel:
         with self.store.read() as rows:
             if not seals.needed(rows):
                 return
-        older = read_receipt(self._seal_file.read_bytes(), "the seal") if self._seal_file.exists() else None
+        older = (
+            read_receipt(self._seal_file.read_bytes(), "the seal")
+            if self._seal_file.exists()
+            else None
+        )
         with self.store.read() as rows:
             receipt = seals.prepare(rows, self.signer, older)
         payload = {"envelope": receipt.envelope.document()}

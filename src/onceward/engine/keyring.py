@@ -105,7 +105,9 @@ class Keyring:
                 os.fsync(descriptor)
             sync_folder(self.folder)
         except OSError as error:
-            raise InvalidConfig(f"cannot write a key file in {self.folder}: {error.strerror}") from error
+            raise InvalidConfig(
+                f"cannot write a key file in {self.folder}: {error.strerror}"
+            ) from error
 
     def _without(self, principal: str, active: list[Key]) -> PermissionDenied:
         if not active:
@@ -117,6 +119,9 @@ class Keyring:
             context={"principal": principal, "keys": [key.fingerprint for key in active]},
             recovery=[
                 Recovery("act as somebody whose key is here, or bring the key file"),
-                Recovery("or make another and have an admin accept it", f"onceward --as {principal} keys new"),
+                Recovery(
+                    "or make another and have an admin accept it",
+                    f"onceward --as {principal} keys new",
+                ),
             ],
         )

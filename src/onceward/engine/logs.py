@@ -44,7 +44,10 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
                 meant.add(step_name(step.stage, step.target))
     if len(meant) > 1:
         some = ", ".join(sorted(meant)[:5])
-        raise InvalidConfig(f"more than one step is meant by {subject[:80]!a}: {some}", context={"step": subject[:200]})
+        raise InvalidConfig(
+            f"more than one step is meant by {subject[:80]!a}: {some}",
+            context={"step": subject[:200]},
+        )
     if not attempts:
         # A step that was taken over said what it had to say in another build.
         stage, _, target = subject.partition(":")
@@ -53,7 +56,8 @@ def child_named(rows: Reads, build: str | None, subject: str) -> str:
                 return taken.child_id
         some = ", ".join(sorted(steps)[:5])
         raise InvalidConfig(
-            f"no attempt at {subject[:80]!a} in build {found.build_id}" + (f"; there are {some}" if some else ""),
+            f"no attempt at {subject[:80]!a} in build {found.build_id}"
+            + (f"; there are {some}" if some else ""),
             context={"step": subject[:200], "build_id": found.build_id},
         )
     return attempts[-1]
@@ -67,13 +71,16 @@ def _run_named(rows: Reads, name: str | None) -> Run | None:
 
 def _of_run(rows: Reads, run: Run, subject: str) -> str:
     """The newest child of a saga's action, or, as `undo NAME`, of its compensation."""
-    side, name = ("compensation", subject[5:]) if subject.startswith("undo ") else ("action", subject)
+    side, name = (
+        ("compensation", subject[5:]) if subject.startswith("undo ") else ("action", subject)
+    )
     for token in reversed(list(Tokens(rows).of_session(run.saga_id))):
         said = msgspec.json.decode(token.work)
         if (said.get("step"), said.get("side")) == (name, side):
             return token.child_id
     raise InvalidConfig(
-        f"no attempt at {subject[:80]!a} in run {run.saga_id}", context={"step": subject[:200], "saga_id": run.saga_id}
+        f"no attempt at {subject[:80]!a} in run {run.saga_id}",
+        context={"step": subject[:200], "saga_id": run.saga_id},
     )
 
 
@@ -83,7 +90,11 @@ def tail_of(artifacts: Artifacts, spool: Spool, child: str, most: int) -> dict[s
         child_id = resolve(rows, child)[0]
         over = is_terminal(rows, child_id)
         kept = {ref.name: ref for ref in refs_of(rows, child_id) if ref.kind == "log"}
-    said = {name: b"".join(artifacts.read(ref.sha256)) for name, ref in kept.items()} if over else spool.left(child_id)
+    said = (
+        {name: b"".join(artifacts.read(ref.sha256)) for name, ref in kept.items()}
+        if over
+        else spool.left(child_id)
+    )
     return {
         "child_id": child_id,
         "over": over,
@@ -92,7 +103,9 @@ def tail_of(artifacts: Artifacts, spool: Spool, child: str, most: int) -> dict[s
     }
 
 
-def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) -> Iterator[tuple[str, bytes]]:
+def lines_of(
+    artifacts: Artifacts, spool: Spool, child_id: str, follow: bool
+) -> Iterator[tuple[str, bytes]]:
     """Log after log, each as its name and pieces; when following, what a running child says until it has ended."""
     told: dict[str, int] = {}
     while True:
@@ -100,7 +113,11 @@ def lines_of(artifacts: Artifacts, spool: Spool, child_id: str, follow: bool) ->
         with artifacts.store.read() as rows:
             over = is_terminal(rows, child_id)
             kept = [ref for ref in refs_of(rows, child_id) if ref.kind == "log"]
-        said = {ref.name: b"".join(artifacts.read(ref.sha256)) for ref in kept} if over else spool.left(child_id)
+        said = (
+            {ref.name: b"".join(artifacts.read(ref.sha256)) for ref in kept}
+            if over
+            else spool.left(child_id)
+        )
         for name, data in said.items():
             fresh = data[told.get(name, 0) :]
             if fresh:

@@ -48,7 +48,13 @@ def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
     why = facts["detail"].get("why")
     step = facts["detail"].get("step") or (why.get("step") if isinstance(why, Mapping) else None)
     also = {"step": step} if step else {}
-    return {"text": plain, "event": facts["event"], **about, **also, "dedupe_key": parcel.dedupe_key.hex()}
+    return {
+        "text": plain,
+        "event": facts["event"],
+        **about,
+        **also,
+        "dedupe_key": parcel.dedupe_key.hex(),
+    }
 
 
 def _about(store: Store, kind: str, subject: str) -> tuple[dict[str, str], str]:
@@ -69,9 +75,7 @@ def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str
     step = detail.get("step", "")
     why = detail.get("why", {}) if isinstance(detail.get("why"), Mapping) else {}
     if event == "REVIEW_WANTED":
-        return (
-            f"{detail.get('waiting')} change(s) wait for a review. Next: onceward change list --status review_pending"
-        )
+        return f"{detail.get('waiting')} change(s) wait for a review. Next: onceward change list --status review_pending"
     what = {
         "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
         "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
@@ -83,7 +87,9 @@ def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str
             f" ({why.get('message') or why.get('last_line') or why.get('reason')})"
         ),
         "CUT_STUCK": lambda: f"is stuck: {detail.get('why') or 'somebody else changed its files'}",
-        "ENTRY_ESCALATED": lambda: f"failed its verification; {detail.get('escalation')} asks what to do",
+        "ENTRY_ESCALATED": lambda: (
+            f"failed its verification; {detail.get('escalation')} asks what to do"
+        ),
     }[event]()
     stop = "" if what.endswith((".", "?", "!")) else "."
     return f"{name} {what}{stop} Next: onceward explain {subject}"
@@ -124,7 +130,9 @@ class CommandNotice:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                raise NetworkError(f"the notify command took too long ({time.monotonic() - begun:.0f} s) and was ended")
+                raise NetworkError(
+                    f"the notify command took too long ({time.monotonic() - begun:.0f} s) and was ended"
+                )
             time.sleep(0.02)
         if process.returncode != 0:
             raise NetworkError(f"the notify command ended with {process.returncode}")

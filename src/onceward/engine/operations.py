@@ -38,12 +38,16 @@ def require(rows: Reads, works: Iterable[Named], required: bool) -> None:
         value = registry.value(key_of(work.operation))
         if value is None:
             raise OperationAbsent(
-                f"{work.what} names {work.operation}, which is not in the registry", context=context, recovery=_SEE
+                f"{work.what} names {work.operation}, which is not in the registry",
+                context=context,
+                recovery=_SEE,
             )
         if value.status != "active":
             after = f"; {value.successor} follows it" if value.successor else ""
             raise OperationRetired(
-                f"{work.what} names {work.operation}, which is {value.status}{after}", context=context, recovery=_SEE
+                f"{work.what} names {work.operation}, which is {value.status}{after}",
+                context=context,
+                recovery=_SEE,
             )
         if work.effect and work.effect != value.act_type:
             raise WrongOperation(

@@ -55,7 +55,9 @@ def _deliver_to(store: Store, sink: Sink, again: bool) -> Delivery:
             break
         after = page[-1].event.position
         held_back |= set() if again else {parcel.event.stream for parcel in page if parcel.attempts}
-        accepted, failures = _send(sink, page, held_back, now, _GIVE_UP_AFTER - failed if again else 1)
+        accepted, failures = _send(
+            sink, page, held_back, now, _GIVE_UP_AFTER - failed if again else 1
+        )
         faults.point("outbox.delivered")
         if accepted or failures:
             _settle(store, accepted, failures)
@@ -94,7 +96,11 @@ def _send(
 
 def _why(error: Exception) -> str:
     """What went wrong, for people; a stranger's words may hold a secret, so only their kind is told."""
-    return error.message if isinstance(error, OncewardError) else f"the sink failed: {type(error).__name__}"
+    return (
+        error.message
+        if isinstance(error, OncewardError)
+        else f"the sink failed: {type(error).__name__}"
+    )
 
 
 def _settle(store: Store, accepted: list[Parcel], failures: list[tuple[Parcel, str]]) -> None:

@@ -39,7 +39,9 @@ class Written(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def write_output(artifacts: Artifacts, name: str, root: Path, project: str, to: Path | None) -> Written:
+def write_output(
+    artifacts: Artifacts, name: str, root: Path, project: str, to: Path | None
+) -> Written:
     """Write the outputs of a build below `root`/`project`, or as the new folder `to`. A crash anywhere leaves what was
     there before, or all of the new."""
     _require_project(project)
@@ -64,7 +66,9 @@ def write_output(artifacts: Artifacts, name: str, root: Path, project: str, to: 
             _stage(artifacts, store, build, entries, manifest, staging)
             _move(staging, place)
         except PermissionError as error:
-            raise InvalidConfig(f"cannot write {place}: {error.strerror}", context={"folder": str(place)}) from error
+            raise InvalidConfig(
+                f"cannot write {place}: {error.strerror}", context={"folder": str(place)}
+            ) from error
         except OSError as error:
             raise StorageError(f"cannot write {place}: {error.strerror}") from error
         finally:
@@ -85,7 +89,9 @@ def _require_plain_way(home: Path, workspace: Path) -> None:
             recovery=[Recovery(f"name the real folder: {real}")],
         )
     if real.is_relative_to(workspace.resolve()):
-        raise InvalidConfig(f"{home} is the workspace's own; nothing was written", context={"folder": str(home)})
+        raise InvalidConfig(
+            f"{home} is the workspace's own; nothing was written", context={"folder": str(home)}
+        )
 
 
 def _sweep(home: Path) -> None:
@@ -138,7 +144,9 @@ def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
                     }
                 )
     if not found and build.state != "SUCCESS":
-        raise InvalidConfig(f"build {build.build_id} has no output yet", context={"build_id": build.build_id})
+        raise InvalidConfig(
+            f"build {build.build_id} has no output yet", context={"build_id": build.build_id}
+        )
     longest = max((len(str(entry["path"]).encode()) for entry in found), default=0)
     if len(found) > MAX_OUTPUT_FILES or longest > MAX_OUTPUT_PATH:
         raise InvalidConfig(
@@ -150,7 +158,12 @@ def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
 
 
 def _stage(
-    artifacts: Artifacts, store: Store, build: Build, entries: list[dict[str, Any]], manifest: bytes, staging: Path
+    artifacts: Artifacts,
+    store: Store,
+    build: Build,
+    entries: list[dict[str, Any]],
+    manifest: bytes,
+    staging: Path,
 ) -> None:
     """All of it in a folder beside its place, every byte verified as it is copied, then synced."""
     (staging / "files").mkdir(parents=True)
@@ -183,7 +196,11 @@ def _move(staging: Path, place: Path) -> None:
 def _verify(place: Path, entries: list[dict[str, Any]], manifest: bytes) -> None:
     """Read back what is there: exactly these files, with these bytes."""
     there = sorted(path.relative_to(place / "files").as_posix() for path in _files(place / "files"))
-    wrong = [entry["path"] for entry in entries if _digest(place / "files" / entry["path"]) != entry["sha256"]]
+    wrong = [
+        entry["path"]
+        for entry in entries
+        if _digest(place / "files" / entry["path"]) != entry["sha256"]
+    ]
     if (
         wrong
         or there != [entry["path"] for entry in entries]

@@ -42,7 +42,9 @@ class Keeper:
             return []
         if isinstance(value, Path):
             return [self._file(_name(value.name), "path", value)]
-        if isinstance(value, Mapping) and any(isinstance(item, bytes | Path) for item in value.values()):
+        if isinstance(value, Mapping) and any(
+            isinstance(item, bytes | Path) for item in value.values()
+        ):
             return [self._named(name, item) for name, item in value.items()]
         kind, data = encoded(value)
         return [self._bytes(VALUES[kind], kind, data)]
@@ -50,11 +52,15 @@ class Keeper:
     def folder(self, folder: Path, but: Set[Path] = frozenset()) -> list[Kept]:
         """Every file left in a folder, by its path in it."""
         if folder.is_symlink() or not folder.is_dir():
-            raise MalformedOutput("the step removed or replaced the folder for its outputs (ONCEWARD_OUT)")
+            raise MalformedOutput(
+                "the step removed or replaced the folder for its outputs (ONCEWARD_OUT)"
+            )
         found = []
         for path in _files(folder):
             if path not in but:
-                found.append(self._file(_name(path.relative_to(folder).as_posix()), _kind(path), path))
+                found.append(
+                    self._file(_name(path.relative_to(folder).as_posix()), _kind(path), path)
+                )
             if len(found) > _MOST:
                 raise MalformedOutput(f"a step may leave {_MOST} files, and this one left more")
         return _by_name(found)
@@ -66,7 +72,10 @@ class Keeper:
         return self._bytes(_name(name), kind, data)
 
     def _bytes(self, name: str, kind: str, data: bytes) -> Kept:
-        blob = _fitting(name, lambda: self._artifacts.keep(self._redactor.clean(data) if self._redactor else data))
+        blob = _fitting(
+            name,
+            lambda: self._artifacts.keep(self._redactor.clean(data) if self._redactor else data),
+        )
         return Output(self._shown(name), kind, blob.sha256, blob.size), blob
 
     def _shown(self, name: str) -> str:
@@ -97,7 +106,9 @@ def encoded(value: Any) -> tuple[str, bytes]:
         if isinstance(value, str):
             return "text", value.encode()
         _require_plain(value, 0)
-        text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
         return "json", text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedOutput(
@@ -125,7 +136,9 @@ def _fitting(name: str, keep: Any) -> Blob:
         blob: Blob = keep()
         return blob
     except InvalidConfig as error:
-        raise MalformedOutput(f"the output {name} cannot be kept: {error.message}", context=error.context) from None
+        raise MalformedOutput(
+            f"the output {name} cannot be kept: {error.message}", context=error.context
+        ) from None
 
 
 def _name(name: object) -> str:
@@ -146,7 +159,10 @@ def _files(folder: Path) -> Iterator[Path]:
         elif entry.is_file(follow_symlinks=False):
             yield path
         else:
-            raise MalformedOutput(f"the output {entry.name} is neither file nor folder", context={"output": entry.name})
+            raise MalformedOutput(
+                f"the output {entry.name} is neither file nor folder",
+                context={"output": entry.name},
+            )
 
 
 def written(outputs: Sequence[Output]) -> str:
@@ -164,14 +180,17 @@ def _by_name(kept: Sequence[Kept]) -> list[Kept]:
     names = [output.name for output, _ in found]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise MalformedOutput(f"the step left two outputs called {twice}", context={"output": twice})
+        raise MalformedOutput(
+            f"the step left two outputs called {twice}", context={"output": twice}
+        )
     known = set(names)
     for name in names:
         above = name.rpartition("/")[0]
         while above:
             if above in known:
                 raise MalformedOutput(
-                    f"the output {name} would lie inside the output {above}", context={"output": name}
+                    f"the output {name} would lie inside the output {above}",
+                    context={"output": name},
                 )
             above = above.rpartition("/")[0]
     return found
@@ -186,7 +205,9 @@ def fetch(artifacts: Artifacts, output: Output, place: Path) -> Path:
                 file.write(piece)
         place.chmod(0o500 if output.kind == "program" else 0o400)
     except (FileExistsError, NotADirectoryError):
-        raise MalformedOutput(f"the input {place.name} cannot be laid out beside the others") from None
+        raise MalformedOutput(
+            f"the input {place.name} cannot be laid out beside the others"
+        ) from None
     except OSError as error:
         raise StorageError(f"cannot lay out the input {place.name}: {error.strerror}") from error
     return place
@@ -197,7 +218,9 @@ def value_of(artifacts: Artifacts, outputs: Sequence[Output], place: Path | None
     `place`; without one their bytes stand for them."""
     if not outputs:
         return None
-    if len(outputs) == 1 and (outputs[0].kind == "path" or outputs[0].name == VALUES.get(outputs[0].kind)):
+    if len(outputs) == 1 and (
+        outputs[0].kind == "path" or outputs[0].name == VALUES.get(outputs[0].kind)
+    ):
         return _one(artifacts, outputs[0], place)
     return {output.name: _one(artifacts, output, place) for output in outputs}
 
@@ -212,4 +235,6 @@ def _one(artifacts: Artifacts, output: Output, place: Path | None) -> Any:
             return json.loads(data)
         return data.decode() if output.kind == "text" else data
     except ValueError as error:
-        raise IntegrityFault(f"the output {output.name} is no {output.kind} any more: {error}") from None
+        raise IntegrityFault(
+            f"the output {output.name} is no {output.kind} any more: {error}"
+        ) from None

@@ -36,7 +36,9 @@ def overview(store: Store) -> dict[str, Any]:
             "changes": counted(rows, "decision_backlog_entry"),
         }
         failed = [_build(build) for build in Builds(rows).newest(_SHOWN, "FAILED")]
-        running = [_build(build) for build in Builds(rows).newest(_SHOWN, "ACTIVE")] if not nobody else []
+        running = (
+            [_build(build) for build in Builds(rows).newest(_SHOWN, "ACTIVE")] if not nobody else []
+        )
     sagas = saga_reading.saga_list(store)
     running += [_saga(one) for one in sagas if one["standing"] == "running"]
     failed += [_saga(one) for one in sagas if one["standing"] in ("stopped", "given up")][:_SHOWN]
@@ -56,7 +58,12 @@ def _build(build: Any) -> dict[str, Any]:
 
 
 def _saga(one: dict[str, Any]) -> dict[str, Any]:
-    said = {"kind": "saga", "id": one["saga_id"], "name": f"{one['name']} {one['root']}", "state": one["standing"]}
+    said = {
+        "kind": "saga",
+        "id": one["saga_id"],
+        "name": f"{one['name']} {one['root']}",
+        "state": one["standing"],
+    }
     return {**said, "since": one["created_at"]}
 
 
@@ -71,17 +78,32 @@ def _waiting(store: Store, sagas: list[dict[str, Any]], nobody: bool) -> Iterato
     for build in stopped:
         said = build_reading.build_summary(store, build.build_id)
         paused = build.state == "BUDGET_PAUSE"
-        why = build_reading.why_paused(said.get("why", {})) if paused else "it was cut off, and can go on"
+        why = (
+            build_reading.why_paused(said.get("why", {}))
+            if paused
+            else "it was cut off, and can go on"
+        )
         yield {**_build(build), "why": why, "next": build_reading.next_command(said)}
     for approval, build in approvals:
         step = step_name(approval.stage, approval.target)
-        said = {"kind": "approval", "id": build.build_id, "name": f"{build.name} {step}", "state": "undecided"}
+        said = {
+            "kind": "approval",
+            "id": build.build_id,
+            "name": f"{build.name} {step}",
+            "state": "undecided",
+        }
         next_ = f"onceward approve {build.build_id} {step} --digest {approval.digest}"
         yield {**said, "since": iso(approval.wanted_at), "why": approval.text, "next": next_}
     for entry in change_reading.change_list(store, _CHANGES, limit=_SHOWN):
-        said = {"kind": "change", "id": entry["entry_id"], "name": entry["reason"] or entry["target"]}
+        said = {
+            "kind": "change",
+            "id": entry["entry_id"],
+            "name": entry["reason"] or entry["target"],
+        }
         said |= {"state": entry["status"], "since": entry["created_at"]}
-        verb = {"review_pending": "review", "reviewed_approved": "cut"}.get(entry["status"], "verify")
+        verb = {"review_pending": "review", "reviewed_approved": "cut"}.get(
+            entry["status"], "verify"
+        )
         why = f"it waits for {change_reading.WAITING[entry['status']]}"
         yield {**said, "why": why, "next": f"onceward change {verb} {entry['entry_id']}"}
     for one in sagas:

@@ -49,11 +49,18 @@ class Patched(msgspec.Struct):
             end = start + len(hunk.old)
             # Only the last line of a file may be without an end.
             open_ended = bool(hunk.new) and not hunk.new[-1].endswith(b"\n")
-            fits = at <= start <= len(lines) and lines[start:end] == hunk.old and not (open_ended and end < len(lines))
-            if not fits or (made and not made[-1].endswith(b"\n") and (hunk.new or lines[at:start])):
+            fits = (
+                at <= start <= len(lines)
+                and lines[start:end] == hunk.old
+                and not (open_ended and end < len(lines))
+            )
+            if not fits or (
+                made and not made[-1].endswith(b"\n") and (hunk.new or lines[at:start])
+            ):
                 path = self.old or self.new or ""
                 raise BaseDrift(
-                    f"{path} is not what the patch was made on, at line {hunk.start}", context={"paths": [path]}
+                    f"{path} is not what the patch was made on, at line {hunk.start}",
+                    context={"paths": [path]},
                 )
             made += lines[at:start] + hunk.new
             at = end
@@ -70,7 +77,9 @@ def read_patch(data: bytes) -> list[Patched]:
     """The files that a patch is about, in its order."""
     found = list(_Reader(_lines(data)).files())
     if not found:
-        raise InvalidConfig("this is no patch: it has no file with a change", context={"field": "--patch"})
+        raise InvalidConfig(
+            "this is no patch: it has no file with a change", context={"field": "--patch"}
+        )
     return found
 
 
@@ -113,14 +122,19 @@ class _Reader:
             self._at += 1
         if self._peek(0).startswith((b"GIT binary patch", b"Binary files ")):
             raise self._odd("binary changes are not taken from a patch; mark them from a folder")
-        came, went = (said.get(b"rename " + way) or said.get(b"copy " + way) for way in (b"from ", b"to "))
+        came, went = (
+            said.get(b"rename " + way) or said.get(b"copy " + way) for way in (b"from ", b"to ")
+        )
         old, new = (named if path is None else _decoded(_unquoted(path)) for path in (came, went))
         file = Patched(old, new, [], copied=b"copy from " in said)
         file.new_mode = _mode(said.get(b"new mode ") or said.get(b"new file mode "))
         file.old_mode = _mode(said.get(b"old mode ") or said.get(b"deleted file mode "))
         made, gone = b"new file mode " in said, b"deleted file mode " in said
         if self._peek(0).startswith(b"--- "):
-            (one, _), (other, _) = self._path_after(b"--- ", prefixes[0]), self._path_after(b"+++ ", prefixes[1])
+            (one, _), (other, _) = (
+                self._path_after(b"--- ", prefixes[0]),
+                self._path_after(b"+++ ", prefixes[1]),
+            )
             for told, known in ((one, file.old), (other, file.new)):
                 if told is not None and known is not None and told != known:
                     raise self._odd(f"the patch calls one file both {known} and {told}")
@@ -143,13 +157,20 @@ class _Reader:
             self._at += 1
             hunk = Hunk(start, [], [])
             last: tuple[list[bytes], ...] = ()
-            while len(hunk.old) < before or len(hunk.new) < after or self._peek(0).startswith(_SAME):
+            while (
+                len(hunk.old) < before or len(hunk.new) < after or self._peek(0).startswith(_SAME)
+            ):
                 line = self._raw()
                 if line.rstrip(b"\r\n") == _SAME:
                     for side in last:
                         side[-1] = side[-1].removesuffix(b"\n")
                     continue
-                sides = {b" ": (hunk.old, hunk.new), b"-": (hunk.old,), b"+": (hunk.new,), b"\n": (hunk.old, hunk.new)}
+                sides = {
+                    b" ": (hunk.old, hunk.new),
+                    b"-": (hunk.old,),
+                    b"+": (hunk.new,),
+                    b"\n": (hunk.old, hunk.new),
+                }
                 if line[:1] not in sides:
                     self._at -= 1
                     raise self._odd("a hunk ends before it says")
@@ -178,7 +199,9 @@ class _Reader:
             return None, True
         text = _unquoted(text)
         known = [b"a/", b"b/"] if prefix is None else [prefix]
-        return _decoded(next((text[len(p) :] for p in known if p and text.startswith(p)), text)), never
+        return _decoded(
+            next((text[len(p) :] for p in known if p and text.startswith(p)), text)
+        ), never
 
     def _line(self) -> bytes:
         return self._lines[self._at].rstrip(b"\r\n")
@@ -193,7 +216,9 @@ class _Reader:
         return self._lines[self._at + ahead] if self._at + ahead < len(self._lines) else b""
 
     def _odd(self, why: str) -> InvalidConfig:
-        return InvalidConfig(f"line {self._at + 1} of the patch: {why}", context={"line": self._at + 1})
+        return InvalidConfig(
+            f"line {self._at + 1} of the patch: {why}", context={"line": self._at + 1}
+        )
 
 
 _WORDS: Final = (
@@ -237,9 +262,13 @@ def _unquoted(text: bytes) -> bytes:
 
     def meant(found: re.Match[bytes]) -> bytes:
         escape = found[1] or b""
-        number = int(escape, 8) if escape.isdigit() else _ESCAPES.get(escape[0], 256) if escape else 256
+        number = (
+            int(escape, 8) if escape.isdigit() else _ESCAPES.get(escape[0], 256) if escape else 256
+        )
         if number > 255:
-            raise InvalidConfig(f"a path of the patch cannot be read: {text[:60]!r}", context={"field": "--patch"})
+            raise InvalidConfig(
+                f"a path of the patch cannot be read: {text[:60]!r}", context={"field": "--patch"}
+            )
         return bytes([number])
 
     return _QUOTED.sub(meant, text[1:-1])
@@ -249,7 +278,9 @@ def _decoded(path: bytes) -> str:
     try:
         return path.decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidConfig(f"a path of the patch is no text: {path[:60]!r}", context={"field": "--patch"}) from None
+        raise InvalidConfig(
+            f"a path of the patch is no text: {path[:60]!r}", context={"field": "--patch"}
+        ) from None
 
 
 def _mode(text: bytes | None) -> int | None:
@@ -257,5 +288,7 @@ def _mode(text: bytes | None) -> int | None:
     if text is None:
         return None
     if text not in (b"100644", b"100755"):
-        raise InvalidConfig(f"a patch can make files and programs, not mode {text.decode('ascii', 'replace')[:10]}")
+        raise InvalidConfig(
+            f"a patch can make files and programs, not mode {text.decode('ascii', 'replace')[:10]}"
+        )
     return 0o755 if text == b"100755" else 0o644

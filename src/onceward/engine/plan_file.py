@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +43,9 @@ def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
         text = file.read_text("utf-8-sig")
         words = tomllib.loads(text)
     except RecursionError:
-        raise InvalidConfig(f"{shown}: it is nested too deep to be a plan", context={"file": str(shown)}) from None
+        raise InvalidConfig(
+            f"{shown}: it is nested too deep to be a plan", context={"file": str(shown)}
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read {shown}: {error}", context={"file": str(shown)}) from None
     except tomllib.TOMLDecodeError as error:
@@ -50,13 +53,15 @@ def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
     lines = Lines(text)
     plan = _named(shown, lambda: _plan_of(words, file.parent), lambda error: lines.of(_path(error)))
     for number, stage in enumerate(_stages(words, shown)):
-        _named(shown, lambda stage=stage: _add(plan, stage), lambda e, n=number: lines.of(("stage", n, *_path(e))))  # type: ignore[misc]
+        _named(shown, partial(_add, plan, stage), partial(_line_of_stage, lines, number))
     plan.file = file
 
     def place(error: OncewardError) -> int:
         names = [stage.name for stage in plan.stages]
         stage = error.context.get("stage")
-        return lines.of(("stage", names.index(stage), *_path(error)) if stage in names else _path(error))
+        return lines.of(
+            ("stage", names.index(stage), *_path(error)) if stage in names else _path(error)
+        )
 
     return _named(shown, lambda: Resolved(plan, choices), place)
 
@@ -71,7 +76,11 @@ def _plan_of(words: Mapping[str, Any], folder: Path) -> Plan:
 
 def _stages(words: Mapping[str, Any], shown: Path) -> list[Mapping[str, Any]]:
     stages = words.get("stage", [])
-    if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
+    if (
+        not isinstance(stages, list)
+        or not stages
+        or not all(isinstance(stage, Mapping) for stage in stages)
+    ):
         raise InvalidConfig(
             f"{shown}: a plan has at least one stage; write [[stage]], with two brackets, above each",
             context={"file": str(shown), "field": "stage"},
@@ -96,7 +105,9 @@ def imported(name: object, folder: Path) -> Any:
     """What `module:name` means, the module looked for in a folder of the user's first."""
     module, colon, attribute = str(name).partition(":")
     if not isinstance(name, str) or not colon or not module or not attribute:
-        raise refuse("python", f'python names a function as "module:function", not {str(name)[:60]!a}')
+        raise refuse(
+            "python", f'python names a function as "module:function", not {str(name)[:60]!a}'
+        )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -104,7 +115,9 @@ def imported(name: object, folder: Path) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
-        raise refuse("python", f"{name} cannot be imported: {type(error).__name__}: {error}") from None
+        raise refuse(
+            "python", f"{name} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     return found
 
 
@@ -133,7 +146,11 @@ def _from_python(file: Path, kind: type[Made], word: str) -> Made:
     except (Exception, SystemExit) as error:
         line = _line_in(error, file)
         where = f"{file.name}, line {line}" if line else file.name
-        what = error.message if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
+        what = (
+            error.message
+            if isinstance(error, OncewardError)
+            else f"{type(error).__name__}: {error}"
+        )
         raise InvalidConfig(f"{where}: {what}", context={"file": str(file), "line": line}) from None
     made = {id(value): value for value in vars(module).values() if isinstance(value, kind)}
     if len(made) != 1:
@@ -159,12 +176,18 @@ def _line_in(error: BaseException, file: Path) -> int:
     return line
 
 
+def _line_of_stage(lines: Lines, number: int, error: OncewardError) -> int:
+    return lines.of(("stage", number, *_path(error)))
+
+
 def _path(error: OncewardError) -> tuple[str, ...]:
     field = str(error.context.get("field", "needs" if isinstance(error, InvalidDependency) else ""))
     return tuple(part for part in re.split(r"[.\[\]]+", field) if part)
 
 
-def _named(file: Path, act: Callable[[], T], place: Callable[[OncewardError], int] = lambda error: 0) -> T:
+def _named(
+    file: Path, act: Callable[[], T], place: Callable[[OncewardError], int] = lambda error: 0
+) -> T:
     """Do it; a refusal says in which file, and in which line as far as that is known."""
     try:
         return act()
@@ -174,7 +197,9 @@ def _named(file: Path, act: Callable[[], T], place: Callable[[OncewardError], in
         line = place(error)
         where = f"{file}, line {line}" if line else str(file)
         context = {**error.context, "file": str(file), **({"line": line} if line else {})}
-        raise type(error)(f"{where}: {error.message}", context=context, recovery=error.recovery) from None
+        raise type(error)(
+            f"{where}: {error.message}", context=context, recovery=error.recovery
+        ) from None
 
 
 class Lines:
@@ -205,7 +230,9 @@ class Lines:
             path = path[:-1]
         return 0
 
-    def _table(self, header: str, counts: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
+    def _table(
+        self, header: str, counts: dict[tuple[str | int, ...], int]
+    ) -> tuple[str | int, ...]:
         parts = _parts(header.split("]", 1)[0].strip("["))
         path: tuple[str | int, ...] = ()
         for part in parts[:-1]:
@@ -237,5 +264,9 @@ def _rest(value: str, following: list[str]) -> int:
 
 def _brackets(value: str) -> int:
     """Brackets that are open at the end of a text, those in strings and comments left out."""
-    bare = re.sub(r'"""(?:.|\n)*?"""|\'\'\'(?:.|\n)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', "", value)
+    bare = re.sub(
+        r'"""(?:.|\n)*?"""|\'\'\'(?:.|\n)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*',
+        "",
+        value,
+    )
     return sum(bare.count(c) for c in "[{") - sum(bare.count(c) for c in "]}")

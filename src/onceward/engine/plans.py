@@ -72,7 +72,9 @@ class Plan:
     def stage(self, call: Call, /) -> Call: ...
 
     @overload
-    def stage(self, *, name: str | None = None, needs: Needs = (), **words: Any) -> Callable[[Call], Call]: ...
+    def stage(
+        self, *, name: str | None = None, needs: Needs = (), **words: Any
+    ) -> Callable[[Call], Call]: ...
 
     def stage(self, *bare: Any, name: str | None = None, needs: Needs = (), **words: Any) -> Any:
         """Make a function a stage: it is called with a `Task` for every target. Takes the words of a `[[stage]]`:
@@ -115,7 +117,9 @@ class Plan:
         for need in needs:
             name = need if isinstance(need, str) else self._functions.get(need)
             if name is None:
-                raise refuse("needs", f"{getattr(need, '__name__', need)!r} is not a stage of this plan")
+                raise refuse(
+                    "needs", f"{getattr(need, '__name__', need)!r} is not a stage of this plan"
+                )
             names.append(name)
         return names
 
@@ -154,10 +158,18 @@ class Resolved:
                     _require_targets(stage, self.steps.targets[k])
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
-        secrets = {name: os.environ[name] for stage in stages for name in stage.secrets if name in os.environ}
+        secrets = {
+            name: os.environ[name]
+            for stage in stages
+            for name in stage.secrets
+            if name in os.environ
+        }
         redactor = Redactor(secrets)
         if redactor.text(self.choices.text()) != self.choices.text():
-            raise refuse("--set", "a secret's value is not set as config, which is kept; name it under secrets")
+            raise refuse(
+                "--set",
+                "a secret's value is not set as config, which is kept; name it under secrets",
+            )
         self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
         self.hash = hash_of_body(self.body)
 
@@ -202,8 +214,13 @@ def _require_targets(stage: Stage, targets: Sequence[str]) -> None:
     known = set(targets)
     for name in stage.target_config:
         if name not in known:
-            raise refuse(f"target.{name}", f"there is config for {name!a}, but no such target; there is {targets[0]!a}")
+            raise refuse(
+                f"target.{name}",
+                f"there is config for {name!a}, but no such target; there is {targets[0]!a}",
+            )
 
 
 def _of_stage(error: InvalidConfig, stage: Stage) -> InvalidConfig:
-    return type(error)(f"stage {stage.name}: {error.message}", context={**error.context, "stage": stage.name})
+    return type(error)(
+        f"stage {stage.name}: {error.message}", context={**error.context, "stage": stage.name}
+    )

@@ -10,7 +10,16 @@ from onceward.errors import InvalidConfig, NotFound, PermissionDenied, Recovery
 from onceward.evidence.signing import Envelope, fingerprint, genuine, possession, require_sound
 from onceward.kernel.records import ROLES, Principal, check_name
 from onceward.store.port import Reads
-from onceward.store.tables.keys import Key, all_keys, find_key, keys_named, keys_of, put_key, revoke_key, workspace_id
+from onceward.store.tables.keys import (
+    Key,
+    all_keys,
+    find_key,
+    keys_named,
+    keys_of,
+    put_key,
+    revoke_key,
+    workspace_id,
+)
 from onceward.store.tables.principals import Principals, add_principal, remove_roles
 from onceward.store.transaction import Transaction
 
@@ -34,7 +43,10 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
         f"{name} {why}; this needs {wanted}",
         context={"principal": name, "needs": role, "admins": admins},
         # Where somebody else has the role, it is theirs to do.
-        recovery=[*([Recovery(f"have it done by {' or '.join(able[:3])}, who may")] if able else []), give],
+        recovery=[
+            *([Recovery(f"have it done by {' or '.join(able[:3])}, who may")] if able else []),
+            give,
+        ],
     )
 
 
@@ -48,7 +60,9 @@ def add(tx: Transaction, name: str, roles: Sequence[str], by: str, offer: str = 
     _check_roles(roles)
     known = tx.principals.find(name)
     if not roles and (known is None or not offer):
-        raise InvalidConfig(f"roles must be among {', '.join(ROLES)}, not none", context={"field": "role"})
+        raise InvalidConfig(
+            f"roles must be among {', '.join(ROLES)}, not none", context={"field": "role"}
+        )
     new = sorted(set(roles) - (known.roles if known else frozenset()))
     if new:
         add_principal(tx, name, new, by, tx.now)
@@ -67,7 +81,11 @@ def take_roles(tx: Transaction, name: str, roles: Sequence[str], by: str) -> Non
     if "admin" in gone and not _admins(tx, but=name):
         raise PermissionDenied(
             f"{name} is the last admin here; make somebody else one first",
-            recovery=[Recovery("make somebody else one", "onceward principals add NAME --role admin", "high")],
+            recovery=[
+                Recovery(
+                    "make somebody else one", "onceward principals add NAME --role admin", "high"
+                )
+            ],
         )
     if gone:
         remove_roles(tx, name, gone)
@@ -98,7 +116,9 @@ def revoke(tx: Transaction, prefix: str, reason: str, by: str) -> dict[str, Any]
     found = keys_named(tx, prefix)
     if len(found) != 1:
         raise NotFound(
-            f"more than one key begins with {prefix[:64]}" if found else f"there is no key {prefix[:64]!a}",
+            f"more than one key begins with {prefix[:64]}"
+            if found
+            else f"there is no key {prefix[:64]!a}",
             context={"key": prefix[:64]},
             recovery=[Recovery("see which there are", "onceward keys list")],
         )
@@ -106,14 +126,22 @@ def revoke(tx: Transaction, prefix: str, reason: str, by: str) -> dict[str, Any]
     if key.principal != by:
         authorize(tx, by, "admin")
     if key.revoked_seq is not None:
-        raise InvalidConfig(f"the key {key.fingerprint[:16]} was revoked before", context={"key": key.fingerprint})
-    left = [other for other in keys_of(tx, key.principal) if other.revoked_seq is None and other != key]
+        raise InvalidConfig(
+            f"the key {key.fingerprint[:16]} was revoked before", context={"key": key.fingerprint}
+        )
+    left = [
+        other for other in keys_of(tx, key.principal) if other.revoked_seq is None and other != key
+    ]
     if not left and _admins(tx, but="") == [key.principal]:
         raise PermissionDenied(
             f"{key.principal} is the only admin, and this is their only key: nobody could act any more",
             recovery=[Recovery("make another key first", "onceward keys new")],
         )
-    said = {"principal": key.principal, "key": key.fingerprint, **({"reason": reason} if reason else {})}
+    said = {
+        "principal": key.principal,
+        "key": key.fingerprint,
+        **({"reason": reason} if reason else {}),
+    }
     event = tx.append("workspace", "KEY_REVOKED", by, said)
     revoke_key(tx, key.fingerprint, event.seq)
     return {"key": key.fingerprint, "principal": key.principal, "revoked_seq": event.seq}
@@ -162,7 +190,8 @@ def _check_roles(roles: Sequence[str]) -> None:
     unknown = [role for role in roles if role not in ROLES]
     if unknown:
         raise InvalidConfig(
-            f"roles must be among {', '.join(ROLES)}, not {', '.join(unknown)}", context={"field": "role"}
+            f"roles must be among {', '.join(ROLES)}, not {', '.join(unknown)}",
+            context={"field": "role"},
         )
 
 

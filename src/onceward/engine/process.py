@@ -89,19 +89,27 @@ class Process:
             except _SupervisorLost:
                 self.close()
                 self._host.lost(self.supervisor)
-                raise ChildStartFailed("the child was lost before it could start; try again") from None
+                raise ChildStartFailed(
+                    "the child was lost before it could start; try again"
+                ) from None
             if said and said[0] == "ready":
                 pid, start = said[1].split()
-                self.identity = Identity(self._host.here.hostname, machine_id(), boot_id(), int(pid), start)
+                self.identity = Identity(
+                    self._host.here.hostname, machine_id(), boot_id(), int(pid), start
+                )
                 return
             late = said is None and time.monotonic() >= deadline
             if late:
                 self.dismiss()
-                raise ChildStartFailed(f"the child did not stand ready within {HANDSHAKE_SECONDS:g} s")
+                raise ChildStartFailed(
+                    f"the child did not stand ready within {HANDSHAKE_SECONDS:g} s"
+                )
             if said and said[0] in ("refused", "ended"):
                 # It ends by itself, unrun; its supervisor and its siblings are well.
                 self.close()
-                raise ChildStartFailed(said[1] if said[0] == "refused" else "the child ended before it could start")
+                raise ChildStartFailed(
+                    said[1] if said[0] == "refused" else "the child ended before it could start"
+                )
 
     def go(self) -> None:
         """Let it become the work. Its start must be durable by now."""
@@ -151,7 +159,9 @@ class Process:
         """Survivors of a lost supervisor keep it from counting as ended, for as long as they live."""
         assert self.ending is not None
         while self.ending.survivors:
-            left = tree.end(self.name, self.identity, max(0.0, min(0.2, deadline - time.monotonic())))
+            left = tree.end(
+                self.name, self.identity, max(0.0, min(0.2, deadline - time.monotonic()))
+            )
             self.ending = msgspec.structs.replace(self.ending, survivors=left)
             if left and time.monotonic() >= deadline:
                 return False
@@ -222,14 +232,22 @@ class Process:
     def _end_alone(self) -> None:
         """No supervisor is left to end the tree: do it by the evidence, and say what could not be ended."""
         self._host.lost(self.supervisor)
-        survivors = tree.end(self.name, self.identity, self._host.grace) if self.identity.pid else []
+        survivors = (
+            tree.end(self.name, self.identity, self._host.grace) if self.identity.pid else []
+        )
         self._end(-9, 0, 0, survivors)
 
-    def _end(self, exit_status: int, strays: int, unsure: int, survivors: Sequence[int] = ()) -> None:
+    def _end(
+        self, exit_status: int, strays: int, unsure: int, survivors: Sequence[int] = ()
+    ) -> None:
         for descriptor in list(self._captures):
             # Whoever still has the pipe must not keep us: what it held at the end is all that counts.
             drained = 0
-            while drained < _DRAIN and descriptor in self._captures and (taken := self._take(descriptor)):
+            while (
+                drained < _DRAIN
+                and descriptor in self._captures
+                and (taken := self._take(descriptor))
+            ):
                 drained += taken
         if self._reader is not None:
             # What it said before its end counts; a pipe that somebody still has must not keep us.

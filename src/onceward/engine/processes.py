@@ -51,13 +51,21 @@ class Order(msgspec.Struct, frozen=True):
         """Refuse what cannot be said to the system, before anything is started."""
         words = (self.name, str(self.cwd), *self.argv, *self.env, *self.env.values())
         odd = any("\0" in word or not _sayable(word) for word in words)
-        if odd or not self.argv or not self.argv[0] or any(not key or "=" in key for key in self.env):
+        if (
+            odd
+            or not self.argv
+            or not self.argv[0]
+            or any(not key or "=" in key for key in self.env)
+        ):
             raise InvalidConfig(
                 "a command needs a program; neither it, its folder nor its environment may hold a NUL or half a letter",
                 context={"field": "argv"},
             )
         if len(self.inherit) > _MAX_INHERITED:
-            raise InvalidConfig(f"a child inherits at most {_MAX_INHERITED} descriptors", context={"field": "inherit"})
+            raise InvalidConfig(
+                f"a child inherits at most {_MAX_INHERITED} descriptors",
+                context={"field": "inherit"},
+            )
 
 
 def environment(allow: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -98,7 +106,9 @@ class Processes:
                 ours, theirs = (undo.enter_context(end) for end in socket.socketpair())
                 pipes = [_pipe(undo), _pipe(undo)]
             except OSError as error:
-                raise ChildStartFailed(f"cannot make the pipes of a child: {error.strerror}") from error
+                raise ChildStartFailed(
+                    f"cannot make the pipes of a child: {error.strerror}"
+                ) from error
             (out, out_theirs), (err, err_theirs) = pipes
             given = [theirs.fileno(), out_theirs, err_theirs, *order.inherit]
             given += [] if order.lock is None else [order.lock]

@@ -54,15 +54,26 @@ class Wish(msgspec.Struct, frozen=True):
 
     def proposal(self, units: Sequence[Unit], contents: Contents) -> Proposal:
         if not units:
-            raise InvalidConfig("there is nothing to change: all of it is there already", context={"field": "unit"})
+            raise InvalidConfig(
+                "there is nothing to change: all of it is there already", context={"field": "unit"}
+            )
         gone = {unit.path for unit in units if unit.after is None}
         with Tree(self.root) as tree:
             for unit in units:
                 above = tree.file_above(unit.path) if unit.after is not None else ""
                 if above and above not in gone:
-                    raise InvalidConfig(f"{unit.path} would lie inside the file {above}", context={"path": unit.path})
-        base = digest_of(scan(self.root, self.policy.ignore, True)) if self.policy.drift == "tree" else ""
-        return Proposal(checked(Manifest(TREE, self.target, tuple(units), self.check, base)), contents)
+                    raise InvalidConfig(
+                        f"{unit.path} would lie inside the file {above}",
+                        context={"path": unit.path},
+                    )
+        base = (
+            digest_of(scan(self.root, self.policy.ignore, True))
+            if self.policy.drift == "tree"
+            else ""
+        )
+        return Proposal(
+            checked(Manifest(TREE, self.target, tuple(units), self.check, base)), contents
+        )
 
 
 def from_folder(wish: Wish, folder: Path) -> Proposal:
@@ -89,24 +100,44 @@ def from_patch(wish: Wish, data: bytes) -> Proposal:
         return _from_contents(wish, tree, made)
 
 
-def _patch(tree: Tree, root: Path, file: Patched, made: dict[str, tuple[bytes, int] | None]) -> None:
+def _patch(
+    tree: Tree, root: Path, file: Patched, made: dict[str, tuple[bytes, int] | None]
+) -> None:
     for path in filter(None, (file.old, file.new)):
         check_path(path)
     data, mode = b"", 0o644
     if file.old is not None:
         found = tree.look(file.old)
         if found is None or found in (ODD,) or found.mode == LINK:
-            raise BaseDrift(f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]})
+            raise BaseDrift(
+                f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]}
+            )
         data, mode = (root / file.old).read_bytes(), found.mode
     fresh = file.new is not None and file.new != file.old
-    if fresh and file.new is not None and tree.look(file.new) is not None and made.get(file.new, b"") is not None:
-        raise BaseDrift(f"{file.new} is there already, and the patch makes it", context={"paths": [file.new]})
+    if (
+        fresh
+        and file.new is not None
+        and tree.look(file.new) is not None
+        and made.get(file.new, b"") is not None
+    ):
+        raise BaseDrift(
+            f"{file.new} is there already, and the patch makes it", context={"paths": [file.new]}
+        )
     touched = {file.new} if file.copied else {file.old, file.new}
-    if any(path in made and not (fresh and path == file.new and made[path] is None) for path in touched if path):
-        raise InvalidConfig(f"{file.new or file.old} stands twice in the patch", context={"path": file.new or file.old})
+    if any(
+        path in made and not (fresh and path == file.new and made[path] is None)
+        for path in touched
+        if path
+    ):
+        raise InvalidConfig(
+            f"{file.new or file.old} stands twice in the patch",
+            context={"path": file.new or file.old},
+        )
     data = file.applied(data)
     if file.new is None and data:
-        raise BaseDrift(f"{file.old} has more in it than the patch removes", context={"paths": [file.old]})
+        raise BaseDrift(
+            f"{file.old} has more in it than the patch removes", context={"paths": [file.old]}
+        )
     if file.old is not None and file.old != file.new and not file.copied:
         made[file.old] = None
     if file.new is not None:
@@ -121,7 +152,9 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
         body = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages":[]}')
         checkpoints = list(checkpoints_of(rows, build.build_id))
     if build.state != "SUCCESS":
-        raise InvalidConfig(f"build {build.build_id} is {build.state}; only what it finished can be proposed")
+        raise InvalidConfig(
+            f"build {build.build_id} is {build.state}; only what it finished can be proposed"
+        )
     known = [stage["name"] for stage in body["stages"]]
     needed = {need for stage in body["stages"] for need in stage["needs"]}
     odd = [stage for stage in stages if stage not in known]
@@ -165,7 +198,9 @@ def from_contents(wish: Wish, made: Mapping[str, tuple[bytes, int] | None]) -> P
         return _from_contents(wish, tree, made)
 
 
-def _from_contents(wish: Wish, tree: Tree, made: Mapping[str, tuple[bytes, int] | None]) -> Proposal:
+def _from_contents(
+    wish: Wish, tree: Tree, made: Mapping[str, tuple[bytes, int] | None]
+) -> Proposal:
     units, contents = [], Contents()
     for path, now in sorted(made.items()):
         was = _there(tree, path)
@@ -202,7 +237,9 @@ def for_place(
         units.append(Unit(path, before, after))
         contents |= {sha256_hex(one): given(one) for one in (was, data) if one is not None}
     if not units:
-        raise InvalidConfig("there is nothing to change: all of it is there already", context={"field": "unit"})
+        raise InvalidConfig(
+            "there is nothing to change: all of it is there already", context={"field": "unit"}
+        )
     return Proposal(checked(Manifest(cutter, target, tuple(units), tuple(check))), contents)
 
 
@@ -211,7 +248,8 @@ def for_registry(plan: RegistryPlan, check: Sequence[str] = ()) -> Proposal:
     data = canonical(msgspec.to_builtins(plan))
     unit = Unit(plan.ref, None, sha256_hex(data))
     return Proposal(
-        checked(Manifest(REGISTRY, plan.collection, (unit,), tuple(check))), {sha256_hex(data): given(data)}
+        checked(Manifest(REGISTRY, plan.collection, (unit,), tuple(check))),
+        {sha256_hex(data): given(data)},
     )
 
 

@@ -33,7 +33,10 @@ class Purse:
         self._build_id, self._actor = build_id, actor
         self._stages = resolved.steps.stages
         with store.read() as rows:
-            lanes = [*child_budget.lanes(rows, build_id).values(), *child_budget.workspace(rows).values()]
+            lanes = [
+                *child_budget.lanes(rows, build_id).values(),
+                *child_budget.workspace(rows).values(),
+            ]
             self.limited = any(lane.limit is not None for lane in lanes)
             """Whether there is any limit to look at."""
             self._costs: dict[int, list[tuple[int, int]]] = {}
@@ -58,7 +61,9 @@ class Purse:
             costs.append((spent.get("usd_micros", 0), spent.get("tokens", 0)))
             del costs[:-MEDIAN_OF]
 
-    def after(self, tx: Transaction, step: str, ended: Ended, chosen: Sequence[Attempt]) -> Pause | None:
+    def after(
+        self, tx: Transaction, step: str, ended: Ended, chosen: Sequence[Attempt]
+    ) -> Pause | None:
         """In the commit of an attempt's end: a pause, if its child found no room or crossed the budget, or if what
         comes next would not fit."""
         if ended.reason == "budget_exceeded":
@@ -77,7 +82,9 @@ class Purse:
             said = {name: value for name, value in over.detail().items() if name != "asked"}
             return self._pause(tx, "budget_exceeded", {**said, **({"step": step} if step else {})})
         for attempt in chosen:
-            blocked = precheck(own, attempt.estimate) or precheck(whole, attempt.estimate, "workspace")
+            blocked = precheck(own, attempt.estimate) or precheck(
+                whole, attempt.estimate, "workspace"
+            )
             if blocked is not None:
                 return self._pause(tx, "budget_precheck_block", _estimated(blocked, attempt.name))
         return None
@@ -89,7 +96,9 @@ class Purse:
         move = rules.pause(build, reason, permit_id, detail, self._actor)
         tx.move(move)
         money = child_budget.lanes(tx, self._build_id).get("usd_micros")
-        permit = permits.mint(permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now)
+        permit = permits.mint(
+            permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now
+        )
         mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
         return reason, detail, secret
 
@@ -103,7 +112,10 @@ def usual(stage: Stage, costs: Sequence[tuple[int, int]] | None) -> Mapping[str,
     """What a step of a stage will cost: as declared, else the median of what was recorded, else nothing."""
     if stage.estimate or not costs:
         return stage.estimate
-    return {"usd_micros": median([cost for cost, _ in costs]), "tokens": median([tokens for _, tokens in costs])}
+    return {
+        "usd_micros": median([cost for cost, _ in costs]),
+        "tokens": median([tokens for _, tokens in costs]),
+    }
 
 
 def _estimated(blocked: Refusal, step: str) -> dict[str, Any]:

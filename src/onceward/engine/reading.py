@@ -95,7 +95,12 @@ def principal_list(store: Store) -> list[dict[str, Any]]:
         keys = {key.principal: key.fingerprint for key in all_keys(rows) if key.revoked_seq is None}
         found = Principals(rows).all()
     return [
-        {"name": p.name, "roles": sorted(p.roles), **({"key": keys[p.name]} if p.name in keys else {})} for p in found
+        {
+            "name": p.name,
+            "roles": sorted(p.roles),
+            **({"key": keys[p.name]} if p.name in keys else {}),
+        }
+        for p in found
     ]
 
 
@@ -104,7 +109,8 @@ def principal_named(store: Store, name: str) -> dict[str, Any]:
         if found["name"] == name:
             return found
     raise NotFound(
-        f"there is no principal {name[:80]!a}", recovery=[Recovery("see who there is", "onceward principals list")]
+        f"there is no principal {name[:80]!a}",
+        recovery=[Recovery("see who there is", "onceward principals list")],
     )
 
 
@@ -140,7 +146,9 @@ def standing_of(store: Store, keyring: Keyring, principal: str) -> KeyStanding:
     with store.read() as rows:
         here = Principals(rows).find(principal) is not None
         keys = keys_of(rows, principal)
-        able = here and (not keys or any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys))
+        able = here and (
+            not keys or any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys)
+        )
         return KeyStanding(workspace_id(rows), bool(keys), able)
 
 
@@ -159,11 +167,18 @@ def key_shown(store: Store, keyring: Keyring, principal: str, prefix: str | None
             f"more than one key begins with {prefix}"
             if found
             else f"there is no key {prefix or f'of {principal} yet'}",
-            recovery=[Recovery("see which there are", "onceward keys list"), Recovery("make one", "onceward keys new")],
+            recovery=[
+                Recovery("see which there are", "onceward keys list"),
+                Recovery("make one", "onceward keys new"),
+            ],
         )
     key = found[0]
     public = base64.b64encode(key.public_key).decode()
-    said = {**_key(key, keyring), "state": "in force" if key.revoked_seq is None else "revoked", "public": public}
+    said = {
+        **_key(key, keyring),
+        "state": "in force" if key.revoked_seq is None else "revoked",
+        "public": public,
+    }
     said["offer"] = f"ed25519:{key.public_key.hex()}:{key.proof.hex()}"
     if keyring.has(key.fingerprint):
         said["file"] = str(keyring.path_of(key.fingerprint))
@@ -193,7 +208,10 @@ def session_named(store: Store, prefix: str) -> str:
     raise NotFound(
         f"more than one session begins with {prefix}" if found else f"there is no session {prefix}",
         context={"session_id": prefix},
-        recovery=[Recovery("see which there are", "onceward status"), Recovery("open a new one of that id with --new")],
+        recovery=[
+            Recovery("see which there are", "onceward status"),
+            Recovery("open a new one of that id with --new"),
+        ],
     )
 
 
@@ -267,7 +285,18 @@ def _child(rows: Reads, token: Token) -> dict[str, Any]:
 
 def _told(rows: Reads, token: Token) -> dict[str, Any]:
     """What else its last event says: exit, message, note, processes it left."""
-    wanted = ("exit", "message", "note", "strays", "unsure", "lane", "limit", "observed", "asked", "stopped")
+    wanted = (
+        "exit",
+        "message",
+        "note",
+        "strays",
+        "unsure",
+        "lane",
+        "limit",
+        "observed",
+        "asked",
+        "stopped",
+    )
     said = last_detail_of(rows, token.child_id)
     return {key: said[key] for key in wanted if key in said}
 
@@ -279,7 +308,11 @@ def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dic
         if owner is None:
             found = newest_refs(rows, limit)
         elif len(sessions) == 1:
-            found = [ref for token in Tokens(rows).of_session(sessions[0]) for ref in refs_of(rows, token.child_id)]
+            found = [
+                ref
+                for token in Tokens(rows).of_session(sessions[0])
+                for ref in refs_of(rows, token.child_id)
+            ]
         else:
             found = refs_of(rows, owner) or refs_of(rows, resolve(rows, owner)[0])
     return [

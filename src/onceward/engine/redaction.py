@@ -46,9 +46,13 @@ class Redactor:
         if not self._marks:
             return text
         try:
-            return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+            return self.clean(text.encode("utf-8", "surrogateescape")).decode(
+                "utf-8", "surrogateescape"
+            )
         except UnicodeEncodeError:
-            return self.clean(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+            return self.clean(text.encode("utf-8", "surrogatepass")).decode(
+                "utf-8", "surrogatepass"
+            )
 
     def piece(self, stream: str, data: bytes) -> bytes:
         """The next piece of a stream; an end that may be the beginning of a secret waits for the piece after it."""

@@ -20,7 +20,9 @@ def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collec
     if meta is None:
         note_meta(tx, name, wanted, root, tx.now)
     elif meta[0] != wanted:
-        raise InvalidConfig(f"the collection {name} has another schema", context={"collection": name})
+        raise InvalidConfig(
+            f"the collection {name} has another schema", context={"collection": name}
+        )
     if registry.collection(name) is None:
         tx.move(rules.create(tx.sources.new_id("col"), name, root, actor))
     found = registry.collection(name)
@@ -35,7 +37,9 @@ def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: s
     if known is None:
         collection = registry.collection(plan.collection)
         if collection is None:
-            raise InvalidConfig(f"there is no collection {plan.collection}", context={"collection": plan.collection})
+            raise InvalidConfig(
+                f"there is no collection {plan.collection}", context={"collection": plan.collection}
+            )
         if one.supersedes:
             before = registry.meant(str(key_of(one.supersedes)))
             supersede(tx, before, one.key, root, "S4_VALUES", plan.ref, actor)
@@ -43,11 +47,15 @@ def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: s
         tx.move(rules.admit(vocab_id, collection.collection_id, one.meaning, root, actor))
         known = registry.meant(vocab_id)
     if known.root != root:
-        raise InvalidConfig(f"{one.key} is in the registry already, by another run", context={"value": str(one.key)})
+        raise InvalidConfig(
+            f"{one.key} is in the registry already, by another run", context={"value": str(one.key)}
+        )
     return known
 
 
-def supersede(tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str) -> None:
+def supersede(
+    tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str
+) -> None:
     """A value gives way; the audit row that says for what is part of the same transaction."""
     audit = Audit(tx.sources.new_id("aud"), root, state, value.vocab_id, ref, 0)
     event = tx.move(rules.supersede(value, successor, actor, audit))

@@ -22,7 +22,9 @@ class RegistryCutter:
 
     module = __file__
 
-    def __init__(self, kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None) -> None:
+    def __init__(
+        self, kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None
+    ) -> None:
         self._kernel, self._grant = kernel, grant
         self._plan = plan_in(kernel, manifest)
         self._root = root_of(change_set_id)
@@ -45,7 +47,10 @@ class RegistryCutter:
         assembly = Assembly(self._plan, kernel.environment)
         grant = self._granted()
         run, lease = begin(
-            kernel, Wanted(assembly, self._root, assembly.given(), kernel.principal, kernel.environment, grant)
+            kernel,
+            Wanted(
+                assembly, self._root, assembly.given(), kernel.principal, kernel.environment, grant
+            ),
         )
         if not run.over and run.stuck is None:
             carrying = SagaRun(kernel, assembly, run.saga_id, lease, lambda said: None)
@@ -83,7 +88,9 @@ class RegistryCutter:
                     ],
                 )
             grant = Grants(rows).named(self._grant)
-            scope = Assembly(self._plan, kernel.environment).scope(None, kernel.environment, kernel.principal)
+            scope = Assembly(self._plan, kernel.environment).scope(
+                None, kernel.environment, kernel.principal
+            )
             grants.require(rows, grant.grant_id, scope, kernel.principal, rows.now())
             return grant.grant_id
 

@@ -38,7 +38,12 @@ class Reports:
         refused: Callable[[OncewardError], None],
         give_up: Callable[[], None],
     ) -> None:
-        self._spend, self._progress, self._refused, self._give_up = spend, progress, refused, give_up
+        self._spend, self._progress, self._refused, self._give_up = (
+            spend,
+            progress,
+            refused,
+            give_up,
+        )
         self.reader, self.child_writes = os.pipe()
         self.child_reads, self._answers = os.pipe()
         os.set_blocking(self.reader, False)
@@ -91,7 +96,9 @@ class Reports:
         self._id = said.id
         try:
             if said.progress is not None and not 0 <= said.progress <= 1000:
-                raise InvalidConfig(f"progress is told in thousandths, 0 to 1000, not {said.progress}")
+                raise InvalidConfig(
+                    f"progress is told in thousandths, 0 to 1000, not {said.progress}"
+                )
             if said.progress is not None or said.note:
                 self._progress(said.progress, said.note)
             if said.spend is not None:

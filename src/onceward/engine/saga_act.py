@@ -38,7 +38,10 @@ class Act:
         self.outputs: tuple[Output, ...] = ()
         """What it left, as recorded."""
         self.bench = Bench(
-            saga.kernel.artifacts, lambda: saga.kernel.work / self.child_id, stage.secrets, self._flowing_in
+            saga.kernel.artifacts,
+            lambda: saga.kernel.work / self.child_id,
+            stage.secrets,
+            self._flowing_in,
         )
         self.work: Work = self._work()
         self.order: Order = saga.children.order(self.work, self.child_id)
@@ -57,16 +60,27 @@ class Act:
     def said(self) -> dict[str, Any]:
         """What the run's own event says of it."""
         left = {"left": self.left} if self.left else {}
-        return {"step": self.step, "child_id": self.running, "outputs": result_digest(self.outputs), **left}
+        return {
+            "step": self.step,
+            "child_id": self.running,
+            "outputs": result_digest(self.outputs),
+            **left,
+        }
 
     def _work(self) -> Work:
         about = {"saga": self.run.name, "step": self.step, "side": self.side}
-        terms: dict[str, Any] = {"timeout": self.stage.timeout, "attempts": self.stage.attempts, "step": self}
+        terms: dict[str, Any] = {
+            "timeout": self.stage.timeout,
+            "attempts": self.stage.attempts,
+            "step": self,
+        }
         # What is to be undone is undone, whatever it costs.
         terms |= {"operation": self.stage.operation, "excused": self.side == "compensation"}
         if self.stage.call is not None:
             name = getattr(self.stage.call, "__qualname__", self.step)
-            return Function(call=self.call, name=name, secrets=self.stage.secrets, said=about, **terms)
+            return Function(
+                call=self.call, name=name, secrets=self.stage.secrets, said=about, **terms
+            )
         return Command(
             argv=self.stage.run,
             cwd=self.saga.saga.folder,
@@ -104,7 +118,10 @@ class Act:
         """What it left, kept; and as its check sees it."""
         kept = self.bench.collect(value)
         if self.stage.call is None and self.saga.saga.actions[self.step].check is not None:
-            value = {output.name: (self.bench.folder / "out" / output.name).read_bytes() for output, _ in kept}
+            value = {
+                output.name: (self.bench.folder / "out" / output.name).read_bytes()
+                for output, _ in kept
+            }
         return kept, value
 
     def close(self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None) -> Ending:
@@ -118,19 +135,28 @@ class Act:
 
     def _flowing_in(self) -> Upstream:
         with self.saga.store.read() as rows:
-            return upstream(Runs(rows).steps(self.run.saga_id), () if self.side == "compensation" else (self.step,))
+            return upstream(
+                Runs(rows).steps(self.run.saga_id),
+                () if self.side == "compensation" else (self.step,),
+            )
 
 
 def upstream(steps: Sequence[Step], but: Sequence[str] = ()) -> Upstream:
     """What done actions left, as those after them see it."""
-    done = [step for step in steps if step.side == "action" and step.status == "done" and step.step not in but]
+    done = [
+        step
+        for step in steps
+        if step.side == "action" and step.status == "done" and step.step not in but
+    ]
     return {step.step: {"": read_back(step.outputs)} for step in done}
 
 
 class Ending:
     """The end of an attempt, and what its commit holds."""
 
-    def __init__(self, act: Act, token: Token, ended: Ended, kept: Sequence[Kept], result: Any, log: Any) -> None:
+    def __init__(
+        self, act: Act, token: Token, ended: Ended, kept: Sequence[Kept], result: Any, log: Any
+    ) -> None:
         self._act, self._token, self._kept, self._result, self._log = act, token, kept, result, log
         self._outputs = tuple(output for output, _ in kept)
         self.about = f"{act.run.saga_id}:{act.side}:{act.step}"
@@ -142,10 +168,16 @@ class Ending:
         }
         self._final, self._again = ended, False
 
-    def record(self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+    def record(
+        self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str
+    ) -> Sequence[Order]:
         act, artifacts = self._act, self._act.saga.kernel.artifacts
         self._final = ended
-        self._again = ended.retryable and ended.reason != "cancelled" and self._token.attempt < act.work.attempts
+        self._again = (
+            ended.retryable
+            and ended.reason != "cancelled"
+            and self._token.attempt < act.work.attempts
+        )
         if self._log is not None:
             artifacts.record(tx, self._token.child_id, "log", "log", self._log)
         if self._again or ended.detail.get("stopped"):
@@ -167,6 +199,11 @@ class Ending:
         why: Mapping[str, Any] = {"reason": ended.reason, **ended.detail}
         if act.refused is not None:
             status, why = "failed", act.refused
-        said = {"step": act.step, "side": act.side, "status": status, "child_id": self._token.child_id}
+        said = {
+            "step": act.step,
+            "side": act.side,
+            "status": status,
+            "child_id": self._token.child_id,
+        }
         spent = ended.detail.get("spent", {})
         act.saga.ended(self._again, {**said, "spent": spent, "why": why})

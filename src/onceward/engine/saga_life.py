@@ -24,12 +24,20 @@ class Wanted:
     """What a run is to be: a saga, its root, what it is given and under which grant."""
 
     def __init__(
-        self, saga: Saga, root: str, given: Any, executor: str, environment: str, grant_id: str | None = None
+        self,
+        saga: Saga,
+        root: str,
+        given: Any,
+        executor: str,
+        environment: str,
+        grant_id: str | None = None,
     ) -> None:
         self.saga, self.root, self.given = saga, check_name(root, "root"), given
         self.text = given_text(given)
         self.environment = environment
-        self.scope: Scope | None = saga.scope(given, environment, executor) if grant_id or saga.granted else None
+        self.scope: Scope | None = (
+            saga.scope(given, environment, executor) if grant_id or saga.granted else None
+        )
         self.grant_id = grant_id
         if saga.granted and not grant_id:
             raise PermitInvalid(
@@ -40,7 +48,10 @@ class Wanted:
 
     def digests(self) -> dict[str, str]:
         if self.scope is not None:
-            return {"manifest_digest": self.scope.manifest_digest, "schema_digest": self.scope.schema_digest}
+            return {
+                "manifest_digest": self.scope.manifest_digest,
+                "schema_digest": self.scope.schema_digest,
+            }
         return {"manifest_digest": digest(self.given), "schema_digest": self.saga.shape.digest()}
 
 
@@ -95,14 +106,20 @@ def take_up(
         run = Runs(tx).get(saga_id)
         _require_shape(run, saga)
         if run.over:
-            raise InvalidResumeState(f"run {saga_id} is over: it is {run.state}", context={"saga_id": saga_id})
+            raise InvalidResumeState(
+                f"run {saga_id} is over: it is {run.state}", context={"saga_id": saga_id}
+            )
         if run.stuck is not None and not retry:
             raise InvalidResumeState(
                 f"run {saga_id} is stuck at {run.state}: a compensation failed",
                 context={"saga_id": saga_id, "state": run.state},
                 recovery=[
                     Recovery("see why", f"onceward saga show {saga_id}"),
-                    Recovery("when the cause is gone, try it again", f"onceward saga retry {saga_id}", "low"),
+                    Recovery(
+                        "when the cause is gone, try it again",
+                        f"onceward saga retry {saga_id}",
+                        "low",
+                    ),
                     Recovery("or take it as it is", f"onceward saga abandon {saga_id}", "medium"),
                 ],
             )
@@ -137,7 +154,10 @@ def _enter(
 
 def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
     """Every action is the operation it says it is, before any of them is dispatched (S-7); what is shipped is ours."""
-    named = [operations.Named(f"action {n}", a.do.operation, a.do.effect) for n, a in saga.actions.items()]
+    named = [
+        operations.Named(f"action {n}", a.do.operation, a.do.effect)
+        for n, a in saga.actions.items()
+    ]
     operations.require(rows, named, required and not saga.reserves)
 
 
@@ -153,7 +173,10 @@ def _require_same(run: Run, wanted: Wanted) -> None:
                 f"the root {wanted.root[:100]} is that of run {run.saga_id}, which has another {what}",
                 context={"saga_id": run.saga_id, "root": wanted.root, "differs": what},
                 recovery=[
-                    Recovery("go on with that run, which has all it needs", f"onceward saga resume {run.saga_id}"),
+                    Recovery(
+                        "go on with that run, which has all it needs",
+                        f"onceward saga resume {run.saga_id}",
+                    ),
                     Recovery("or see what it is", f"onceward saga show {run.saga_id}"),
                 ],
             )

@@ -34,7 +34,9 @@ from onceward.store.tables.sagas import Runs, find_lease
 def standing(run: Run, at_work: bool) -> str:
     """How a run stands, in a word."""
     if run.over:
-        return "given up" if rules.remaining(run) else "done" if run.state == rules.DONE else "stopped"
+        return (
+            "given up" if rules.remaining(run) else "done" if run.state == rules.DONE else "stopped"
+        )
     if run.stuck is not None:
         return "stuck"
     return "running" if at_work else "unfinished"
@@ -55,8 +57,16 @@ def saga_list(store: Store, limit: int = 100) -> list[dict[str, Any]]:
     with store.read() as rows:
         return [
             {
-                **{"saga_id": run.saga_id, "name": run.name, "root": run.idempotency_root, "state": run.state},
-                **{"standing": standing(run, not nobody and _at_work(rows, run)), "created_at": iso(at)},
+                **{
+                    "saga_id": run.saga_id,
+                    "name": run.name,
+                    "root": run.idempotency_root,
+                    "state": run.state,
+                },
+                **{
+                    "standing": standing(run, not nobody and _at_work(rows, run)),
+                    "created_at": iso(at),
+                },
             }
             for run, at in Runs(rows).newest(limit)
         ]
@@ -76,15 +86,36 @@ def saga_status(store: Store, name: str) -> dict[str, Any]:
     shape = rules.shape_of(run)
     told: list[dict[str, Any]] = []
     for place in shape.places:
-        told.append({"step": place.name, "side": "action", "status": _status(run, place.name, steps, at_work)})
+        told.append(
+            {
+                "step": place.name,
+                "side": "action",
+                "status": _status(run, place.name, steps, at_work),
+            }
+        )
         found = steps.get((place.name, "action"))
         if found is not None:
             told[-1] |= {"child_id": found.child_id, **_error(found.error)}
     told += _undoing(run, shape, steps)
     said = {
-        **{"saga_id": run.saga_id, "name": run.name, "root": run.idempotency_root, "state": run.state},
-        **{"standing": how, "last_ok_state": run.last_ok_state, "steps": told, "lanes": lane_list(store, run.saga_id)},
-        **{"input": rules.given_of(run), "file": run.file or None, "grant_id": run.grant_id, "lease": run.lease},
+        **{
+            "saga_id": run.saga_id,
+            "name": run.name,
+            "root": run.idempotency_root,
+            "state": run.state,
+        },
+        **{
+            "standing": how,
+            "last_ok_state": run.last_ok_state,
+            "steps": told,
+            "lanes": lane_list(store, run.saga_id),
+        },
+        **{
+            "input": rules.given_of(run),
+            "file": run.file or None,
+            "grant_id": run.grant_id,
+            "lease": run.lease,
+        },
         "lease_held": lease is not None and lease.holder == run.idempotency_root,
         "stuck": msgspec.json.decode(run.stuck) if run.stuck else None,
         **{"why": why or None, "left": left or None, "not_undone": undone or None},
@@ -134,7 +165,9 @@ def _status(run: Run, name: str, steps: Any, at_work: bool) -> str:
     place = shape.place(name)
     assert place is not None
     # Several states may share a stop: the one that failed has left something behind, or follows the last that is done.
-    after = (run.last_ok_state is None and name == names[0]) or shape.after(run.last_ok_state or names[0]) == name
+    after = (run.last_ok_state is None and name == names[0]) or shape.after(
+        run.last_ok_state or names[0]
+    ) == name
     if place.stop == run.state and ((name, "action") in steps or after):
         return "failed"
     return "waiting" if shape.place(run.state) is not None else "not begun"
@@ -171,7 +204,10 @@ def grant_named(store: Store, name: str) -> dict[str, Any]:
     with store.read() as rows:
         found = Grants(rows).named(name)
         told = about(rows, found.grant_id)
-        return {**grant_of(found, store.sources.now()), **({"about": told} if told is not None else {})}
+        return {
+            **grant_of(found, store.sources.now()),
+            **({"about": told} if told is not None else {}),
+        }
 
 
 def registry_list(store: Store) -> list[dict[str, Any]]:
@@ -180,7 +216,11 @@ def registry_list(store: Store) -> list[dict[str, Any]]:
         registry = Registry(rows)
         return [
             {
-                **{"collection": one.name, "collection_id": one.collection_id, "schema_digest": one.schema_digest},
+                **{
+                    "collection": one.name,
+                    "collection_id": one.collection_id,
+                    "schema_digest": one.schema_digest,
+                },
                 **{"root": one.root, "status": one.status},
                 "values": [value_of(value) for value in registry.values(one.collection_id)],
             }
@@ -190,8 +230,17 @@ def registry_list(store: Store) -> list[dict[str, Any]]:
 
 def value_of(value: Value) -> dict[str, Any]:
     said = {
-        **{"value": str(value.key), "vocab_id": value.vocab_id, "status": value.status, "act_type": value.act_type},
-        **{"governing_authority_ref": value.governing_authority_ref, "digest": value.digest, "root": value.root},
+        **{
+            "value": str(value.key),
+            "vocab_id": value.vocab_id,
+            "status": value.status,
+            "act_type": value.act_type,
+        },
+        **{
+            "governing_authority_ref": value.governing_authority_ref,
+            "digest": value.digest,
+            "root": value.root,
+        },
         "semantics_frozen": bool(value.semantics_frozen),
         "successor": str(value.successor) if value.successor else None,
     }
@@ -217,9 +266,17 @@ def foreseen(store: Store, assembly: Assembly, executor: str, grant: str | None)
             why = refusal(given, scope, executor, store.sources.now()) or unsigned(rows, given)
             against += [why] if why else []
     return {
-        **{"plan": plan.ref, "collection": plan.collection, "collection_is": "there already" if known else "new"},
+        **{
+            "plan": plan.ref,
+            "collection": plan.collection,
+            "collection_is": "there already" if known else "new",
+        },
         "values": [{"value": str(one.key), **msgspec.to_builtins(one)} for one in plan.value],
-        **{"scope": msgspec.to_builtins(scope), "scope_digest": scope.digest(), "objections": against},
+        **{
+            "scope": msgspec.to_builtins(scope),
+            "scope_digest": scope.digest(),
+            "objections": against,
+        },
     }
 
 
@@ -232,7 +289,13 @@ def judged(store: Store, plan: RollbackPlan | None) -> Verdict:
 def value_of_action(artifacts: Artifacts, saga_id: str, action: str) -> Any:
     """What an action of a run left; files as their bytes."""
     with artifacts.store.read() as rows:
-        steps = [s for s in Runs(rows).steps(saga_id) if (s.step, s.side, s.status) == (action, "action", "done")]
+        steps = [
+            s
+            for s in Runs(rows).steps(saga_id)
+            if (s.step, s.side, s.status) == (action, "action", "done")
+        ]
     if not steps:
-        raise NotFound(f"run {saga_id} has no result of {action[:80]!a}", context={"action": action[:80]})
+        raise NotFound(
+            f"run {saga_id} has no result of {action[:80]!a}", context={"action": action[:80]}
+        )
     return value_of_outputs(artifacts, read_back(steps[0].outputs), None)

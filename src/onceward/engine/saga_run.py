@@ -27,7 +27,15 @@ from onceward.kernel.sagas import Lease, Run, Side, Step
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended
 from onceward.store.port import Transient
-from onceward.store.tables.sagas import Runs, find_lease, note_lease, put_step, release_lease, renew_lease, take_lease
+from onceward.store.tables.sagas import (
+    Runs,
+    find_lease,
+    note_lease,
+    put_step,
+    release_lease,
+    renew_lease,
+    take_lease,
+)
 from onceward.store.transaction import Transaction
 
 Told = Callable[[Mapping[str, Any]], None]
@@ -37,7 +45,9 @@ Why = Mapping[str, Any]
 class SagaRun:
     """Carries one run to its end, or to where it is stuck. Its children call in from their own thread."""
 
-    def __init__(self, kernel: Kernel, saga: Saga, saga_id: str, lease: Lease | None, told: Told) -> None:
+    def __init__(
+        self, kernel: Kernel, saga: Saga, saga_id: str, lease: Lease | None, told: Told
+    ) -> None:
         self.kernel, self.store, self.saga, self.saga_id = kernel, kernel.store, saga, saga_id
         self.lease, self.told = lease, told
         self.children = kernel.open_session(saga_id, 1, {}, saga.role)
@@ -251,7 +261,9 @@ class SagaRun:
         if not self.hold(tx) or run.over or run.stuck is not None or rules.pending(run) is not None:
             return
         self._give_back(tx, run)
-        attest.end_of_saga(tx, rules.settle(run, self.kernel.principal, {}), run, self.kernel.signer)
+        attest.end_of_saga(
+            tx, rules.settle(run, self.kernel.principal, {}), run, self.kernel.signer
+        )
 
     def _end(self, tx: Transaction, run: Run, move: Move) -> None:
         """A move, and if it is the last of a run that is done: its grant is stamped, its lease given back, its end
@@ -272,7 +284,11 @@ class SagaRun:
 
     def inputs(self, tx: Any, but: Sequence[str]) -> Inputs:
         """What the actions that are done left."""
-        return Inputs(self.kernel.artifacts, upstream(Runs(tx).steps(self.saga_id), but), lambda: self.kernel.work)
+        return Inputs(
+            self.kernel.artifacts,
+            upstream(Runs(tx).steps(self.saga_id), but),
+            lambda: self.kernel.work,
+        )
 
     def _notify(self) -> None:
         with self._changed:
@@ -282,7 +298,11 @@ class SagaRun:
 def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease:
     """The lease of a run, and its grant used up with it; refused before anything is written if either cannot be."""
     held = find_lease(tx, run.lease)
-    if held is not None and held.holder not in ("", run.idempotency_root) and held.expires_at > tx.now:
+    if (
+        held is not None
+        and held.holder not in ("", run.idempotency_root)
+        and held.expires_at > tx.now
+    ):
         seconds = (held.expires_at - tx.now) // 1_000_000
         raise LockConflict(
             f"the lease {run.lease} is held by run {held.holder[:100]}, for up to {seconds} s more",
@@ -293,7 +313,9 @@ def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease
         grants.consume(tx, run.grant_id, scope, actor, run.idempotency_root)
     lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
     assert lease is not None
-    tx.append(f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence})
+    tx.append(
+        f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence}
+    )
     note_lease(tx, run.saga_id, lease.fence)
     return lease
 

@@ -119,7 +119,9 @@ class Saga:
 
         def add(call: Call) -> Call:
             if not callable(call):
-                raise InvalidConfig(f"an action is made of a function, not of {call!r}", context={"field": "action"})
+                raise InvalidConfig(
+                    f"an action is made of a function, not of {call!r}", context={"field": "action"}
+                )
             self._add(name or call.__name__, {}, call, compensate, check, guard, words)
             return call
 
@@ -136,7 +138,15 @@ class Saga:
         **words: Any,
     ) -> str:
         """An action that runs a program, no shell; answers its name."""
-        self._add(name, {"run": run if isinstance(run, str) else list(run)}, None, compensate, check, guard, words)
+        self._add(
+            name,
+            {"run": run if isinstance(run, str) else list(run)},
+            None,
+            compensate,
+            check,
+            guard,
+            words,
+        )
         return name
 
     role = "operator"
@@ -178,10 +188,20 @@ class Saga:
         said: dict[str, Any] = {}
         for word, stage in (("do", action.do), ("undo", action.undo)):
             if stage is not None:
-                said[word] = {"run": list(stage.run)} if stage.run else {"function": _version(stage.call, self.folder)}
+                said[word] = (
+                    {"run": list(stage.run)}
+                    if stage.run
+                    else {"function": _version(stage.call, self.folder)}
+                )
                 said[word] |= {"env": list(stage.env), "secrets": list(stage.secrets)}
-        judges = {"check": _version(action.check, self.folder), "guard": _version(action.guard, self.folder)}
-        return {**said, **{word: version for word, version in judges.items() if version is not None}}
+        judges = {
+            "check": _version(action.check, self.folder),
+            "guard": _version(action.guard, self.folder),
+        }
+        return {
+            **said,
+            **{word: version for word, version in judges.items() if version is not None},
+        }
 
     def _add(
         self,
@@ -195,13 +215,17 @@ class Saga:
     ) -> None:
         odd = set(words) - _WORDS
         if odd:
-            raise InvalidConfig(f"an action has no {sorted(odd)[0]}", context={"field": sorted(odd)[0]})
+            raise InvalidConfig(
+                f"an action has no {sorted(odd)[0]}", context={"field": sorted(odd)[0]}
+            )
         if name in self.actions:
             raise InvalidConfig(f"there are two actions {name}", context={"field": "name"})
         for judge in (check, guard):
             _require_judge(judge)
         if isinstance(what.get("run"), str):
-            raise InvalidConfig(f"the command of {name} is a list of words, no text", context={"field": "run"})
+            raise InvalidConfig(
+                f"the command of {name} is a list of words, no text", context={"field": "run"}
+            )
         do = stage_of({"name": name, **what, **words}, call)
         self.actions[name] = Action(do, _undo(name, compensate, words), check, guard)
 
@@ -211,15 +235,20 @@ def _require_judge(judge: Any) -> None:
     if judge is None:
         return
     if not callable(judge):
-        raise InvalidConfig(f"a check or guard is a function, not {judge!r}", context={"field": "check"})
+        raise InvalidConfig(
+            f"a check or guard is a function, not {judge!r}", context={"field": "check"}
+        )
     if inspect.iscoroutinefunction(judge):
         raise InvalidConfig(
-            "a check or guard cannot be async: it runs inside a transaction", context={"field": "check"}
+            "a check or guard cannot be async: it runs inside a transaction",
+            context={"field": "check"},
         )
     try:
         inspect.signature(judge).bind(None)
     except TypeError:
-        raise InvalidConfig("a check or guard takes one argument, what is seen", context={"field": "check"}) from None
+        raise InvalidConfig(
+            "a check or guard takes one argument, what is seen", context={"field": "check"}
+        ) from None
     except ValueError:
         return
 

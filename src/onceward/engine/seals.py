@@ -15,7 +15,15 @@ from onceward.kernel.canon import canonical
 from onceward.kernel.merkle import Tree
 from onceward.store.port import Reads
 from onceward.store.tables.events import head_of, last_position
-from onceward.store.tables.keys import Seal, all_seals, find_key, find_signature, newest_seal, put_seal, workspace_id
+from onceward.store.tables.keys import (
+    Seal,
+    all_seals,
+    find_key,
+    find_signature,
+    newest_seal,
+    put_seal,
+    workspace_id,
+)
 from onceward.store.transaction import Transaction
 
 
@@ -29,22 +37,32 @@ def prepare(rows: Reads, signer: Signer, older: Receipt | None = None) -> Receip
     for head in heads:
         tree.add(head.leaf())
     fingerprint = signer.key.fingerprint
-    said = seal_statement(signer.workspace, signer.principal, fingerprint, position, tree.size, tree.root(), before)
-    return Receipt(signer.key.sign(said), signer.key.public, heads, since(older, before) if older else None)
+    said = seal_statement(
+        signer.workspace, signer.principal, fingerprint, position, tree.size, tree.root(), before
+    )
+    return Receipt(
+        signer.key.sign(said), signer.key.public, heads, since(older, before) if older else None
+    )
 
 
 def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
     """Record a seal that is genuine, by the principal who asks, and true."""
     envelope = read_envelope(document)
     key = find_key(tx, envelope.fingerprint)
-    if key is None or (key.principal, key.revoked_seq) != (actor, None) or not genuine(key.public_key, envelope):
+    if (
+        key is None
+        or (key.principal, key.revoked_seq) != (actor, None)
+        or not genuine(key.public_key, envelope)
+    ):
         raise PermissionDenied(f"the seal is not signed by {actor}", context={"principal": actor})
     try:
         position = int(envelope.said()["predicate"]["position"])
     except (KeyError, TypeError, ValueError):
         raise InvalidConfig("this is not a seal", context={"field": "envelope"}) from None
     if not 0 < position <= last_position(tx):
-        raise InvalidConfig("the seal is of events that are not here", context={"position": position})
+        raise InvalidConfig(
+            "the seal is of events that are not here", context={"position": position}
+        )
     before = [seal.statement_hash for seal in all_seals(tx)]
     tree = Tree()
     for head in heads_at(tx, position):
@@ -60,7 +78,13 @@ def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
     acts.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
     number = len(before) + 1
     put_seal(tx, Seal(number, position, tree.size, root.hex(), envelope.statement_hash))
-    return {"seal": number, "position": position, "streams": tree.size, "root": root.hex(), "key": key.fingerprint}
+    return {
+        "seal": number,
+        "position": position,
+        "streams": tree.size,
+        "root": root.hex(),
+        "key": key.fingerprint,
+    }
 
 
 def needed(rows: Reads) -> bool:
@@ -85,4 +109,6 @@ def write(path: Path, receipt: Receipt) -> None:
         fresh.replace(path)
     except OSError as error:
         fresh.unlink(missing_ok=True)
-        raise InvalidConfig(f"cannot write the seal {path}: {error.strerror}", context={"file": str(path)}) from error
+        raise InvalidConfig(
+            f"cannot write the seal {path}: {error.strerror}", context={"file": str(path)}
+        ) from error

@@ -15,7 +15,9 @@ class Signals:
     A handler runs between any two steps of the main thread, which may hold the event's own lock: so it only writes a
     byte, and a thread of its own does the rest."""
 
-    def __init__(self, stop: threading.Event, *, leaving: bool = False, hurry: threading.Event | None = None) -> None:
+    def __init__(
+        self, stop: threading.Event, *, leaving: bool = False, hurry: threading.Event | None = None
+    ) -> None:
         self._hurry = hurry
         """Set when somebody asks again."""
         self._leaving = leaving

@@ -39,7 +39,10 @@ class Notice(Sink, Protocol):
 
 def envelope(parcel: Parcel) -> bytes:
     """The event and the key by which a consumer drops repeats, as one canonical line."""
-    return b'{"dedupe_key":"%b","event":%b}' % (parcel.dedupe_key.hex().encode(), parcel.event.line())
+    return b'{"dedupe_key":"%b","event":%b}' % (
+        parcel.dedupe_key.hex().encode(),
+        parcel.event.line(),
+    )
 
 
 class ConsoleSink:
@@ -101,7 +104,9 @@ class WebhookSink:
 
     content_type = "application/cloudevents+json; charset=UTF-8"
 
-    def __init__(self, name: str, url: str, secret: str | None, workspace_id: str, sources: Sources) -> None:
+    def __init__(
+        self, name: str, url: str, secret: str | None, workspace_id: str, sources: Sources
+    ) -> None:
         self.name = name
         self._url = urlsplit(url)
         self._secret = secret
@@ -114,7 +119,11 @@ class WebhookSink:
         if self._secret is None:
             raise InvalidConfig("the environment variable that secret_env names is not set")
         body = self.body(parcel)
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self._url.scheme == "https"
+            else http.client.HTTPConnection
+        )
         connection = kind(self._url.hostname or "", self._url.port, timeout=self.timeout())
         try:
             path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")

@@ -11,7 +11,12 @@ import msgspec
 from onceward.engine import child_budget
 from onceward.kernel.money import to_usd
 from onceward.store.store import Store
-from onceward.store.tables.budgets import debits_by_child, debits_by_day, debits_by_session, debits_of
+from onceward.store.tables.budgets import (
+    debits_by_child,
+    debits_by_day,
+    debits_by_session,
+    debits_of,
+)
 
 DAY_MICROS = 86_400_000_000
 _POINTS = 400
@@ -21,11 +26,18 @@ def spending(store: Store, by: str) -> dict[str, Any]:
     """Every group with its lanes, the total, and what the workspace may spend; newest or dearest first."""
     with store.read() as rows:
         if by == "day":
-            found = _gathered((_day(day), "", lane, amount) for day, lane, amount in debits_by_day(rows, DAY_MICROS))
+            found = _gathered(
+                (_day(day), "", lane, amount)
+                for day, lane, amount in debits_by_day(rows, DAY_MICROS)
+            )
         elif by == "stage":
-            found = _gathered((*_stage(name, work), *rest) for _, name, work, *rest in debits_by_child(rows))
+            found = _gathered(
+                (*_stage(name, work), *rest) for _, name, work, *rest in debits_by_child(rows)
+            )
         else:
-            found = _gathered((session, name or "", *rest) for session, name, *rest in debits_by_session(rows))
+            found = _gathered(
+                (session, name or "", *rest) for session, name, *rest in debits_by_session(rows)
+            )
         limits = {lane.lane: lane.limit for lane in child_budget.workspace(rows).values()}
     total: dict[str, int] = {}
     for group in found:
@@ -53,7 +65,10 @@ def spent_over_time(store: Store, session_id: str) -> list[dict[str, Any]]:
         every = max(1, len(moments) // _POINTS)
         # What was carried over from a parent was spent before the first debit here.
         before = lane.total - (totals[-1] if totals else 0)
-        chosen = [*range(0, len(moments), every), *([len(moments) - 1] if (len(moments) - 1) % every else [])]
+        chosen = [
+            *range(0, len(moments), every),
+            *([len(moments) - 1] if (len(moments) - 1) % every else []),
+        ]
         said.append(
             {"lane": name, "limit": lane.limit, "total": lane.total}
             | {"at": [moments[k] for k in chosen], "totals": [totals[k] + before for k in chosen]}
@@ -62,7 +77,12 @@ def spent_over_time(store: Store, session_id: str) -> list[dict[str, Any]]:
 
 
 def _dearest(group: dict[str, Any]) -> Any:
-    return (-group["lanes"].get("usd_micros", 0), -group["lanes"].get("tokens", 0), group["name"], group["key"])
+    return (
+        -group["lanes"].get("usd_micros", 0),
+        -group["lanes"].get("tokens", 0),
+        group["name"],
+        group["key"],
+    )
 
 
 def _gathered(debits: Iterable[tuple[str, str, str, int]]) -> list[dict[str, Any]]:

@@ -26,7 +26,11 @@ class Spool:
             return
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self._file(child_id, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFELY, 0o600)
+            descriptor = os.open(
+                self._file(child_id, stream),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFELY,
+                0o600,
+            )
             try:
                 found = os.fstat(descriptor)
                 if stat.S_ISREG(found.st_mode) and found.st_size < OUTPUT_BYTES:

@@ -115,7 +115,11 @@ def _close_above(last: int, *kept: int) -> None:
 
 def _find(program: bytes, path: bytes) -> bytes:
     """The file to run, refused before anything is recorded as started."""
-    places = [program] if b"/" in program else [(folder or b".") + b"/" + program for folder in path.split(b":")]
+    places = (
+        [program]
+        if b"/" in program
+        else [(folder or b".") + b"/" + program for folder in path.split(b":")]
+    )
     for place in places:
         if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113
             return place
@@ -158,7 +162,9 @@ def receive(control: int) -> tuple[bytes, list[int], bool] | None:
     rights, got, wanted = b"", b"", _HEADER
     try:
         while len(got) < wanted:
-            part, extra, _, _ = line.recvmsg(wanted - len(got), _socket.CMSG_LEN(_MAX_FDS * 4), _CLOEXEC)
+            part, extra, _, _ = line.recvmsg(
+                wanted - len(got), _socket.CMSG_LEN(_MAX_FDS * 4), _CLOEXEC
+            )
             if not part:
                 return None
             rights += b"".join(content for _, _, content in extra)
@@ -167,7 +173,9 @@ def receive(control: int) -> tuple[bytes, list[int], bool] | None:
                 wanted += int.from_bytes(got[:4], "big")
     finally:
         line.detach()
-    descriptors = [int.from_bytes(rights[n : n + 4], sys.byteorder) for n in range(0, len(rights) // 4 * 4, 4)]
+    descriptors = [
+        int.from_bytes(rights[n : n + 4], sys.byteorder) for n in range(0, len(rights) // 4 * 4, 4)
+    ]
     return got[_HEADER:], descriptors, len(descriptors) == got[4]
 
 

@@ -123,7 +123,9 @@ class Streams:
                 if entry.name.endswith(".ndjson"):
                     told = entry.stat(follow_symlinks=False)
                     found.append(f"{entry.name}\0{told.st_size}\0{told.st_mtime_ns}\0{told.st_ino}")
-        return hashlib.sha256("\n".join(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()
+        return hashlib.sha256(
+            "\n".join(sorted(found)).encode("utf-8", "surrogateescape")
+        ).hexdigest()
 
     def rebuilt(self, stream: str) -> Iterator[bytes]:
         """The bytes that a stream's file should have."""
@@ -221,7 +223,11 @@ class Streams:
 
     def _cut(self, stream: str, fragment: bytes) -> None:
         """A crash left part of a line: what it was is recorded before it goes."""
-        detail = {"stream": stream, "length": len(fragment), "sha256": hashlib.sha256(fragment).hexdigest()}
+        detail = {
+            "stream": stream,
+            "length": len(fragment),
+            "sha256": hashlib.sha256(fragment).hexdigest(),
+        }
 
         def note(tx: Transaction) -> None:
             tx.append("workspace", "STREAM_REPAIRED", self.actor, detail)
@@ -235,7 +241,13 @@ class Streams:
         return AtomicityViolation(
             f"the file of stream {stream} disagrees with the records: {why}",
             context={"stream": stream, "file": str(path), "copy": str(copy)},
-            recovery=[Recovery("look at the copy, then remove the file: it is made again", f"rm '{path}'", "medium")],
+            recovery=[
+                Recovery(
+                    "look at the copy, then remove the file: it is made again",
+                    f"rm '{path}'",
+                    "medium",
+                )
+            ],
         )
 
     def _watermark(self) -> int:

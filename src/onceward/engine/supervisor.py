@@ -113,7 +113,9 @@ class Supervisor:
             if op == b"kill" or not child.signal:
                 self._signal(child, _KILL if op == b"kill" else _TERM)
 
-    def _stand(self, name: bytes, keep: int, body: bytes, descriptors: list[int], complete: bool) -> None:
+    def _stand(
+        self, name: bytes, keep: int, body: bytes, descriptors: list[int], complete: bool
+    ) -> None:
         """Hand an order to a copy, which gets ready to become the work."""
         self.asked = True
         if not complete or name in self.children:
@@ -235,7 +237,9 @@ class Supervisor:
         """Find the processes we adopted and say whose they are."""
         leaders = {child.pid for child in self.children.values() if child.status < 0}
         adopted = [pid for pid in own_children() if pid not in leaders and pid != self.spare[0]]
-        self.owners = {pid: self.owners[pid] if pid in self.owners else self._owner(pid) for pid in adopted}
+        self.owners = {
+            pid: self.owners[pid] if pid in self.owners else self._owner(pid) for pid in adopted
+        }
 
     def _owner(self, pid: int) -> frozenset[bytes]:
         marked = _mark_of(pid)

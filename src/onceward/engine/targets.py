@@ -19,12 +19,28 @@ def lock_list(locks: TargetLock) -> list[dict[str, Any]]:
         target = path.name.removesuffix(SUFFIX)
         if claim is None:
             why = "its file is empty, damaged or another program's"
-            entries.append({"target": target, "liveness": "unknown", "here": False, "why": why, "path": str(path)})
+            entries.append(
+                {
+                    "target": target,
+                    "liveness": "unknown",
+                    "here": False,
+                    "why": why,
+                    "path": str(path),
+                }
+            )
             continue
         verdict = locks.verdict(claim)
         said = msgspec.json.decode(claim.line())
         here = claim.hostname == os.uname().nodename
-        entries.append({"target": target, "liveness": verdict.liveness, "here": here, "why": verdict.why, **said})
+        entries.append(
+            {
+                "target": target,
+                "liveness": verdict.liveness,
+                "here": here,
+                "why": verdict.why,
+                **said,
+            }
+        )
     return entries
 
 
@@ -41,7 +57,11 @@ def claim_of(locks: TargetLock, target: str, nonce: str | None) -> dict[str, Any
     """A claim that somebody may clear: of nobody who lives here, and, where they say which, the one they looked at."""
     entry = lock_named(locks, target)
     if entry["liveness"] == "alive" and entry["here"]:
-        raise LockConflict(f"{target} is held by a process that lives: {entry['why']}; end it first")
+        raise LockConflict(
+            f"{target} is held by a process that lives: {entry['why']}; end it first"
+        )
     if nonce is not None and nonce != (entry.get("nonce") or "unreadable"):
-        raise InvalidConfig("the claim has another nonce; look at it again", context={"field": "nonce"})
+        raise InvalidConfig(
+            "the claim has another nonce; look at it again", context={"field": "nonce"}
+        )
     return entry

@@ -84,13 +84,17 @@ class Task(ChildTask):
 class Inputs(Mapping[str, Any]):
     """What flows into a step, read when it is asked for."""
 
-    def __init__(self, artifacts: Artifacts, upstream: Upstream, folder: Callable[[], Path]) -> None:
+    def __init__(
+        self, artifacts: Artifacts, upstream: Upstream, folder: Callable[[], Path]
+    ) -> None:
         self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
 
     def __getitem__(self, stage: str) -> Any:
         if stage not in self._upstream:
             known = ", ".join(self._upstream) or "nothing"
-            raise InvalidConfig(f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"})
+            raise InvalidConfig(
+                f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"}
+            )
         steps = self._upstream[stage]
         values = _Values(steps, lambda target: self._value(stage, target))
         return values[next(iter(steps))] if len(steps) == 1 else values
@@ -108,7 +112,9 @@ class Inputs(Mapping[str, Any]):
         return len(self._upstream)
 
     def _value(self, stage: str, target: str) -> Any:
-        return value_of(self._artifacts, self._upstream[stage][target], self._folder() / stage / target)
+        return value_of(
+            self._artifacts, self._upstream[stage][target], self._folder() / stage / target
+        )
 
 
 class _Values(Mapping[str, Any]):

@@ -52,7 +52,12 @@ def acquire(
             *(token, None, here.pid, PROCESS_NAME, exe_sha256(), now, now, fence),
             *(here.hostname, here.boot_id, here.process_start),
         )
-        take_lock(tx, seen, mine, lambda: LockConflict("another kernel took this workspace a moment earlier"))
+        take_lock(
+            tx,
+            seen,
+            mine,
+            lambda: LockConflict("another kernel took this workspace a moment earlier"),
+        )
         show_beat(tx, fence, (here.boot_id, steady_micros(), 0))
         show_place(tx, here.machine_id, root_id)
         faults.point("lock.acquired")
@@ -113,7 +118,13 @@ def serving(store: Store) -> str:
     """Where the kernel that lives takes work from others; empty if none does."""
     with store.read() as rows:
         held, shown = lock_row(rows), last_beat(rows)
-        if held is None or not held.held or shown is None or shown.fence != held.fence or not shown.serves:
+        if (
+            held is None
+            or not held.held
+            or shown is None
+            or shown.fence != held.fence
+            or not shown.serves
+        ):
             return ""
         return shown.serves if standing(rows, held, rows.now()).stands else ""
 
@@ -128,7 +139,12 @@ def standing(
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
     boot, so that setting the wall clock moves nothing; elsewhere on the store's clock."""
     shown = last_beat(rows)
-    if shown is not None and shown.fence == held.fence and shown.boot_id and shown.boot_id == boot_id():
+    if (
+        shown is not None
+        and shown.fence == held.fence
+        and shown.boot_id
+        and shown.boot_id == boot_id()
+    ):
         silent = steady_micros() - shown.steady
     else:
         silent = now - from_iso(held.last_heartbeat_at)
@@ -151,7 +167,11 @@ def _require_root(seen: LockRow, shown: Beat | None, here: Identity, root_id: st
         raise LockConflict(
             f"the kernel on {seen.hostname} is silent, but its artifacts are not in reach: this workspace's folder here"
             " is not the one it worked in",
-            context={"reason": "artifact_root", "hostname": seen.hostname, "acquired_at": seen.acquired_at},
+            context={
+                "reason": "artifact_root",
+                "hostname": seen.hostname,
+                "acquired_at": seen.acquired_at,
+            },
             recovery=[Recovery("run it where that folder is mounted, or on that machine")],
         )
 
@@ -171,6 +191,8 @@ def _require_gone(seen: LockRow, standing: Standing) -> None:
             },
             recovery=[
                 Recovery("see what it runs", "onceward status"),
-                Recovery("wait for it to finish, or end it", f"kill {seen.acquired_by_pid}", "medium"),
+                Recovery(
+                    "wait for it to finish, or end it", f"kill {seen.acquired_by_pid}", "medium"
+                ),
             ],
         )

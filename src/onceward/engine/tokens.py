@@ -12,7 +12,14 @@ from onceward.kernel.sources import Micros, iso
 from onceward.lifecycles.permit import hash_of
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.tokens import Token, all_tokens, put_token, revoke_token, token_of, tokens_named
+from onceward.store.tables.tokens import (
+    Token,
+    all_tokens,
+    put_token,
+    revoke_token,
+    token_of,
+    tokens_named,
+)
 from onceward.store.transaction import Transaction
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -21,13 +28,25 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) -> dict[str, Any]:
     """A token of one's own. Only its hash is asked for: the token itself is in no request, no answer and no log."""
     if not _HASH.fullmatch(token_hash):
-        raise InvalidConfig("a token is made known by the SHA-256 of it", context={"field": "token_hash"})
+        raise InvalidConfig(
+            "a token is made known by the SHA-256 of it", context={"field": "token_hash"}
+        )
     if not 1 <= seconds <= TOKEN_SECONDS:
-        raise InvalidConfig(f"a token lasts between 1 and {TOKEN_SECONDS} seconds", context={"field": "seconds"})
+        raise InvalidConfig(
+            f"a token lasts between 1 and {TOKEN_SECONDS} seconds", context={"field": "seconds"}
+        )
     if token_of(tx, token_hash) is not None:
-        raise InvalidConfig("this token is known already; make another one", context={"field": "token_hash"})
+        raise InvalidConfig(
+            "this token is known already; make another one", context={"field": "token_hash"}
+        )
     token_id, expires_at = tx.sources.new_id("tok"), tx.now + seconds * 1_000_000
-    said = {"token_id": token_id, "principal": actor, "token_hash": token_hash, "note": note, "expires_at": expires_at}
+    said = {
+        "token_id": token_id,
+        "principal": actor,
+        "token_hash": token_hash,
+        "note": note,
+        "expires_at": expires_at,
+    }
     event = tx.append("workspace", "TOKEN_MADE", actor, said)
     put_token(tx, Token(token_id, actor, token_hash, note, event.seq, None, expires_at))
     return {"token_id": token_id, "principal": actor, "expires_at": iso(expires_at)}
@@ -38,7 +57,9 @@ def revoke(tx: Transaction, actor: str, name: str) -> dict[str, Any]:
     found = tokens_named(tx, name)
     if len(found) != 1:
         raise NotFound(
-            f"more than one token begins with {name[:64]}" if found else f"there is no token {name[:64]!a}",
+            f"more than one token begins with {name[:64]}"
+            if found
+            else f"there is no token {name[:64]!a}",
             context={"token_id": name[:64]},
             recovery=[Recovery("see which there are", "onceward tokens list")],
         )
@@ -66,7 +87,11 @@ def token_list(store: Store) -> list[dict[str, Any]]:
         {
             **{"token_id": one.token_id, "principal": one.principal, "note": one.note},
             "expires_at": iso(one.expires_at),
-            "state": "revoked" if one.revoked_seq is not None else "expired" if one.expires_at <= now else "good",
+            "state": "revoked"
+            if one.revoked_seq is not None
+            else "expired"
+            if one.expires_at <= now
+            else "good",
         }
         for one in found
     ]

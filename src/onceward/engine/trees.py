@@ -51,7 +51,12 @@ class Tree:
     def __enter__(self) -> Tree:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         os.close(self._root)
 
     def look(self, path: str) -> File | None:
@@ -73,7 +78,9 @@ class Tree:
             try:
                 os.rename(staged.rpartition("/")[2], name, src_dir_fd=source, dst_dir_fd=above)
             except IsADirectoryError:
-                raise BaseDrift(f"{path} is a folder now, with something in it", context={"paths": [path]}) from None
+                raise BaseDrift(
+                    f"{path} is a folder now, with something in it", context={"paths": [path]}
+                ) from None
 
     def remove(self, path: str, but: Iterable[str] = ()) -> None:
         """Remove a file, and the folders that are empty without it, but for some."""
@@ -173,7 +180,8 @@ class Tree:
                     return None
                 what = "a link" if stat.S_ISLNK(kind) else "no folder of its own"
                 raise BaseDrift(
-                    f"{way} leads out of the tree: {part} is {what}", context={"paths": [way], "errno": error.errno}
+                    f"{way} leads out of the tree: {part} is {what}",
+                    context={"paths": [way], "errno": error.errno},
                 ) from None
         raise BaseDrift(f"{way} cannot be reached: it comes and goes", context={"paths": [way]})
 
@@ -220,16 +228,22 @@ def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[st
         for path, entry in _walk(root, "", ignore):
             if entry.is_symlink() and not links:
                 raise InvalidConfig(
-                    f"{path} is a link; say so if links are meant (--links)", context={"path": path, "field": "links"}
+                    f"{path} is a link; say so if links are meant (--links)",
+                    context={"path": path, "field": "links"},
                 )
             seen = tree.look(path)
             if seen is None or seen == ODD:
-                raise InvalidConfig(f"{path!a} is no file that can be read", context={"path": ascii(path)})
+                raise InvalidConfig(
+                    f"{path!a} is no file that can be read", context={"path": ascii(path)}
+                )
             if seen.mode == LINK:
                 check_link(path, str(Path(entry.path).readlink()))
             found[path] = seen
             if len(found) > MAX_OUTPUT_FILES:
-                raise InvalidConfig(f"{root} has more than {MAX_OUTPUT_FILES:,} files", context={"folder": str(root)})
+                raise InvalidConfig(
+                    f"{root} has more than {MAX_OUTPUT_FILES:,} files",
+                    context={"folder": str(root)},
+                )
     return found
 
 
@@ -240,10 +254,15 @@ def listing(root: Path, ignore: Sequence[str] = ()) -> list[str]:
 
 def ignored(path: str, ignore: Sequence[str]) -> bool:
     """Whether a path is no part of a tree."""
-    return any(is_machinery(part) or any(fnmatch.fnmatchcase(part, n) for n in ignore) for part in path.split("/"))
+    return any(
+        is_machinery(part) or any(fnmatch.fnmatchcase(part, n) for n in ignore)
+        for part in path.split("/")
+    )
 
 
-def _walk(folder: Path, above: str, ignore: Sequence[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _walk(
+    folder: Path, above: str, ignore: Sequence[str]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     for entry in inside:

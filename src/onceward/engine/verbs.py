@@ -121,7 +121,10 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> Any:
         build = tx.builds.named(asked.subject)
         if build.state == "ACTIVE":
             # A build that may run none of its steps is given up.
-            return {"cancel_request_id": request, **builds.abandon(tx, actor, build.build_id, False, request)}
+            return {
+                "cancel_request_id": request,
+                **builds.abandon(tx, actor, build.build_id, False, request),
+            }
         if build.state in ("CRASHED", "BUDGET_PAUSE"):
             raise InvalidConfig(
                 f"build {build.build_id} is {build.state}; nothing of it is running",
@@ -129,7 +132,9 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> Any:
                 recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
             )
     children = resolve(tx, asked.subject)
-    receipts = [{"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children]
+    receipts = [
+        {"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children
+    ]
     return {"cancel_request_id": request, "receipts": receipts}
 
 
@@ -148,7 +153,9 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _abandon(tx: Transaction, actor: str, asked: Abandon) -> Any:
-    return builds.abandon(tx, actor, asked.build, asked.failed, digest({"actor": actor, "abandon": asked.build}))
+    return builds.abandon(
+        tx, actor, asked.build, asked.failed, digest({"actor": actor, "abandon": asked.build})
+    )
 
 
 class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +167,9 @@ class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _approve(tx: Transaction, actor: str, asked: Approve) -> Any:
-    return builds.approve(tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:MAX_NOTE_CHARS])
+    return builds.approve(
+        tx, actor, asked.build, asked.step, asked.digest, asked.refuse, asked.note[:MAX_NOTE_CHARS]
+    )
 
 
 class AddSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,7 +281,9 @@ Ready = Callable[["Kernel", Any, str], Callable[[Transaction, str], Any]]
 
 def _inside(run: Callable[[Transaction, str, Any], Any], kind: type) -> Ready:
     """A verb that only the store matters to."""
-    return lambda kernel, payload, principal: lambda tx, actor: run(tx, actor, _convert(payload, kind))
+    return lambda kernel, payload, principal: (
+        lambda tx, actor: run(tx, actor, _convert(payload, kind))
+    )
 
 
 def _outside(ready: Ready, kind: type) -> Ready:
@@ -281,7 +292,10 @@ def _outside(ready: Ready, kind: type) -> Ready:
 
 VERBS: dict[str, Verb] = {
     **{name: Verb(ROLE_OF[name], kind, _inside(run, kind)) for name, (run, kind) in _RUN.items()},
-    **{name: Verb(ROLE_OF[name], kind, _outside(ready, kind), outside=True) for name, (ready, kind) in _READY.items()},
+    **{
+        name: Verb(ROLE_OF[name], kind, _outside(ready, kind), outside=True)
+        for name, (ready, kind) in _READY.items()
+    },
 }
 
 
@@ -289,4 +303,6 @@ def _convert(payload: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(payload, kind)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"the request's payload does not fit: {error}", context={"field": "payload"}) from None
+        raise InvalidConfig(
+            f"the request's payload does not fit: {error}", context={"field": "payload"}
+        ) from None

@@ -59,15 +59,23 @@ class Seen(msgspec.Struct):
 
     @property
     def passed(self) -> bool:
-        return not (self.different or self.missing or self.extra) and (self.check is None or self.check["passed"])
+        return not (self.different or self.missing or self.extra) and (
+            self.check is None or self.check["passed"]
+        )
 
     def text(self) -> str:
         """As it is kept: the first of each kind by name, all of them by number."""
-        said: dict[str, Any] = {"units": self.units, **({"check": self.check} if self.check is not None else {})}
+        said: dict[str, Any] = {
+            "units": self.units,
+            **({"check": self.check} if self.check is not None else {}),
+        }
         for name in ("different", "missing", "extra"):
             paths = getattr(self, name)
             if paths:
-                said[name] = {"count": len(paths), "paths": [_shown(path) for path in paths[:MAX_NAMED_PATHS]]}
+                said[name] = {
+                    "count": len(paths),
+                    "paths": [_shown(path) for path in paths[:MAX_NAMED_PATHS]],
+                }
         return canonical(said).decode()
 
     def why(self) -> str:
@@ -128,25 +136,42 @@ def verify(
         assert change_set is not None
         seen = look(kernel, change_set, manifest)
         if manifest.check and seen.passed:
-            seen.check = _run_check(kernel, entry, change_set, manifest, timeout, stop or threading.Event())
+            seen.check = _run_check(
+                kernel, entry, change_set, manifest, timeout, stop or threading.Event()
+            )
             # What is signed is what is there when all is said, whatever the check did to it; what it left beside, such
             # as a cache, is no part of it.
             last, own = look(kernel, change_set, manifest), set(manifest.paths())
-            seen.different, seen.missing = last.different, [path for path in last.missing if path in own]
-        result = kernel.store.write(lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id))
+            seen.different, seen.missing = (
+                last.different,
+                [path for path in last.missing if path in own],
+            )
+        result = kernel.store.write(
+            lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id)
+        )
         return _answer(kernel, entry_id, result, fresh=True)
 
 
-def _require_verifiable(rows: Reads, kernel: Kernel, entry: Entry, change_set: ChangeSet | None) -> None:
+def _require_verifiable(
+    rows: Reads, kernel: Kernel, entry: Entry, change_set: ChangeSet | None
+) -> None:
     assert kernel.signer is not None
-    signature = Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
+    signature = (
+        Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
+    )
     key = kernel.signer.key.fingerprint
     hands = hands_in(rows, change_set) if change_set is not None else set()
-    why = rules.verify_objection(entry, signature, hands, kernel.principal, key, tool_revision(__file__))
+    why = rules.verify_objection(
+        entry, signature, hands, kernel.principal, key, tool_revision(__file__)
+    )
     if why is not None:
-        other = Recovery("act as somebody else", f"onceward --as NAME change verify {entry.entry_id}")
+        other = Recovery(
+            "act as somebody else", f"onceward --as NAME change verify {entry.entry_id}"
+        )
         show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
-        raise GuardFailed(why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show])
+        raise GuardFailed(
+            why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show]
+        )
     others = unfinished(rows, entry)
     if others:
         raise LockConflict(
@@ -202,7 +227,9 @@ def _present(
     if manifest.cutter != TREE:
         place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
         data = {path: place.read(path) for path in paths}
-        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, sorted(place.paths())
+        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, sorted(
+            place.paths()
+        )
     root = tree_of(kernel.home, manifest)
     try:
         with Tree(root) as tree:
@@ -215,7 +242,11 @@ def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest)
     plan, root = plan_in(kernel, manifest), root_of(change_set.change_set_id)
     wanted = {str(one.key): one.meaning.digest() for one in plan.value}
     with kernel.store.read() as rows:
-        own = {str(v.key): v.digest for v in Registry(rows).of_root(root) if v.status in ("active", "superseded")}
+        own = {
+            str(v.key): v.digest
+            for v in Registry(rows).of_root(root)
+            if v.status in ("active", "superseded")
+        }
     return Seen(
         len(wanted),
         different=sorted(key for key in wanted.keys() & own.keys() if wanted[key] != own[key]),
@@ -236,7 +267,9 @@ def _run_check(
     folder = tree_of(kernel.home, manifest) if manifest.cutter == TREE else kernel.home
     given = {"ONCEWARD_ENTRY": entry.entry_id, "ONCEWARD_CHANGE_SET": change_set.change_set_id}
     terms: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    work = Command(argv=manifest.check, cwd=Path(folder), given=given, said={"entry": entry.entry_id}, **terms)
+    work = Command(
+        argv=manifest.check, cwd=Path(folder), given=given, said={"entry": entry.entry_id}, **terms
+    )
     children = kernel.open_session(kernel.store.sources.new_id("vfy"), 1, role="verifier")
     # It was approved with the change; it is no operation of its own.
     children.registered = False
@@ -253,7 +286,10 @@ def _run_check(
 
 def _said(how: Ended) -> dict[str, Any]:
     names = ("exit", "message", "last_line")
-    return {"reason": how.reason, **{name: how.detail[name] for name in names if how.detail.get(name) is not None}}
+    return {
+        "reason": how.reason,
+        **{name: how.detail[name] for name in names if how.detail.get(name) is not None},
+    }
 
 
 def require_verifiable(kernel: Kernel, entry_id: str) -> None:
@@ -288,7 +324,11 @@ def _record(
     )
     add_row(tx, result)
     first = entry.status == "cut_applied"
-    to = ("verified_complete" if seen.passed else "verify_failed_escalated") if first else entry.status
+    to = (
+        ("verified_complete" if seen.passed else "verify_failed_escalated")
+        if first
+        else entry.status
+    )
     told = attest.Pair("change.verify", entry, to, manifest.content_hash(), change_set, result)
     signed = attest.pair(tx, told, tool_revision(__file__), kernel.signer)
     said: dict[str, Any] = {
@@ -312,15 +352,24 @@ def _record(
 
 
 def _escalate(
-    tx: Transaction, kernel: Kernel, entry: Entry, change_set: ChangeSet, manifest: Manifest, why: str
+    tx: Transaction,
+    kernel: Kernel,
+    entry: Entry,
+    change_set: ChangeSet,
+    manifest: Manifest,
+    why: str,
 ) -> str:
     """The same proposal once more, for people to look at with what went wrong; one at a time (X62)."""
     found = Changes(tx)
-    waiting = [one for one in found.escalations(entry.entry_id) if one.status not in rules.CHANGE.terminal]
+    waiting = [
+        one for one in found.escalations(entry.entry_id) if one.status not in rules.CHANGE.terminal
+    ]
     if waiting:
         return waiting[-1].entry_id
     hash_ = manifest.content_hash()
-    proposer = [one.author for one in found.envelopes(entry.entry_id) if one.content_hash == hash_][-1]
+    proposer = [one.author for one in found.envelopes(entry.entry_id) if one.content_hash == hash_][
+        -1
+    ]
     entry_id = tx.sources.new_id("ent")
     reason = f"{entry.entry_id} failed its verification: {why}"
     move = rules.mark(
@@ -328,7 +377,12 @@ def _escalate(
         escalates=(entry.entry_id, kernel.principal, proposer),
     )
     born = changes.step(tx, [move])
-    digests = {digest for unit in manifest.unit for digest in (unit.before, unit.after) if digest is not None}
+    digests = {
+        digest
+        for unit in manifest.unit
+        for digest in (unit.before, unit.after)
+        if digest is not None
+    }
     blobs = {digest: Blob(digest, find(tx, digest)[1]) for digest in digests}
     changes.propose(tx, born, proposer, Proposed(manifest, kernel.artifacts, blobs), 1)
     return entry_id

@@ -11,7 +11,12 @@ from onceward.lifecycles.plan import result_digest, step_name
 from onceward.lifecycles.plan_changes import Body, step_changes
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body
-from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of_stage, find_checkpoint, last_success
+from onceward.store.tables.checkpoints import (
+    Checkpoint,
+    checkpoints_of_stage,
+    find_checkpoint,
+    last_success,
+)
 from onceward.store.tables.events import told
 
 Made = Callable[[str, str], str | None]
@@ -45,7 +50,9 @@ class History:
             said += self._flowed(last.build_id, need, before.get(need, ()), targets, made)
         return said
 
-    def _flowed(self, build_id: str, need: str, before: Sequence[str], after: Sequence[str], made: Made) -> list[str]:
+    def _flowed(
+        self, build_id: str, need: str, before: Sequence[str], after: Sequence[str], made: Made
+    ) -> list[str]:
         """What came from one stage: the same steps, and the same from each?"""
         known = self._flows.get((build_id, need, tuple(after)))
         if known is not None and len(after) > 1:
@@ -58,7 +65,9 @@ class History:
         for target in after:
             now_made = made(need, target)
             if now_made is not None and then.get(target) != now_made:
-                other.append(f"what {step_name(need, target)} made {'changed' if target in then else 'is new'}")
+                other.append(
+                    f"what {step_name(need, target)} made {'changed' if target in then else 'is new'}"
+                )
         more = [f"and of {len(other) - 3:,} more of {need}"] if len(other) > 3 else []
         self._flows[build_id, need, tuple(after)] = told + other[:3] + more
         return told + other[:3] + more
@@ -66,7 +75,9 @@ class History:
     def _made_in(self, build_id: str, stage: str) -> dict[str, str]:
         if (build_id, stage) not in self._digests:
             found = checkpoints_of_stage(self._rows, build_id, stage)
-            self._digests[build_id, stage] = {c.target: digest_of(c) for c in found if c.status == "SUCCESS"}
+            self._digests[build_id, stage] = {
+                c.target: digest_of(c) for c in found if c.status == "SUCCESS"
+            }
         return self._digests[build_id, stage]
 
     def _body(self, plan_hash: str) -> Body:

@@ -28,7 +28,9 @@ Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
 class ChildTask:
     """What a function child is given: who it is, and how to spend, report and notice that it should end."""
 
-    def __init__(self, token: Token, running: Running, spend: Callable[[Mapping[str, Any], bool], None]) -> None:
+    def __init__(
+        self, token: Token, running: Running, spend: Callable[[Mapping[str, Any], bool], None]
+    ) -> None:
         self.child_id, self.attempt = token.child_id, token.attempt
         self.token, self.running, self.debit = token, running, spend
 
@@ -60,7 +62,9 @@ class StepEnd(Protocol):
     """What its last event says of the step."""
     about: str
 
-    def record(self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str) -> Sequence[Order]:
+    def record(
+        self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str
+    ) -> Sequence[Order]:
         """In the commit of the end: the step's checkpoint and all that belongs to it. Answers who is to run next."""
         ...
 
@@ -124,7 +128,10 @@ class Function(Terms, frozen=True, kw_only=True):
         return "function"
 
     def described(self, base: Path) -> dict[str, Any]:
-        return {"function": self.name or getattr(self.call, "__qualname__", "function"), **self.policy()}
+        return {
+            "function": self.name or getattr(self.call, "__qualname__", "function"),
+            **self.policy(),
+        }
 
 
 class Command(Terms, frozen=True, kw_only=True):
@@ -149,7 +156,9 @@ class Command(Terms, frozen=True, kw_only=True):
         seen from the workspace's own folder."""
         redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
         where = self.cwd.relative_to(base) if self.cwd.is_relative_to(base) else self.cwd
-        *words, cwd = (_spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(where)))
+        *words, cwd = (
+            _spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(where))
+        )
         return {"argv": words, "cwd": cwd, **self.policy()}
 
 
@@ -159,9 +168,17 @@ Work = Function | Command
 def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command:
     """A function of a module in a process of its own, which can be ended, called with a JSON value."""
     if "<" in call.__qualname__:
-        raise InvalidConfig(f"{call.__qualname__} has no name by which another process could find it")
+        raise InvalidConfig(
+            f"{call.__qualname__} has no name by which another process could find it"
+        )
     spoken = msgspec.json.encode(argument).decode()
-    argv = (sys.executable, "-m", "onceward.child", f"{call.__module__}:{call.__qualname__}", spoken)
+    argv = (
+        sys.executable,
+        "-m",
+        "onceward.child",
+        f"{call.__module__}:{call.__qualname__}",
+        spoken,
+    )
     return Command(argv=argv, **{"cwd": Path.cwd(), "env": ("PYTHONPATH",), **words})
 
 

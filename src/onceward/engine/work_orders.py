@@ -115,7 +115,9 @@ def order_of(verb: str, payload: Any) -> Order:
     try:
         return msgspec.convert(payload, ORDERS[verb])
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"the request's payload does not fit: {error}", context={"field": "payload"}) from None
+        raise InvalidConfig(
+            f"the request's payload does not fit: {error}", context={"field": "payload"}
+        ) from None
 
 
 def payload_of(order: Order) -> dict[str, Any]:

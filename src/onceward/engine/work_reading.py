@@ -15,7 +15,13 @@ from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, last_detail_of
 from onceward.store.tables.events import events_of, head_of
 
-_DONE = {"SUCCESS": "executed", "SKIPPED": "skipped", "REUSED": "reused", "FAILED": "failed", "CANCELLED": "failed"}
+_DONE = {
+    "SUCCESS": "executed",
+    "SKIPPED": "skipped",
+    "REUSED": "reused",
+    "FAILED": "failed",
+    "CANCELLED": "failed",
+}
 
 
 class Ending:
@@ -33,7 +39,10 @@ class Ending:
                 self._after = event.seq
                 said = event.facts()
                 detail = said["detail"]
-                if said["event"] == "WORK_ENDED" and (detail["verb"], detail["request_id"]) == self._asked:
+                if (
+                    said["event"] == "WORK_ENDED"
+                    and (detail["verb"], detail["request_id"]) == self._asked
+                ):
                     return dict(detail)
         return None
 
@@ -62,11 +71,22 @@ def steps_since(found: Mapping[str, Any], known: dict[str, str]) -> Iterator[dic
         known[name] = status
         error = step.get("error") or {}
         ended = Ended(error.get("reason", ""), error) if error else None
-        spent = {"usd_micros": to_micros(step.get("cost_usd", "0.00"), "cost"), "tokens": step.get("tokens", 0)}
-        spent = {lane: amount for lane, amount in spent.items() if amount} if status == "SUCCESS" else {}
-        yield {"step": name, "status": status, "child_id": step.get("child_id", ""), "spent": spent, "ended": ended} | {
-            key: wanted[name][key] for key in ("text", "digest") if name in wanted
+        spent = {
+            "usd_micros": to_micros(step.get("cost_usd", "0.00"), "cost"),
+            "tokens": step.get("tokens", 0),
         }
+        spent = (
+            {lane: amount for lane, amount in spent.items() if amount}
+            if status == "SUCCESS"
+            else {}
+        )
+        yield {
+            "step": name,
+            "status": status,
+            "child_id": step.get("child_id", ""),
+            "spent": spent,
+            "ended": ended,
+        } | {key: wanted[name][key] for key in ("text", "digest") if name in wanted}
 
 
 def summed_up(found: Mapping[str, Any], before: Mapping[str, Any], seconds: int) -> dict[str, Any]:
@@ -75,7 +95,9 @@ def summed_up(found: Mapping[str, Any], before: Mapping[str, Any], seconds: int)
     for step in found["steps"]:
         if step["status"] in _DONE:
             counts[_DONE[step["status"]]] += 1
-    said: dict[str, Any] = {name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")}
+    said: dict[str, Any] = {
+        name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
+    }
     said["steps"] = {"total": len(found["steps"]), **counts}
     paid = to_micros(found["cost_usd"], "cost") - to_micros(before["cost_usd"], "cost")
     said |= {"saved_usd": to_usd(0), "paid_usd": to_usd(max(0, paid)), "seconds": seconds}

@@ -23,8 +23,22 @@ NEEDED: Final = frozenset(
             "CONFIRMATION_MINTED",
             "BUILD_ABANDONED",
         ),
-        *("ENTRY_MARKED", "ENTRY_REVISED", "ENTRY_SWEPT", "ENTRY_APPROVED", "ENTRY_DEFERRED", "ENTRY_REJECTED"),
-        *("ENTRY_REVIEWED", "ENTRY_ABANDONED", "BACKLOG_SWEPT", "WORK_TAKEN", "TOKEN_MADE", "TOKEN_REVOKED"),
+        *(
+            "ENTRY_MARKED",
+            "ENTRY_REVISED",
+            "ENTRY_SWEPT",
+            "ENTRY_APPROVED",
+            "ENTRY_DEFERRED",
+            "ENTRY_REJECTED",
+        ),
+        *(
+            "ENTRY_REVIEWED",
+            "ENTRY_ABANDONED",
+            "BACKLOG_SWEPT",
+            "WORK_TAKEN",
+            "TOKEN_MADE",
+            "TOKEN_REVOKED",
+        ),
     }
 )
 """Events that somebody asked for; from the workspace's first key on, with a signature."""
@@ -93,7 +107,10 @@ def _reason(payload: Mapping[str, Any], claim: Claim) -> bool:
 
 def _marked(claim: Claim, payload: Mapping[str, Any]) -> bool:
     needs = sorted(set(payload.get("depends_on", ())))
-    same = (payload["manifest"], payload["key"]) == (claim.detail["manifest"], claim.detail["idempotency_key"])
+    same = (payload["manifest"], payload["key"]) == (
+        claim.detail["manifest"],
+        claim.detail["idempotency_key"],
+    )
     return same and needs == (claim.detail["depends_on"] or []) and _reason(payload, claim)
 
 
@@ -102,7 +119,11 @@ def _revised(claim: Claim, payload: Mapping[str, Any]) -> bool:
     return same and _reason(payload, claim)
 
 
-_DECISIONS: Final = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
+_DECISIONS: Final = {
+    "ENTRY_APPROVED": "approve",
+    "ENTRY_DEFERRED": "defer",
+    "ENTRY_REJECTED": "reject",
+}
 
 
 def _reviewed(claim: Claim, payload: Mapping[str, Any]) -> bool:
@@ -119,16 +140,28 @@ _ENDS = ("BUILD_ABANDONED", "BUILD_FAILED", "WORKER_CANCEL", "STEP_IN_DOUBT")
 _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]]] = {
     ("builds.approve", "APPROVAL_GIVEN"): _approve,
     ("builds.approve", "APPROVAL_REFUSED"): _approve,
-    ("builds.confirm", "CONFIRMATION_MINTED"): lambda claim, payload: payload["build"] == claim.subject,
-    **{("builds.abandon", event): lambda claim, payload: _ended(claim, payload["build"]) for event in _ENDS},
-    **{("children.cancel", event): lambda claim, payload: _ended(claim, payload["subject"]) for event in _ENDS},
+    ("builds.confirm", "CONFIRMATION_MINTED"): lambda claim, payload: (
+        payload["build"] == claim.subject
+    ),
+    **{
+        ("builds.abandon", event): lambda claim, payload: _ended(claim, payload["build"])
+        for event in _ENDS
+    },
+    **{
+        ("children.cancel", event): lambda claim, payload: _ended(claim, payload["subject"])
+        for event in _ENDS
+    },
     ("principals.add", "PRINCIPAL_ADDED"): _roles,
     ("principals.take", "ROLES_TAKEN"): _roles,
     ("principals.add", "KEY_ADDED"): _key,
     ("keys.add", "KEY_ADDED"): _key,
     ("keys.revoke", "KEY_REVOKED"): lambda claim, payload: payload["key"] == claim.detail["key"],
-    ("locks.clear", "LOCK_CLEARED"): lambda claim, payload: payload["target"] == claim.detail["target"],
-    ("grants.draft", "GRANT_DRAFTED"): lambda claim, payload: _scope(payload) == claim.detail["scope"],
+    ("locks.clear", "LOCK_CLEARED"): lambda claim, payload: (
+        payload["target"] == claim.detail["target"]
+    ),
+    ("grants.draft", "GRANT_DRAFTED"): lambda claim, payload: (
+        _scope(payload) == claim.detail["scope"]
+    ),
     ("grants.issue", "GRANT_ISSUED"): lambda claim, payload: (
         payload["grant"] == claim.subject and _scope(payload) == claim.detail["scope"]
     ),
@@ -148,8 +181,12 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
         payload["entry"] == claim.subject and _reason(payload, claim)
     ),
     **{(verb, "WORK_TAKEN"): lambda claim, payload: True for verb in WORKS},
-    ("tokens.new", "TOKEN_MADE"): lambda claim, payload: payload["token_hash"] == claim.detail["token_hash"],
-    ("tokens.revoke", "TOKEN_REVOKED"): lambda claim, payload: payload["token"] == claim.detail["token_id"],
+    ("tokens.new", "TOKEN_MADE"): lambda claim, payload: (
+        payload["token_hash"] == claim.detail["token_hash"]
+    ),
+    ("tokens.revoke", "TOKEN_REVOKED"): lambda claim, payload: (
+        payload["token"] == claim.detail["token_id"]
+    ),
     ("seals.add", "ACT_SIGNED"): lambda claim, payload: claim.detail["act"] == "seal",
 }
 

@@ -96,7 +96,10 @@ class Reader:
         except BadBundle:
             name, size = "", 0
         if name != "bundle.json" or size > _LARGEST:
-            raise BadBundle(f"{self.path.name} is not a bundle: its first page is missing", context={"rule": "bundle"})
+            raise BadBundle(
+                f"{self.path.name} is not a bundle: its first page is missing",
+                context={"rule": "bundle"},
+            )
         self._places[name] = (_BLOCK, size)
         data = b"".join(self.pieces(name))
         try:
@@ -104,7 +107,11 @@ class Reader:
             page = msgspec.convert(found, Page)
             if canonical(found) != data or canonical(msgspec.to_builtins(page)) != data:
                 raise InvalidConfig("not in canonical form")
-            if page.format != FORMAT or page.kind not in KINDS or page.artifacts not in ("whole", "digests"):
+            if (
+                page.format != FORMAT
+                or page.kind not in KINDS
+                or page.artifacts not in ("whole", "digests")
+            ):
                 raise InvalidConfig("of no known kind")
         except (msgspec.ValidationError, InvalidConfig) as error:
             why = f"the first page of {self.path.name} cannot be read: {error}"
@@ -160,7 +167,9 @@ class Reader:
             *whole, rest = (rest + piece).split(b"\n")
             yield from whole
             if len(rest) > _LONGEST:
-                raise BadBundle(f"a line of {name} is longer than any record", context={"rule": "bundle"})
+                raise BadBundle(
+                    f"a line of {name} is longer than any record", context={"rule": "bundle"}
+                )
         if rest:
             raise BadBundle(f"the last line of {name} has no end", context={"rule": "bundle"})
 
@@ -175,7 +184,9 @@ class Reader:
             if header(told.name, told.size) != block:
                 raise ValueError
         except (tarfile.TarError, ValueError, UnicodeError):
-            raise BadBundle("its header is not the one it should have", context={"rule": "bundle"}) from None
+            raise BadBundle(
+                "its header is not the one it should have", context={"rule": "bundle"}
+            ) from None
         return told.name, told.size
 
     def _rest(self, at: int, end: int) -> bytes:
@@ -213,16 +224,28 @@ def record_of(kind: type[T], line: bytes) -> T:
         if kind is Signature:
             envelope = read_envelope(said["envelope"])
             text = envelope.statement.decode()
-            found: Any = Signature(envelope.statement_hash, text, envelope.fingerprint, envelope.signature, said["seq"])
+            found: Any = Signature(
+                envelope.statement_hash, text, envelope.fingerprint, envelope.signature, said["seq"]
+            )
         else:
             fields = kind.__struct_fields__  # type: ignore[attr-defined]
             values = {name: said.get(name) for name in fields}
             if kind is Key:
-                values["public_key"], values["proof"] = bytes.fromhex(said["public_key"]), bytes.fromhex(said["proof"])
+                values["public_key"], values["proof"] = (
+                    bytes.fromhex(said["public_key"]),
+                    bytes.fromhex(said["proof"]),
+                )
             found = msgspec.convert(values, kind)
         if line_of(found) != line + b"\n":
             raise ValueError
-    except (msgspec.ValidationError, InvalidConfig, KeyError, TypeError, ValueError, AttributeError):
+    except (
+        msgspec.ValidationError,
+        InvalidConfig,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
         raise BadBundle(
             f"a line is no record of {ALL_FILES[kind]}: {line[:60]!a}", context={"rule": "bundle"}
         ) from None
@@ -275,7 +298,9 @@ class BundleRecords:
         for line in self._reader.lines("events.ndjson"):
             event = event_of(line)
             if (event.stream, event.seq) <= before:
-                raise BadBundle(f"{event.stream}#{event.seq} is not where it belongs", context={"rule": "gap"})
+                raise BadBundle(
+                    f"{event.stream}#{event.seq} is not where it belongs", context={"rule": "gap"}
+                )
             before = (event.stream, event.seq)
             yield event
 
@@ -291,14 +316,24 @@ class BundleRecords:
         before: Any = None
         for line in self._reader.lines(ALL_FILES[kind]):
             record = record_of(kind, line)
-            place = in_order(record) if isinstance(record, Child) else tuple(getattr(record, name) for name in key)
+            place = (
+                in_order(record)
+                if isinstance(record, Child)
+                else tuple(getattr(record, name) for name in key)
+            )
             if before is not None and place <= before:
-                raise BadBundle(f"{ALL_FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"})
+                raise BadBundle(
+                    f"{ALL_FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"}
+                )
             before = place
             yield record
 
     def of(self, kind: type[T], **fixed: Value) -> Iterator[T]:
-        return (row for row in self.all(kind) if all(getattr(row, name) == value for name, value in fixed.items()))
+        return (
+            row
+            for row in self.all(kind)
+            if all(getattr(row, name) == value for name, value in fixed.items())
+        )
 
     def stream(self, name: str) -> Iterator[Event]:
         return (event for event in self.events() if event.stream == name)

@@ -29,11 +29,16 @@ _ARTIFACT = re.compile(r"artifacts/[0-9a-f]{64}")
 
 
 def verify_bundle(
-    path: Path, seals: Sequence[Path] = (), trusted: Sequence[str] = (), progress: Progress | None = None
+    path: Path,
+    seals: Sequence[Path] = (),
+    trusted: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> Findings:
     """Everything about a bundle, with nothing but the file, the seals and the keys that are given."""
     if any(len(key.strip()) < 16 for key in trusted):
-        raise InvalidConfig("--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"})
+        raise InvalidConfig(
+            "--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"}
+        )
     findings = Findings()
     try:
         reader = Reader(path)
@@ -54,7 +59,12 @@ def verify_bundle(
 def _strangers(reader: Reader) -> list[str]:
     """Members that no bundle has, or has twice, or lacks."""
     names = [member.name for member in reader.page.files]
-    wanted = {"README.md", "events.ndjson", *FILES.values(), *ALSO.get(reader.page.kind, {}).values()}
+    wanted = {
+        "README.md",
+        "events.ndjson",
+        *FILES.values(),
+        *ALSO.get(reader.page.kind, {}).values(),
+    }
     free = {"manifest.ndjson", "seal.json"}
     odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
     said = [f"{name} does not belong here" for name in odd]
@@ -63,7 +73,11 @@ def _strangers(reader: Reader) -> list[str]:
 
 
 def _verify_inside(
-    reader: Reader, findings: Findings, seals: Sequence[Path], trusted: Sequence[str], progress: Progress | None
+    reader: Reader,
+    findings: Findings,
+    seals: Sequence[Path],
+    trusted: Sequence[str],
+    progress: Progress | None,
 ) -> None:
     records = BundleRecords(reader)
 
@@ -86,7 +100,9 @@ def _verify_inside(
         _held_against(seal, reader, records, findings)
     _trusted(findings, signers, ends, trusted)
     for signer in sorted(ends & keys.keys()):
-        findings.notes.append(f"its end is signed by {keys[signer].principal} with the key {signer}")
+        findings.notes.append(
+            f"its end is signed by {keys[signer].principal} with the key {signer}"
+        )
     if not ends:
         findings.notes.append("nobody signed its end")
 
@@ -113,10 +129,14 @@ def _signed_change(reader: Reader, records: BundleRecords) -> set[str]:
     pairs = {pair.signature_id: pair.fingerprint for pair in records.all(PairSignature)}
     keys = {signature.statement_hash: signature.fingerprint for signature in records.all(Signature)}
     moves = [
-        event.facts() for event in records.stream(stream_of("entry", reader.page.subject)) if event.source == "change"
+        event.facts()
+        for event in records.stream(stream_of("entry", reader.page.subject))
+        if event.source == "change"
     ]
     said = moves[-1] if moves else {"detail": {}, "context": {}}
-    found = pairs.get(said["detail"].get("signature_id", "")) or keys.get(said["context"].get("signed", ""))
+    found = pairs.get(said["detail"].get("signature_id", "")) or keys.get(
+        said["context"].get("signed", "")
+    )
     return {found} if found else set()
 
 
@@ -147,7 +167,11 @@ def _artifacts(reader: Reader, records: BundleRecords, findings: Findings) -> No
     for sha256, size in known.items():
         member = members.pop(f"artifacts/{sha256}", None)
         if (member is None) == (reader.page.artifacts == "whole"):
-            findings.fault("artifact", sha256[:16], "its bytes are missing, or here though the first page says no")
+            findings.fault(
+                "artifact",
+                sha256[:16],
+                "its bytes are missing, or here though the first page says no",
+            )
         elif member is not None and (member.sha256, member.size) != (sha256, size):
             findings.fault("artifact", sha256[:16], "its bytes are not what its digest says")
     for name in members:
@@ -167,10 +191,14 @@ def _manifest(reader: Reader, records: BundleRecords, findings: Findings) -> Non
     for piece in reader.pieces("manifest.ndjson") if reader.has("manifest.ndjson") else ():
         listed.update(piece)
     if reader.has("manifest.ndjson") != done or (done and listed.digest() != made.digest()):
-        findings.fault("manifest", reader.page.subject, "the list of what was made is not what the steps made")
+        findings.fault(
+            "manifest", reader.page.subject, "the list of what was made is not what the steps made"
+        )
 
 
-def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, Key]) -> str:
+def _sealed(
+    reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, Key]
+) -> str:
     """The stream of the subject is among those that were sealed."""
     from onceward.evidence.signing import genuine
 
@@ -181,7 +209,11 @@ def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: di
         envelope = read_envelope(found["envelope"])
         if envelope.said().get("predicateType") != SEAL:
             raise ValueError
-        told, head, proof = seal_said(envelope.said()["predicate"]), Head(*found["head"]), found["proof"]
+        told, head, proof = (
+            seal_said(envelope.said()["predicate"]),
+            Head(*found["head"]),
+            found["proof"],
+        )
         if canonical(found) != data:
             raise ValueError
         index, path = proof["index"], [bytes.fromhex(step) for step in proof["path"]]
@@ -191,7 +223,11 @@ def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: di
         return ""
     findings.count("seals")
     key = keys.get(envelope.fingerprint)
-    if key is None or not genuine(key.public_key, envelope) or told["workspace"] != records.workspace():
+    if (
+        key is None
+        or not genuine(key.public_key, envelope)
+        or told["workspace"] != records.workspace()
+    ):
         findings.fault("seal", stream, "the seal is not genuine")
     elif told["principal"] != key.principal:
         findings.fault("seal", stream, "the seal is signed for somebody else")
@@ -199,7 +235,9 @@ def _sealed(reader: Reader, records: BundleRecords, findings: Findings, keys: di
     if (head.stream, head.seq, head.hash) != (stream, seq, hash_.hex()):
         findings.fault("seal", stream, "what was sealed is not where the stream ends here")
     elif not held:
-        findings.fault("seal", stream, "nothing shows that it is one of the streams that were sealed")
+        findings.fault(
+            "seal", stream, "nothing shows that it is one of the streams that were sealed"
+        )
     return envelope.fingerprint
 
 
@@ -217,14 +255,22 @@ def _held_against(path: Path, reader: Reader, records: BundleRecords, findings: 
         return
     sealed = next((head for head in receipt.heads if head.stream == stream), None)
     if sealed is None:
-        findings.fault("seal", path.name, f"it does not know {stream}: it is older, or was kept without its heads")
+        findings.fault(
+            "seal",
+            path.name,
+            f"it does not know {stream}: it is older, or was kept without its heads",
+        )
         return
     for event in records.events():
         if (event.stream, event.seq) == (stream, sealed.seq):
             if event.hash.hex() != sealed.hash:
-                findings.fault("seal", path.name, f"{stream} is not what it was at event {sealed.seq}")
+                findings.fault(
+                    "seal", path.name, f"{stream} is not what it was at event {sealed.seq}"
+                )
             return
-    findings.fault("seal", path.name, f"{stream} had {sealed.seq} events and has {records.heads[stream][0]}")
+    findings.fault(
+        "seal", path.name, f"{stream} had {sealed.seq} events and has {records.heads[stream][0]}"
+    )
 
 
 def _trusted(findings: Findings, signers: set[str], ends: set[str], trusted: Sequence[str]) -> None:
@@ -233,4 +279,8 @@ def _trusted(findings: Findings, signers: set[str], ends: set[str], trusted: Seq
         findings.fault("signature", "bundle", "nobody who is trusted signed its end")
     for signer in sorted(signers):
         if wanted and not signer.startswith(wanted):
-            findings.fault("signature", signer[:16], "it signed something, and is none of the keys that are trusted")
+            findings.fault(
+                "signature",
+                signer[:16],
+                "it signed something, and is none of the keys that are trusted",
+            )

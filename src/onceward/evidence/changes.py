@@ -26,7 +26,11 @@ _GIVEN: Final = {
     "change_set": ("entry_id", "decision_id", "kind", "of_change_set", "executor"),
 }
 """What the first event of each says of it, once and for all."""
-_DECIDED: Final = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
+_DECIDED: Final = {
+    "ENTRY_APPROVED": "approve",
+    "ENTRY_DEFERRED": "defer",
+    "ENTRY_REJECTED": "reject",
+}
 PREFIXES: Final = ("ent_", "cst_")
 
 
@@ -63,45 +67,81 @@ class Backlog:
             self._facts = {name: said.get(name) for name in _GIVEN.get(event.source, ())}
             if event.source == "change":
                 self._facts["reason"] = said.get("why")
-                self._proposed = [(str(said.get("manifest", "")), str(said.get("proposed_by", said.get("author", ""))))]
+                self._proposed = [
+                    (
+                        str(said.get("manifest", "")),
+                        str(said.get("proposed_by", said.get("author", ""))),
+                    )
+                ]
                 self._needs = said.get("depends_on", [])
         if event.source not in (self._source, "entry") or self._source not in _GIVEN:
-            self._findings.fault("history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}")
+            self._findings.fault(
+                "history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}"
+            )
             return
         if event.source != "entry":
-            stream.move(CHANGE if event.source == "change" else CHANGE_SET, event, body, self._findings)
+            stream.move(
+                CHANGE if event.source == "change" else CHANGE_SET, event, body, self._findings
+            )
             reason = said.get("reason", "marked")
-            told = (said.get("from"), said["to"], body.context.actor, reason, event.at, canonical(said))
+            told = (
+                said.get("from"),
+                said["to"],
+                body.context.actor,
+                reason,
+                event.at,
+                canonical(said),
+            )
             self._arrows.append((*told, said.get("signature_id")))
         if self._source == "change_set":
             self._pairs.note_set(body.event, stream.subject, said)
             return
         self._pairs.note(body.event, said, body.context.actor, event.at, stream.state)
         if said.get("escalation"):
-            proposer = [author for hash_, author in self._proposed if hash_ == said.get("manifest")][-1:]
+            proposer = [
+                author for hash_, author in self._proposed if hash_ == said.get("manifest")
+            ][-1:]
             told = (stream.subject, said.get("manifest"), self._facts["author"], *proposer)
             self._named.setdefault(said["escalation"], told)
         if body.event == "ENTRY_REVISED":
             self._proposed.append((said["manifest"], said["author"]))
-        decision = said.get("decision") if body.event == "ENTRY_REVIEWED" else _DECIDED.get(body.event)
+        decision = (
+            said.get("decision") if body.event == "ENTRY_REVIEWED" else _DECIDED.get(body.event)
+        )
         if decision:
             self._decide(event, body, said, decision)
 
     def _decide(self, event: Event, body: Body, said: dict[str, Any], decision: str) -> None:
         actor, manifest = body.context.actor, said.get("manifest")
-        told = (manifest, actor, decision, said.get("why", ""), body.context.signed or None, event.at)
+        told = (
+            manifest,
+            actor,
+            decision,
+            said.get("why", ""),
+            body.context.signed or None,
+            event.at,
+        )
         before = sum(arrow[1] is not None for arrow in self._arrows) - (event.source == "change")
         self._decisions[said.get("decision_id", "")] = (*told, before)
         authors = {self._facts["author"], *(author for _, author in self._proposed)}
         if decision == "approve" and actor in authors and not said.get("own"):
-            self._findings.fault("duty", f"{event.stream}#{event.seq}", f"{actor} approved what {actor} proposed")
+            self._findings.fault(
+                "duty", f"{event.stream}#{event.seq}", f"{actor} approved what {actor} proposed"
+            )
 
     def swept(self, event: Event) -> None:
         """A pass of the workspace's backlog."""
         told = event.facts()
         said = told["detail"]
         self._sweeps[said["sweep_id"]] = SweepRow(
-            *(said["sweep_id"], told["context"]["actor"], event.at, said["promoted"], said["waiting"], event.position)
+            *(
+                said["sweep_id"],
+                told["context"]["actor"],
+                event.at,
+                said["promoted"],
+                said["waiting"],
+                event.position,
+            )
         )
 
     def close(self, stream: Stream) -> None:
@@ -115,7 +155,9 @@ class Backlog:
             return
         if (stream.state, stream.version) != (row.status, row.version):
             said = f"it is {row.status} at version {row.version}, but its last event says"
-            self._findings.fault("state", stream.subject, f"{said} {stream.state} at {stream.version}")
+            self._findings.fault(
+                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
+            )
         for name, value in self._facts.items():
             if getattr(row, name) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
@@ -128,28 +170,47 @@ class Backlog:
         """Status, history and events are one truth (A-5, A-6)."""
         entry_id = entry.entry_id
         self._check_history(entry_id)
-        envelopes = sorted(self._records.of(Envelope, entry_id=entry_id), key=lambda one: one.revision)
+        envelopes = sorted(
+            self._records.of(Envelope, entry_id=entry_id), key=lambda one: one.revision
+        )
         if [(one.content_hash, one.author) for one in envelopes] != self._proposed:
             self._fault(entry_id, "what was proposed is not what its events say")
         for envelope in envelopes:
             self._check_envelope(envelope)
-        if [row.depends_on for row in self._records.of(DependencyRow, entry_id=entry_id)] != self._needs:
+        if [
+            row.depends_on for row in self._records.of(DependencyRow, entry_id=entry_id)
+        ] != self._needs:
             self._fault(entry_id, "what it depends on is not what its first event says")
         for decision in self._records.of(Decision, entry_id=entry_id):
             told = self._decisions.pop(decision.decision_id, None)
             said = (decision.content_hash, decision.reviewer, decision.decision, decision.reason)
-            if told != (*said, decision.statement_hash, decision.decided_at, decision.entry_version):
+            if told != (
+                *said,
+                decision.statement_hash,
+                decision.decided_at,
+                decision.entry_version,
+            ):
                 self._fault(entry_id, f"{decision.decision_id} is not what its event says")
         for decision_id in sorted(self._decisions):
             self._fault(entry_id, f"the decision {decision_id} is not there")
         if entry.escalates is not None:
-            self._claimed[entry_id] = (entry.escalates, self._proposed[0][0], entry.author, self._proposed[0][1])
+            self._claimed[entry_id] = (
+                entry.escalates,
+                self._proposed[0][0],
+                entry.author,
+                self._proposed[0][1],
+            )
         self._pairs.close(entry_id)
 
     def _check_history(self, entry_id: str) -> None:
         rows = sorted(self._records.of(History, entry_id=entry_id), key=lambda row: row.seq)
-        found = [(row.from_state, row.to_state, row.actor, row.reason, row.at, row.detail.encode()) for row in rows]
-        if found != [arrow[:-1] for arrow in self._arrows] or [row.seq for row in rows] != [*range(1, len(rows) + 1)]:
+        found = [
+            (row.from_state, row.to_state, row.actor, row.reason, row.at, row.detail.encode())
+            for row in rows
+        ]
+        if found != [arrow[:-1] for arrow in self._arrows] or [row.seq for row in rows] != [
+            *range(1, len(rows) + 1)
+        ]:
             self._fault(entry_id, "its history is not what its events say")
         # An arrow that is only passed through is signed for with the one that follows it.
         signed = [arrow[-1] for arrow in self._arrows]
@@ -165,11 +226,20 @@ class Backlog:
             self._fault(subject, "what is proposed is not what its hash says")
         units = list(self._records.of(UnitRow, manifest_id=envelope.manifest_id))
         manifest: Manifest = manifest_of(envelope.body)
-        wanted = [UnitRow(envelope.manifest_id, *msgspec.structs.astuple(unit)) for unit in manifest.unit]
+        wanted = [
+            UnitRow(envelope.manifest_id, *msgspec.structs.astuple(unit)) for unit in manifest.unit
+        ]
         if units != wanted:
             self._fault(subject, "its units are not those of what is proposed")
-        kept = {(ref.name, ref.kind, ref.sha256) for ref in self._records.of(RefRow, owner=envelope.manifest_id)}
-        sides = {(u.path, side, sha) for u in manifest.unit for side, sha in (("before", u.before), ("after", u.after))}
+        kept = {
+            (ref.name, ref.kind, ref.sha256)
+            for ref in self._records.of(RefRow, owner=envelope.manifest_id)
+        }
+        sides = {
+            (u.path, side, sha)
+            for u in manifest.unit
+            for side, sha in (("before", u.before), ("after", u.after))
+        }
         if {side for side in sides if side[2] is not None} - kept:
             self._findings.fault("ref", subject, "what it proposes is not kept")
 

@@ -11,7 +11,14 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import RefRow
 from onceward.evidence.records import Records
 from onceward.kernel.canon import digest
-from onceward.kernel.changes import Affected, ChangeSet, Decision, Envelope, PairSignature, VerifyResult
+from onceward.kernel.changes import (
+    Affected,
+    ChangeSet,
+    Decision,
+    Envelope,
+    PairSignature,
+    VerifyResult,
+)
 from onceward.lifecycles.change import units_of
 from onceward.lifecycles.manifest import REGISTRY, manifest_of
 
@@ -25,10 +32,17 @@ def result_digest(result: VerifyResult) -> str:
     return digest(msgspec.to_builtins(result))
 
 
-def said_of_pair(row: PairSignature, change_set: ChangeSet, result: VerifyResult | None) -> dict[str, Any]:
+def said_of_pair(
+    row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
+) -> dict[str, Any]:
     """What a signature on a change must say of itself, whoever asks."""
     said: dict[str, Any] = {
-        **{"signature_id": row.signature_id, "entry_id": row.entry_id, "role": row.role, "principal": row.principal},
+        **{
+            "signature_id": row.signature_id,
+            "entry_id": row.entry_id,
+            "role": row.role,
+            "principal": row.principal,
+        },
         **{"key": row.fingerprint, "tool_revision": row.tool_revision},
         **{"change_set_id": change_set.change_set_id, "decision_id": change_set.decision_id},
     }
@@ -80,10 +94,23 @@ class Pairs:
     def close_set(self, change_set: ChangeSet) -> None:
         """What a change set touched is what was approved, or the other way round."""
         decision = next(iter(self._records.of(Decision, decision_id=change_set.decision_id)), None)
-        proposed = [] if decision is None else list(self._records.of(Envelope, entry_id=change_set.entry_id))
-        bodies = [one.body for one in proposed if decision is not None and one.content_hash == decision.content_hash]
+        proposed = (
+            []
+            if decision is None
+            else list(self._records.of(Envelope, entry_id=change_set.entry_id))
+        )
+        bodies = [
+            one.body
+            for one in proposed
+            if decision is not None and one.content_hash == decision.content_hash
+        ]
         found = list(self._records.of(Affected, change_set_id=change_set.change_set_id))
-        if not bodies or decision is None or decision.decision != "approve" or decision.entry_id != change_set.entry_id:
+        if (
+            not bodies
+            or decision is None
+            or decision.decision != "approve"
+            or decision.entry_id != change_set.entry_id
+        ):
             self._fault(change_set.change_set_id, "nobody approved it")
             return
         manifest = manifest_of(bodies[-1])
@@ -92,24 +119,38 @@ class Pairs:
             self._fault(change_set.change_set_id, "what it touched is not what was approved")
         if (change_set.kind, change_set.status) == ("cut", "applied"):
             refs = {
-                (ref.name, ref.kind): ref.sha256 for ref in self._records.of(RefRow, owner=change_set.change_set_id)
+                (ref.name, ref.kind): ref.sha256
+                for ref in self._records.of(RefRow, owner=change_set.change_set_id)
             }
             kept = (
-                {} if manifest.cutter == REGISTRY else {(u.path, "prior"): u.before for u in manifest.unit if u.before}
+                {}
+                if manifest.cutter == REGISTRY
+                else {(u.path, "prior"): u.before for u in manifest.unit if u.before}
             )
-            if {name: refs.get(name) for name in kept} != kept or refs.get(("listing", "listing")) != self._listing:
-                self._findings.fault("ref", change_set.change_set_id, "what it replaced is not kept")
+            if {name: refs.get(name) for name in kept} != kept or refs.get(
+                ("listing", "listing")
+            ) != self._listing:
+                self._findings.fault(
+                    "ref", change_set.change_set_id, "what it replaced is not kept"
+                )
 
     def close(self, entry_id: str) -> None:
         """All of one entry: its results, and whoever signed for it."""
         sets = {one.change_set_id: one for one in self._records.of(ChangeSet, entry_id=entry_id)}
-        results = {r.verify_result_id: r for name in sets for r in self._records.of(VerifyResult, change_set_id=name)}
+        results = {
+            r.verify_result_id: r
+            for name in sets
+            for r in self._records.of(VerifyResult, change_set_id=name)
+        }
         for taken in sorted(sets.keys() & self._undone.keys()):
             signature_id, state = self._undone.pop(taken)
             self._signed[signature_id] = ("change.undo", state, state)
         for one in sets.values():
             if (one.kind, one.status) == ("cut", "applied") and one.change_set_id not in self._cut:
-                self._fault(entry_id, f"{one.change_set_id} was carried out, and the entry does not know of it")
+                self._fault(
+                    entry_id,
+                    f"{one.change_set_id} was carried out, and the entry does not know of it",
+                )
         self._check_results(entry_id, results)
         signatures = list(self._records.of(PairSignature, entry_id=entry_id))
         for row in signatures:
@@ -126,7 +167,9 @@ class Pairs:
                 self._fault(entry_id, f"the result {name} is not there")
                 continue
             told = (result_digest(row), bool(row.passed), row.verified_at, row.verifier)
-            if told != (said, passed, at, actor) or row.prior_verify_result_id != last.get(row.change_set_id):
+            if told != (said, passed, at, actor) or row.prior_verify_result_id != last.get(
+                row.change_set_id
+            ):
                 self._fault(entry_id, f"{name} is not what its event says")
             last[row.change_set_id] = name
         for name in sorted(results.keys() - self._results.keys()):
@@ -136,7 +179,9 @@ class Pairs:
         self, row: PairSignature, sets: Mapping[str, ChangeSet], results: Mapping[str, VerifyResult]
     ) -> None:
         result = results.get(row.verify_result_id or "")
-        change_set = sets.get(result.change_set_id if result is not None else row.change_set_id or "")
+        change_set = sets.get(
+            result.change_set_id if result is not None else row.change_set_id or ""
+        )
         told = self._signed.pop(row.signature_id, None)
         if told is None or change_set is None or (row.role == "verifier") != (result is not None):
             self._fault(row.entry_id, f"no event tells of the signature {row.signature_id}")
@@ -162,7 +207,11 @@ class Pairs:
                 continue
             other = executors.get(result.change_set_id)
             hands = {sets[result.change_set_id].executor} if result.change_set_id in sets else set()
-            hands |= set() if other is None else {other.principal, other.fingerprint, other.tool_revision}
+            hands |= (
+                set()
+                if other is None
+                else {other.principal, other.fingerprint, other.tool_revision}
+            )
             if {row.principal, row.fingerprint, row.tool_revision} & hands:
                 self._findings.fault("duty", entry_id, "who carried it out verified it")
 

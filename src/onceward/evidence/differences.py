@@ -37,7 +37,11 @@ def decoded(event: Event) -> dict[str, Any]:
     """An event as values, in the form that every event has."""
     try:
         said = msgspec.json.decode(event.body)
-        if isinstance(said["context"], dict) and isinstance(said["detail"], dict) and isinstance(said["event"], str):
+        if (
+            isinstance(said["context"], dict)
+            and isinstance(said["detail"], dict)
+            and isinstance(said["event"], str)
+        ):
             return said  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         pass

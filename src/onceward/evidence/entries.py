@@ -25,7 +25,13 @@ _SAID: Final = {
     "collection": ("name", "schema_digest", "root"),
     "grant": ("plan_id", "revision", "manifest_digest", "schema_digest", "environment", "executor"),
     "value": (
-        *("collection_id", "operation_code", "protocol_version", "act_type", "governing_authority_ref"),
+        *(
+            "collection_id",
+            "operation_code",
+            "protocol_version",
+            "act_type",
+            "governing_authority_ref",
+        ),
         *("semantics_frozen", "digest", "root"),
     ),
 }
@@ -44,7 +50,10 @@ class Entries:
     """Collections, values and grants, each by its own stream."""
 
     def __init__(
-        self, records: Records, findings: Findings, audited: Callable[[Mapping[str, Any], str, int], None]
+        self,
+        records: Records,
+        findings: Findings,
+        audited: Callable[[Mapping[str, Any], str, int], None],
     ) -> None:
         self._findings, self._audited = findings, audited
         self._rows: dict[str, Ahead] = {
@@ -61,11 +70,16 @@ class Entries:
     def note(self, stream: Stream, event: Event, body: Body) -> None:
         machine = _MACHINES.get(event.source)
         if machine is None or (event.seq > 1 and event.source != self._source):
-            self._findings.fault("history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}")
+            self._findings.fault(
+                "history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}"
+            )
             return
         said = event.facts()["detail"]
         if event.seq == 1:
-            self._source, self._facts = event.source, {name: said.get(name) for name in _SAID[event.source]}
+            self._source, self._facts = (
+                event.source,
+                {name: said.get(name) for name in _SAID[event.source]},
+            )
             self._facts |= _UNSAID.get(event.source, {})
             self._scope = said.get("scope", "")
         if body.event == "VALUE_SUPERSEDED":
@@ -98,13 +112,17 @@ class Entries:
             return
         if (stream.state, stream.version) != (row.status, row.version):
             said = f"it is {row.status} at version {row.version}, but its last event says"
-            self._findings.fault("state", stream.subject, f"{said} {stream.state} at {stream.version}")
+            self._findings.fault(
+                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
+            )
         for name, value in self._facts.items():
             found = getattr(row, name, None)
             if (str(found) if name == "successor" and found is not None else found) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
         if isinstance(row, Grant) and self._scope != row.scope.digest():
-            self._findings.fault("state", stream.subject, "what it is for is not what its events say")
+            self._findings.fault(
+                "state", stream.subject, "what it is for is not what its events say"
+            )
         if isinstance(row, Value) and row.digest != meaning_of(row).digest():
             self._findings.fault("state", stream.subject, "its digest is not that of what it means")
 
@@ -115,10 +133,18 @@ class Entries:
         given = {name: (schema, root) for name, (_, schema, root) in self._first.items()}
         for meta in self._records.all(MetaRow) if self._records.whole else ():
             if given.pop(meta.name, None) != (meta.schema_digest, meta.root):
-                self._findings.fault("state", meta.name, "whose name it is is not what the events say")
+                self._findings.fault(
+                    "state", meta.name, "whose name it is is not what the events say"
+                )
         for name in sorted(given) if self._records.whole else ():
-            self._findings.fault("state", name, "a collection has this name, and nobody was given it")
+            self._findings.fault(
+                "state", name, "a collection has this name, and nobody was given it"
+            )
 
     def _alone(self, row: Any) -> None:
-        subject = next(getattr(row, name) for name in ("vocab_id", "grant_id", "collection_id") if hasattr(row, name))
+        subject = next(
+            getattr(row, name)
+            for name in ("vocab_id", "grant_id", "collection_id")
+            if hasattr(row, name)
+        )
         self._findings.fault("state", subject, f"it is {row.status}, and no event says so")

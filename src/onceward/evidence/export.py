@@ -25,7 +25,9 @@ _CHUNK = 1 << 20
 _SPOOLED = 1 << 22
 
 
-def export(rows: Rows, subject: str, path: Path, pieces: Callable[[str], Iterator[bytes]], whole: bool) -> Page:
+def export(
+    rows: Rows, subject: str, path: Path, pieces: Callable[[str], Iterator[bytes]], whole: bool
+) -> Page:
     """Write the bundle of a build, saga, session or change into a new file; `pieces` reads an artifact."""
     if path.exists():
         raise InvalidConfig(
@@ -37,7 +39,8 @@ def export(rows: Rows, subject: str, path: Path, pieces: Callable[[str], Iterato
     selection = selected(rows, subject)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:  # noqa: PTH123
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(partial, flags, 0o600), "wb") as out:  # noqa: PTH123
             page = _write(selection, out, pieces, whole)
             out.flush()
             os.fsync(out.fileno())
@@ -47,7 +50,9 @@ def export(rows: Rows, subject: str, path: Path, pieces: Callable[[str], Iterato
     return page
 
 
-def _write(selection: Selection, out: IO[bytes], pieces: Callable[[str], Iterator[bytes]], whole: bool) -> Page:
+def _write(
+    selection: Selection, out: IO[bytes], pieces: Callable[[str], Iterator[bytes]], whole: bool
+) -> Page:
     members: list[tuple[Member, IO[bytes]]] = []
     artifacts: list[ArtifactRow] = []
 
@@ -67,7 +72,10 @@ def _write(selection: Selection, out: IO[bytes], pieces: Callable[[str], Iterato
             artifacts = list(records)  # type: ignore[arg-type]
         add(name, (line_of(record) for record in records))
     if selection.builds and selection.builds[0].state == "SUCCESS":
-        add("manifest.ndjson", (manifest_line(c.stage, c.target, c.outputs) for c in selection.checkpoints))
+        add(
+            "manifest.ndjson",
+            (manifest_line(c.stage, c.target, c.outputs) for c in selection.checkpoints),
+        )
     if selection.seal:
         add("seal.json", [selection.seal[0]])
     listed = [member for member, _ in members]
@@ -94,13 +102,18 @@ def _put(out: IO[bytes], name: str, data: bytes) -> None:
     out.write(header(name, len(data)) + data + padding(len(data)))
 
 
-def _put_artifact(out: IO[bytes], row: ArtifactRow, pieces: Callable[[str], Iterator[bytes]]) -> None:
+def _put_artifact(
+    out: IO[bytes], row: ArtifactRow, pieces: Callable[[str], Iterator[bytes]]
+) -> None:
     """Its bytes, which the reader of artifacts verifies; a bundle that lies is not made."""
     out.write(header(f"artifacts/{row.sha256}", row.size))
     try:
         written = sum(out.write(piece) for piece in pieces(row.sha256))
     except (NotFound, IntegrityFault) as error:
-        error.recovery = (*error.recovery, Recovery("export the digests without the bytes", "--digests"))
+        error.recovery = (
+            *error.recovery,
+            Recovery("export the digests without the bytes", "--digests"),
+        )
         raise
     if written != row.size:
         raise IntegrityFault(f"artifact {row.sha256[:16]} has {written:,} bytes, not {row.size:,}")

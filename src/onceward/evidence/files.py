@@ -28,7 +28,11 @@ class StreamFiles:
         self._folder, self._findings = folder, findings
         # First up to where they are complete, then how long they are: a kernel at work writes in the other order.
         self._complete = self._watermark()
-        self._sizes = {path.stem: path.lstat().st_size for path in folder.glob("*.ndjson")} if folder.is_dir() else {}
+        self._sizes = (
+            {path.stem: path.lstat().st_size for path in folder.glob("*.ndjson")}
+            if folder.is_dir()
+            else {}
+        )
         self._name = ""
         self._file: BinaryIO | None = None
         self._left = 0
@@ -46,7 +50,9 @@ class StreamFiles:
         line = event.line() + b"\n"
         found = self._file.read(min(len(line), self._left))
         self._left -= len(found)
-        if found != line[: len(found)] or (len(found) < len(line) and event.position <= self._complete):
+        if found != line[: len(found)] or (
+            len(found) < len(line) and event.position <= self._complete
+        ):
             self._fault(f"line {event.seq} is not what was recorded")
 
     def finish(self) -> None:
@@ -81,16 +87,26 @@ class StreamFiles:
             return 0
 
 
-def verify_artifacts(rows: Reads, root: Path, findings: Findings, progress: Callable[[int], None] | None) -> None:
+def verify_artifacts(
+    rows: Reads, root: Path, findings: Findings, progress: Callable[[int], None] | None
+) -> None:
     """Every artifact's bytes, in its row or in its file."""
-    for number, (sha256, size, data) in enumerate(pages(rows, "artifacts", ("sha256",), ("sha256", "size", "data"))):
+    for number, (sha256, size, data) in enumerate(
+        pages(rows, "artifacts", ("sha256",), ("sha256", "size", "data"))
+    ):
         findings.count("artifacts")
         if progress is not None and not number & 63:
             progress(number)
-        why = None if data is None else _unlike(sha256, size, len(data), hashlib.sha256(data).hexdigest())
+        why = (
+            None
+            if data is None
+            else _unlike(sha256, size, len(data), hashlib.sha256(data).hexdigest())
+        )
         if data is None:
             why = (
-                _look_at(root / sha256[:2] / sha256, sha256, size) if _DIGEST.fullmatch(sha256) else "it has no digest"
+                _look_at(root / sha256[:2] / sha256, sha256, size)
+                if _DIGEST.fullmatch(sha256)
+                else "it has no digest"
             )
         if why:
             findings.fault("artifact", sha256[:16], why)

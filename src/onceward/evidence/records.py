@@ -104,13 +104,16 @@ class Rows:
             return {}
         these = f"({', '.join('?' * len(children))})"
         fields = ", ".join(Child.__struct_fields__)
-        found = self.rows.read(f"SELECT {fields} FROM urm_dispatch_token WHERE child_id IN {these}", children)
+        found = self.rows.read(
+            f"SELECT {fields} FROM urm_dispatch_token WHERE child_id IN {these}", children
+        )
         lives = {row[0]: Life(Child(*row), [], []) for row in found}
         for event in events_named(self.rows, [f"child:{child}" for child in children]):
             if event.stream[6:] in lives:
                 lives[event.stream[6:]].events.append(event)
         spent = self.rows.read(
-            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}", children
+            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}",
+            children,
         )
         for child, lane, amount in spent:
             if child in lives:

@@ -31,7 +31,9 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def replay(
-    records: Records, sessions: Sequence[str] | None = None, progress: Callable[[int], None] | None = None
+    records: Records,
+    sessions: Sequence[str] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Replayed:
     """Replay some sessions, or all there are."""
     whole = hashlib.sha256()
@@ -45,7 +47,9 @@ def replay(
         one = SessionReplay(records, session, row, progress)
         found = _outcome(one)
         if found is not None:
-            return Replayed(one.made.hexdigest(), events + one.events, children + one.ended, count, found)
+            return Replayed(
+                one.made.hexdigest(), events + one.events, children + one.ended, count, found
+            )
         whole.update(one.made.digest())
         events, children = events + one.events, children + one.ended
     lost = _lost(records, missing, sessions is None, events)
@@ -74,12 +78,18 @@ def replay_bundle(path: Path, progress: Callable[[int], None] | None = None) -> 
         for why in reader.check_members():
             raise IntegrityFault(
                 f"{path.name} is not the bundle that was exported: {why}",
-                recovery=[Recovery("see everything that is wrong with it", f"onceward verify {path.name}")],
+                recovery=[
+                    Recovery("see everything that is wrong with it", f"onceward verify {path.name}")
+                ],
             )
         records = BundleRecords(reader)
         found = replay(records, [reader.page.subject], progress)
         lost = _lost(records, set(), True, found.events)
-        return found if found.difference is not None else msgspec.structs.replace(found, difference=lost)
+        return (
+            found
+            if found.difference is not None
+            else msgspec.structs.replace(found, difference=lost)
+        )
     finally:
         reader.close()
 
@@ -89,7 +99,9 @@ def _lost(records: Records, missing: set[str], whole: bool, events: int) -> Diff
     if missing:
         return Difference(f"session {min(missing)}", "session", None, "a session of that id")
     told = records.told() if whole else events
-    return Difference("events", "of sessions and children", told, events) if told != events else None
+    return (
+        Difference("events", "of sessions and children", told, events) if told != events else None
+    )
 
 
 def _outcome(session: SessionReplay) -> Difference | None:
@@ -99,6 +111,15 @@ def _outcome(session: SessionReplay) -> Difference | None:
         return found.difference
     except StorageError:
         raise
-    except (OncewardError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        return Difference(session.looking_at, "form", f"something cannot be read: {error}"[:300], None)
+    except (
+        OncewardError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        return Difference(
+            session.looking_at, "form", f"something cannot be read: {error}"[:300], None
+        )
     return None

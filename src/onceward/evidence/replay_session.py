@@ -30,7 +30,17 @@ from onceward.store.tables.subjects import context_of
 _NOBODY: Final = Owner("", "", 0, "", 0)
 _MADE_FOR_CHILD: Final = frozenset(
     {
-        *("child_id", "queue_seq", "dispatch_seq", "lease_id", "phase_at_event", "code", "from", "to", "reason"),
+        *(
+            "child_id",
+            "queue_seq",
+            "dispatch_seq",
+            "lease_id",
+            "phase_at_event",
+            "code",
+            "from",
+            "to",
+            "reason",
+        ),
         *("transition_seq", "parent_stream_id", "parent_seq", "spent", "cancel_request_id"),
     }
 )
@@ -55,7 +65,11 @@ class SessionReplay:
     """One session, event by event in the order of its stream."""
 
     def __init__(
-        self, records: Records, session: str, row: SessionRow | None, progress: Callable[[int], None] | None
+        self,
+        records: Records,
+        session: str,
+        row: SessionRow | None,
+        progress: Callable[[int], None] | None,
     ) -> None:
         self.records, self.row, self.session = records, row, session
         self.stream = f"session:{session}"
@@ -99,7 +113,11 @@ class SessionReplay:
     def _fetch(self, page: list[Event], said: list[dict[str, Any]]) -> None:
         """The children that a page of events speaks of, together."""
         pairs = zip(page, said, strict=False)
-        spoken = {str(facts["detail"].get("child_id")) for event, facts in pairs if event.source == "child"}
+        spoken = {
+            str(facts["detail"].get("child_id"))
+            for event, facts in pairs
+            if event.source == "child"
+        }
         self._lives = self.records.lives(sorted(spoken - self._begun.keys()))
 
     def _event(self, event: Event, said: dict[str, Any]) -> None:
@@ -130,7 +148,9 @@ class SessionReplay:
         self.events += 1
         return hash_
 
-    def _of_child(self, event: Event, name: str, context: dict[str, Any], detail: dict[str, Any]) -> None:
+    def _of_child(
+        self, event: Event, name: str, context: dict[str, Any], detail: dict[str, Any]
+    ) -> None:
         child_id = str(detail.get("child_id"))
         begun = self._begun.get(child_id)
         if begun is None:
@@ -138,14 +158,18 @@ class SessionReplay:
             if life is None or life.child.parent_session_id != self.session:
                 raise Differs(place(event), "detail.child_id", child_id, None)
             if life.child.parent_seq > self.seq:
-                raise Differs(f"child {child_id}", "parent_seq", life.child.parent_seq, f"at most {self.seq}")
+                raise Differs(
+                    f"child {child_id}", "parent_seq", life.child.parent_seq, f"at most {self.seq}"
+                )
             begun = self._begun[child_id] = _Begun(_leased(life.child), life)
         actor = context["actor"]
         if name == "WORKER_START":
             move = rules.start(begun.token, event.at, actor)
             begun.fence = context["fence"]
             if len(self._begun) > self._cap:
-                raise Differs(place(event), "children that run", len(self._begun), f"at most {self._cap}")
+                raise Differs(
+                    place(event), "children that run", len(self._begun), f"at most {self._cap}"
+                )
         else:
             self._check_end(event, begun, str(detail.get("reason")), context["fence"])
             facts = {key: value for key, value in detail.items() if key not in _MADE_FOR_CHILD}
@@ -165,15 +189,24 @@ class SessionReplay:
         """Who was asked to end was cancelled, and only they; what a dead kernel left is ended by its heir, as such."""
         recovered = reason in ("terminated_on_restart", "lease_orphaned")
         asked = begun.token.cancel_request_id is not None
-        if (reason != "cancelled" and asked and not recovered) or (reason == "cancelled" and not asked):
-            raise Differs(place(event), "detail.reason", reason, "cancelled" if asked else "no request to end it")
+        if (reason != "cancelled" and asked and not recovered) or (
+            reason == "cancelled" and not asked
+        ):
+            raise Differs(
+                place(event),
+                "detail.reason",
+                reason,
+                "cancelled" if asked else "no request to end it",
+            )
         if begun.fence and fence != begun.fence and not recovered:
             raise Differs(place(event), "detail.reason", reason, "terminated_on_restart")
 
     def _in_own_stream(self, event: Event, begun: _Begun, body: bytes) -> None:
         """The child's own stream says the same, at its own place."""
         if begun.seen >= len(begun.life.events):
-            raise Differs(f"child:{begun.token.child_id}#{begun.seen + 1}", "event", None, body.decode())
+            raise Differs(
+                f"child:{begun.token.child_id}#{begun.seen + 1}", "event", None, body.decode()
+            )
         copy = begun.life.events[begun.seen]
         begun.seen += 1
         if copy.at != event.at:
@@ -192,7 +225,9 @@ class SessionReplay:
         state, version = self._build
         facts = {key: value for key, value in detail.items() if key not in _MADE_FOR_BUILD}
         move = Move(
-            *(BUILD, self.session, state, str(detail.get("to")), version, ""), reason=detail.get("reason"), detail=facts
+            *(BUILD, self.session, state, str(detail.get("to")), version, ""),
+            reason=detail.get("reason"),
+            detail=facts,
         )
         if name == "BUILD_SUCCEEDED":
             self._steps.made = detail.get("outputs")
@@ -217,14 +252,20 @@ class SessionReplay:
             where = f"child {row.child_id}"
             if row.dispatch_seq is not None:
                 if row.dispatch_seq <= last:
-                    raise Differs(where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code)
+                    raise Differs(
+                        where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code
+                    )
                 last = dispatched = row.dispatch_seq
                 if row.attempt == 1 and row.queue_seq < first:
                     # Only a later attempt waits for its time; everybody else goes by their place in the queue.
-                    raise Differs(where, "queue_seq", row.queue_seq, f"above {first}", ReplayOrderInvalid.code)
+                    raise Differs(
+                        where, "queue_seq", row.queue_seq, f"above {first}", ReplayOrderInvalid.code
+                    )
                 first = row.queue_seq if row.attempt == 1 else first
             if (row.attempt > 1) != (row.predecessor is not None):
-                raise Differs(where, "predecessor", row.predecessor, f"that of attempt {row.attempt}")
+                raise Differs(
+                    where, "predecessor", row.predecessor, f"that of attempt {row.attempt}"
+                )
             queued = max(queued, row.queue_seq)
             ended += row.phase == "terminal"
             if row.phase != "terminal":
@@ -242,7 +283,9 @@ class SessionReplay:
         life = begun.life if begun is not None else self.records.lives([row.child_id])[row.child_id]
         seen = begun.seen if begun is not None else 0
         if len(life.events) > seen:
-            raise Differs(place(life.events[seen]), "event", decoded(life.events[seen])["event"], None)
+            raise Differs(
+                place(life.events[seen]), "event", decoded(life.events[seen])["event"], None
+            )
         if begun is not None:
             _same_child(row, begun.token)
             return
@@ -257,13 +300,20 @@ class SessionReplay:
                 said.add(decoded(event)["detail"].get("child_id"))
         for row in self.records.dispatched(self.session):
             if row.phase == "terminal" and row.child_id not in said:
-                raise Differs(f"child {row.child_id}", "phase", "terminal", "started" if row.started_at else "leased")
+                raise Differs(
+                    f"child {row.child_id}",
+                    "phase",
+                    "terminal",
+                    "started" if row.started_at else "leased",
+                )
         raise Differs(f"session {self.session}", "children that ended", ended, self.ended)
 
     def _totals(self) -> None:
         """Running totals, debit by debit: none that was asked for may pass its limit."""
         sums: dict[str, int] = {}
-        for lane, debits in groupby(self.records.of(Debit, parent_session_id=self.session), lambda d: d.budget_lane):
+        for lane, debits in groupby(
+            self.records.of(Debit, parent_session_id=self.session), lambda d: d.budget_lane
+        ):
             total = 0
             for number, debit in enumerate(debits, 1):
                 where = f"debit {self.session} {lane} {debit.debit_seq}"
@@ -277,7 +327,10 @@ class SessionReplay:
             sums[lane] = total
         for row in self.records.of(Total, parent_session_id=self.session):
             where = f"total {self.session} {row.budget_lane}"
-            made = {"total": sums.pop(row.budget_lane, 0), "limit_amount": self._limits.get(row.budget_lane)}
+            made = {
+                "total": sums.pop(row.budget_lane, 0),
+                "limit_amount": self._limits.get(row.budget_lane),
+            }
             for field, value in {**made, "accounting_mode": MODE}.items():
                 if getattr(row, field) != value:
                     raise Differs(where, field, getattr(row, field), value)
@@ -327,9 +380,19 @@ def _read(page: list[Event]) -> tuple[list[dict[str, Any]], Differs | None]:
 
 def _queued(row: Child) -> Token:
     order = Order(
-        *(row.child_id, row.parent_session_id, row.kind, row.work, row.target, row.attempt, row.predecessor),
+        *(
+            row.child_id,
+            row.parent_session_id,
+            row.kind,
+            row.work,
+            row.target,
+            row.attempt,
+            row.predecessor,
+        ),
     )
-    token = rules.born(rules.spawn(order, row.parent_seq, row.queue_seq, _NOBODY, ""), row.created_at)
+    token = rules.born(
+        rules.spawn(order, row.parent_seq, row.queue_seq, _NOBODY, ""), row.created_at
+    )
     return msgspec.structs.replace(token, cancel_request_id=row.cancel_request_id)
 
 
@@ -353,4 +416,6 @@ def _same_child(row: Child, token: Token) -> None:
 
 
 def _event_of(move: Move) -> str:
-    return (BUILD if move.machine is BUILD else CHILD).follow(move.source, move.target, move.reason).event or ""
+    return (BUILD if move.machine is BUILD else CHILD).follow(
+        move.source, move.target, move.reason
+    ).event or ""

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from onceward.evidence.bodies import Body
     from onceward.evidence.walk import Stream
 
-_GIVEN: Final = ("name", "idempotency_root", "shape", "input", "file", "lease", "digests", "grant_id")
+_GIVEN: Final = (
+    "name",
+    "idempotency_root",
+    "shape",
+    "input",
+    "file",
+    "lease",
+    "digests",
+    "grant_id",
+)
 """What the first event of a run says of it, once and for all."""
 _PASSED: Final = "WORKER_PASS"
 
@@ -47,18 +56,30 @@ class Sagas:
         if event.seq == 1:
             self._begin(stream, said)
         if self._shape is None:
-            self._findings.fault("history", f"{event.stream}#{event.seq}", "it has no table to go by")
+            self._findings.fault(
+                "history", f"{event.stream}#{event.seq}", "it has no table to go by"
+            )
         elif body.event == "LEASE_TAKEN":
             self._facts["lease_fence"] = said.get("epoch")
         elif body.event == "REGISTRY_AUDITED":
-            self.audited({**said, "rollback_ref": f"evidence:{said.get('evidence')}"}, stream.subject, event.position)
+            self.audited(
+                {**said, "rollback_ref": f"evidence:{said.get('evidence')}"},
+                stream.subject,
+                event.position,
+            )
         elif body.event != "LEASE_RELEASED":
             stream.move(machine_of(self._shape), event, body, self._findings)
             self._moved(body.event, said)
 
     def _begin(self, stream: Stream, said: dict[str, Any]) -> None:
         self._facts = {name: said.get(name) for name in _GIVEN}
-        self._facts |= {"lease_fence": 0, "last_ok_state": None, "undone": 0, "stuck": None, "settled": 0}
+        self._facts |= {
+            "lease_fence": 0,
+            "last_ok_state": None,
+            "undone": 0,
+            "stuck": None,
+            "settled": 0,
+        }
         self._told = {}
         try:
             self._shape = msgspec.json.decode(str(said.get("shape")), type=Shape)
@@ -72,7 +93,10 @@ class Sagas:
             facts["last_ok_state"] = said.get("from")
             self._told[said["from"], "action"] = (said.get("outputs", ""), said.get("child_id", ""))
         elif said.get("reason") in ("compensated", "finished_forward"):
-            self._told[said.get("step", ""), "compensation"] = (said.get("outputs", ""), said.get("child_id", ""))
+            self._told[said.get("step", ""), "compensation"] = (
+                said.get("outputs", ""),
+                said.get("child_id", ""),
+            )
         elif name == "SAGA_STOPPED" and said["why"].get("child_id"):
             self._told[said.get("failed", ""), "action"] = None
         if "undone" in said:
@@ -92,11 +116,15 @@ class Sagas:
         run = self._runs.at(stream.subject)
         self._findings.count("sagas")
         if run is None:
-            self._findings.fault("state", stream.subject, "its stream tells of a run that is not there")
+            self._findings.fault(
+                "state", stream.subject, "its stream tells of a run that is not there"
+            )
             return
         if (stream.state, stream.version) != (run.state, run.version):
             said = f"it is {run.state} at version {run.version}, but its last event says"
-            self._findings.fault("state", stream.subject, f"{said} {stream.state} at {stream.version}")
+            self._findings.fault(
+                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
+            )
         for name, value in self._facts.items():
             if getattr(run, name) != value:
                 self._findings.fault("state", stream.subject, f"{name} is not what its events say")
@@ -104,7 +132,9 @@ class Sagas:
 
     def _close_steps(self, stream: Stream) -> None:
         for passed in self._steps.before(stream.subject):
-            self._findings.fault("state", passed.saga_id, f"no event tells of its step {passed.step}")
+            self._findings.fault(
+                "state", passed.saga_id, f"no event tells of its step {passed.step}"
+            )
         steps = list(self._steps.all(stream.subject))
         ends = self._records.ends_of(sorted({step.child_id for step in steps}))
         kept = self._records.refs_of(sorted({step.child_id for step in steps}))
@@ -113,9 +143,13 @@ class Sagas:
             if why:
                 self._findings.fault("state", stream.subject, f"its {step.side} {step.step}: {why}")
             if {(step.child_id, o.name, o.kind, o.sha256) for o in outputs_of(step)} - kept:
-                self._findings.fault("ref", stream.subject, f"what its {step.side} {step.step} left is not kept")
+                self._findings.fault(
+                    "ref", stream.subject, f"what its {step.side} {step.step} left is not kept"
+                )
         for step, side in sorted(self._told):
-            self._findings.fault("state", stream.subject, f"its {side} {step} was tried, and is not recorded")
+            self._findings.fault(
+                "state", stream.subject, f"its {side} {step} was tried, and is not recorded"
+            )
 
     def _objection(self, step: Step, body: bytes | None) -> str:
         """Why a step is not what the events of its child and its run say."""
@@ -128,9 +162,14 @@ class Sagas:
         wanted = self._told.pop((step.step, step.side), None)
         if (detail.get("step"), detail.get("side")) != (step.step, step.side):
             return "its child did something else"
-        if (said["event"] == _PASSED) != (step.status == "done") or (step.status == "done") != (step.error is None):
+        if (said["event"] == _PASSED) != (step.status == "done") or (step.status == "done") != (
+            step.error is None
+        ):
             return "it did not end as its child's last event says"
-        if step.error is not None and step.error != canonical(failure(detail.get("reason"), detail)).decode():
+        if (
+            step.error is not None
+            and step.error != canonical(failure(detail.get("reason"), detail)).decode()
+        ):
             return "why it failed is not what its child's last event says"
         if step.status == "done" and detail.get("outputs") != made:
             return "what it left is not what its child's last event says"
@@ -140,8 +179,12 @@ class Sagas:
 
     def audited(self, said: Mapping[str, Any], subject: str, position: int) -> None:
         """An event names an audit row."""
-        audit_id, root, state = (str(said.get(name)) for name in ("audit_id", "audit_root", "audit_state"))
-        self._audits[audit_id] = Audit(audit_id, root, state, subject, str(said.get("rollback_ref")), position)
+        audit_id, root, state = (
+            str(said.get(name)) for name in ("audit_id", "audit_root", "audit_state")
+        )
+        self._audits[audit_id] = Audit(
+            audit_id, root, state, subject, str(said.get("rollback_ref")), position
+        )
 
     def finish(self) -> None:
         for run in self._runs.rest():

@@ -12,7 +12,14 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.signing import SEAL, Envelope, genuine, read_envelope, statement
 from onceward.evidence.walk import Anchor
 from onceward.kernel.canon import canonical, parse
-from onceward.kernel.merkle import Tree, consistency_proof, consistent, included, inclusion_proof, root_of
+from onceward.kernel.merkle import (
+    Tree,
+    consistency_proof,
+    consistent,
+    included,
+    inclusion_proof,
+    root_of,
+)
 from onceward.store.port import Reads
 
 FORMAT: Final = "onceward-seal@1"
@@ -41,14 +48,22 @@ def heads_at(rows: Reads, position: int) -> Iterator[Head]:
             " ORDER BY s.stream LIMIT ?",
             (position, position, after, _PAGE),
         )
-        yield from (Head(stream, seq, hash_.hex()) for stream, seq, hash_ in page if seq is not None)
+        yield from (
+            Head(stream, seq, hash_.hex()) for stream, seq, hash_ in page if seq is not None
+        )
         if len(page) < _PAGE:
             return
         after = page[-1][0]
 
 
 def seal_statement(
-    workspace: str, principal: str, key: str, position: int, size: int, root: bytes, before: Sequence[str]
+    workspace: str,
+    principal: str,
+    key: str,
+    position: int,
+    size: int,
+    root: bytes,
+    before: Sequence[str],
 ) -> bytes:
     """What is signed. `before` are the hashes of the statements of all seals until now."""
     leaves = [bytes.fromhex(one) for one in before]
@@ -136,11 +151,17 @@ def read_receipt(data: bytes, name: str) -> Receipt:
             raise ValueError
         said = receipt.said
     except (InvalidConfig, KeyError, TypeError, ValueError):
-        raise InvalidConfig(f"{name} is not a seal that this Onceward can read", context={"file": name}) from None
+        raise InvalidConfig(
+            f"{name} is not a seal that this Onceward can read", context={"file": name}
+        ) from None
     if not genuine(public, envelope) or envelope.said().get("predicateType") != SEAL:
-        raise IntegrityFault(f"the signature of the seal {name} is not genuine", context={"rule": "seal"})
+        raise IntegrityFault(
+            f"the signature of the seal {name} is not genuine", context={"rule": "seal"}
+        )
     if heads and root_of(head.leaf() for head in heads).hex() != said["root"]:
-        raise IntegrityFault(f"the heads of the seal {name} are not those that were signed", context={"rule": "seal"})
+        raise IntegrityFault(
+            f"the heads of the seal {name} are not those that were signed", context={"rule": "seal"}
+        )
     return receipt
 
 
@@ -149,7 +170,9 @@ def since(older: Receipt, before: Sequence[str]) -> Since:
     leaves = [bytes.fromhex(one) for one in before]
     size = older.said["log"]["size"]
     if size >= len(before) or before[size] != older.envelope.statement_hash:
-        raise IntegrityFault("the older seal is not one of this workspace: what it sealed is not what is here")
+        raise IntegrityFault(
+            "the older seal is not one of this workspace: what it sealed is not what is here"
+        )
     consistency = consistency_proof(leaves, size) if size else []
     return Since(size, _texts(inclusion_proof(leaves, size)), _texts(consistency))
 
@@ -157,13 +180,19 @@ def since(older: Receipt, before: Sequence[str]) -> Since:
 def follows(older: Receipt, newer: Receipt) -> bool:
     """Whether a newer seal knows of an older one, and of all that the older knew: shown by the two files alone."""
     way, old, new = newer.since, older.said["log"], newer.said["log"]
-    if way is None or way.index != old["size"] or older.said["workspace"] != newer.said["workspace"]:
+    if (
+        way is None
+        or way.index != old["size"]
+        or older.said["workspace"] != newer.said["workspace"]
+    ):
         return False
     old_root, new_root = bytes.fromhex(old["root"]), bytes.fromhex(new["root"])
     leaf = bytes.fromhex(older.envelope.statement_hash)
     if not included(leaf, way.index, new["size"], _bytes(way.inclusion), new_root):
         return False
-    return way.index == 0 or consistent(old["size"], new["size"], old_root, new_root, _bytes(way.consistency))
+    return way.index == 0 or consistent(
+        old["size"], new["size"], old_root, new_root, _bytes(way.consistency)
+    )
 
 
 def _texts(steps: Sequence[bytes]) -> list[str]:
@@ -206,7 +235,15 @@ class Against:
         for why in wrong:
             findings.fault("seal", self.name, why)
         if newest < self.said["position"]:
-            made = f"it was made after event {self.said['position']:,}, and here are only {newest:,}"
-            findings.fault("seal", self.name, f"{made}: a tail is cut off, or this is an older copy")
+            made = (
+                f"it was made after event {self.said['position']:,}, and here are only {newest:,}"
+            )
+            findings.fault(
+                "seal", self.name, f"{made}: a tail is cut off, or this is an older copy"
+            )
         elif not wrong:
-            findings.fault("seal", self.name, f"what happened up to event {self.said['position']:,} was written anew")
+            findings.fault(
+                "seal",
+                self.name,
+                f"what happened up to event {self.said['position']:,} was written anew",
+            )

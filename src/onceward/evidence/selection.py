@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -45,7 +46,14 @@ from onceward.kernel.vocabulary import Audit, Collection, Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.events import events_named, events_of, head_of
-from onceward.store.tables.keys import Key, Signature, find_key, find_signature, newest_seal, signatures_about
+from onceward.store.tables.keys import (
+    Key,
+    Signature,
+    find_key,
+    find_signature,
+    newest_seal,
+    signatures_about,
+)
 
 _BATCH = 200
 
@@ -81,7 +89,9 @@ class Selection:
         root = run.idempotency_root
         audits = list(self.rows.of(Audit, root=root))
         values = {v.vocab_id: v for v in self.rows.of(Value, root=root)}
-        values |= {v.vocab_id: v for audit in audits for v in self.rows.of(Value, vocab_id=audit.subject)}
+        values |= {
+            v.vocab_id: v for audit in audits for v in self.rows.of(Value, vocab_id=audit.subject)
+        }
         return {
             Run: self.runs,
             Step: list(self.rows.of(Step, saga_id=run.saga_id)),
@@ -111,7 +121,11 @@ class Selection:
             Child: children,
             Total: self.rows.of(Total, parent_session_id=session),
             Debit: self.rows.of(Debit, parent_session_id=session),
-            PlanRow: [plan for plan_hash in sorted(plans) for plan in self.rows.of(PlanRow, plan_hash=plan_hash)],
+            PlanRow: [
+                plan
+                for plan_hash in sorted(plans)
+                for plan in self.rows.of(PlanRow, plan_hash=plan_hash)
+            ],
             Checkpoint: self.checkpoints,
             Approval: self.rows.of(Approval, build_id=session),
             PermitRow: self.rows.of(PermitRow, build_id=session),
@@ -134,7 +148,11 @@ class Selection:
         return [ref for owner in sorted(self.owners()) for ref in self.rows.of(RefRow, owner=owner)]
 
     def _artifacts(self, refs: list[RefRow]) -> list[ArtifactRow]:
-        return [row for sha256 in sorted({r.sha256 for r in refs}) for row in self.rows.of(ArtifactRow, sha256=sha256)]
+        return [
+            row
+            for sha256 in sorted({r.sha256 for r in refs})
+            for row in self.rows.of(ArtifactRow, sha256=sha256)
+        ]
 
     def gather(self) -> None:
         """Which statements and keys the events speak of."""
@@ -146,15 +164,25 @@ class Selection:
         signatures = {signature.statement_hash: signature for signature in self.vouched()}
         keys: dict[str, Key] = {}
         self.seal = self._seal()
-        wanted = {signature.fingerprint for signature in signatures.values()} | ({self.seal[1]} if self.seal else set())
+        wanted = {signature.fingerprint for signature in signatures.values()} | (
+            {self.seal[1]} if self.seal else set()
+        )
         while self._signed or wanted:
             # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
-            found = [find_signature(rows, signed) for signed in self._signed if signed not in signatures]
-            signatures |= {signature.statement_hash: signature for signature in found if signature is not None}
+            found = [
+                find_signature(rows, signed) for signed in self._signed if signed not in signatures
+            ]
+            signatures |= {
+                signature.statement_hash: signature for signature in found if signature is not None
+            }
             wanted |= {signature.fingerprint for signature in signatures.values()}
-            fresh = [find_key(rows, fingerprint) for fingerprint in wanted if fingerprint not in keys]
+            fresh = [
+                find_key(rows, fingerprint) for fingerprint in wanted if fingerprint not in keys
+            ]
             keys |= {key.fingerprint: key for key in fresh if key is not None}
-            self._signed = {signed for key in fresh if key is not None for signed in self._signed_for(key)}
+            self._signed = {
+                signed for key in fresh if key is not None for signed in self._signed_for(key)
+            }
             wanted = set()
         self.signatures = sorted(signatures.values(), key=lambda signature: signature.seq)
         self.keys = [keys[fingerprint] for fingerprint in sorted(keys)]
@@ -201,7 +229,9 @@ class Selection:
             yield from events_of(rows, stream)
         wanted = {signature.seq for signature in self.signatures}
         for key in self.keys:
-            wanted |= {key.added_seq} | ({key.revoked_seq} if key.revoked_seq is not None else set())
+            wanted |= {key.added_seq} | (
+                {key.revoked_seq} if key.revoked_seq is not None else set()
+            )
         for seq in sorted(wanted):
             yield next(events_of(rows, "workspace", seq - 1))
 
@@ -215,23 +245,37 @@ class EntrySelection(Selection):
 
     def belongings(self) -> dict[Any, list[Any]]:
         of, entry_id = self.rows.of, self.subject
-        envelopes, sets = list(of(Envelope, entry_id=entry_id)), list(of(ChangeSet, entry_id=entry_id))
+        envelopes, sets = (
+            list(of(Envelope, entry_id=entry_id)),
+            list(of(ChangeSet, entry_id=entry_id)),
+        )
         found: dict[Any, list[Any]] = {
             Entry: list(of(Entry, entry_id=entry_id)),
             History: list(of(History, entry_id=entry_id)),
             DependencyRow: list(of(DependencyRow, entry_id=entry_id)),
             Envelope: envelopes,
-            UnitRow: [unit for one in envelopes for unit in of(UnitRow, manifest_id=one.manifest_id)],
+            UnitRow: [
+                unit for one in envelopes for unit in of(UnitRow, manifest_id=one.manifest_id)
+            ],
             Decision: list(of(Decision, entry_id=entry_id)),
             ChangeSet: sets,
-            Affected: [row for one in sets for row in of(Affected, change_set_id=one.change_set_id)],
-            VerifyResult: [row for one in sets for row in of(VerifyResult, change_set_id=one.change_set_id)],
+            Affected: [
+                row for one in sets for row in of(Affected, change_set_id=one.change_set_id)
+            ],
+            VerifyResult: [
+                row for one in sets for row in of(VerifyResult, change_set_id=one.change_set_id)
+            ],
             PairSignature: list(of(PairSignature, entry_id=entry_id)),
         }
-        return {kind: sorted(rows, key=lambda row, kind=kind: _place(kind, row)) for kind, rows in found.items()}  # type: ignore[misc]
+        return {
+            kind: sorted(rows, key=functools.partial(_place, kind)) for kind, rows in found.items()
+        }
 
     def streams(self) -> list[str]:
-        return [*sorted(f"entry:{one.change_set_id}" for one in self.governed[ChangeSet]), self.stream]
+        return [
+            *sorted(f"entry:{one.change_set_id}" for one in self.governed[ChangeSet]),
+            self.stream,
+        ]
 
     def owners(self) -> set[str]:
         return {
@@ -240,7 +284,10 @@ class EntrySelection(Selection):
         }
 
     def vouched(self) -> list[Signature]:
-        found = [find_signature(self.rows.rows, row.statement_hash) for row in self.governed[PairSignature]]
+        found = [
+            find_signature(self.rows.rows, row.statement_hash)
+            for row in self.governed[PairSignature]
+        ]
         return [signature for signature in found if signature is not None]
 
 
@@ -250,6 +297,8 @@ def _place(kind: Any, row: Any) -> tuple[Any, ...]:
 
 def selected(rows: Rows, subject: str) -> Selection:
     """All that belongs to a subject, whatever it is."""
-    selection = EntrySelection(rows, subject) if subject.startswith("ent_") else Selection(rows, subject)
+    selection = (
+        EntrySelection(rows, subject) if subject.startswith("ent_") else Selection(rows, subject)
+    )
     selection.gather()
     return selection

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from onceward.evidence.bodies import Body, Detail
 
 
-_PAIR_ROLES: Final = {"change.cut": "executor", "change.verify": "verifier", "change.undo": "verifier"}
+_PAIR_ROLES: Final = {
+    "change.cut": "executor",
+    "change.verify": "verifier",
+    "change.undo": "verifier",
+}
 
 
 class Authority:
@@ -103,7 +107,9 @@ class Authority:
             self._add(event.seq, detail)
             self._owners.setdefault(detail.principal, place)
             if self._owners[detail.principal] != place and not body.context.signed:
-                self._findings.fault("signature", place, f"nobody signed for another key of {detail.principal}")
+                self._findings.fault(
+                    "signature", place, f"nobody signed for another key of {detail.principal}"
+                )
         elif body.event == "KEY_REVOKED":
             begun = self._told.get(detail.key, (0, None))[0]
             self._told[detail.key] = (begun, event.seq)
@@ -126,11 +132,15 @@ class Authority:
         self._told[detail.key] = (seq, None)
         key = self._keys.get(detail.key)
         if key is None:
-            self._findings.fault("key", detail.key[:16], "the events tell of a key that is not there")
+            self._findings.fault(
+                "key", detail.key[:16], "the events tell of a key that is not there"
+            )
             return
         said = (detail.principal, detail.public, detail.proof)
         if said != (key.principal, key.public_key.hex(), key.proof.hex()):
-            self._findings.fault("key", key.fingerprint[:16], "it is not the key that its event tells of")
+            self._findings.fault(
+                "key", key.fingerprint[:16], "it is not the key that its event tells of"
+            )
 
     def _act(self, seq: int, detail: Detail, place: str) -> None:
         found = next(self._signatures, None)
@@ -140,7 +150,9 @@ class Authority:
         if found is None or found.seq != seq:
             self._findings.fault("signature", place, "the signature that it tells of is not there")
             if found is not None:
-                self._findings.fault("signature", found.statement_hash[:16], "it is not where the events tell of it")
+                self._findings.fault(
+                    "signature", found.statement_hash[:16], "it is not where the events tell of it"
+                )
             return
         self._findings.count("signatures")
         why = self._objection(found, detail)
@@ -190,7 +202,9 @@ class Authority:
             return "its statement lacks something"
         return "its statement is of no known kind"
 
-    def _read_act(self, said: dict[str, Any], told: dict[str, Any], detail: Detail, found: Signature) -> str | None:
+    def _read_act(
+        self, said: dict[str, Any], told: dict[str, Any], detail: Detail, found: Signature
+    ) -> str | None:
         if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
             return "it is signed for another act"
         if not self._stands(told["head"]):
@@ -198,11 +212,16 @@ class Authority:
         (subject,) = said["subject"]
         if subject["digest"]["sha256"] != digest(told["payload"]):
             return "what is asked is not what its digest says"
-        if self._records.asked(told["act"], told["nonce"]) not in (None, subject["digest"]["sha256"]):
+        if self._records.asked(told["act"], told["nonce"]) not in (
+            None,
+            subject["digest"]["sha256"],
+        ):
             return "the request that was signed is not there"
         role = ROLE_OF.get(told["act"])
         held = self._roles.get(told["principal"], set())
-        if role is None or (role and self._records.whole and held.isdisjoint((*role.split("|"), "admin"))):
+        if role is None or (
+            role and self._records.whole and held.isdisjoint((*role.split("|"), "admin"))
+        ):
             return f"{told['principal']} had no role that allows {told['act']}"
         claims = self._claims.pop(found.statement_hash, [])
         self._newest = (found.statement_hash, told, len(claims))
@@ -217,7 +236,10 @@ class Authority:
             return "no change names it"
         if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
             return "it is signed for another act"
-        if any(told.get(name) != value for name, value in said.items()) or "verify_result_id" in told.keys() - said:
+        if (
+            any(told.get(name) != value for name, value in said.items())
+            or "verify_result_id" in told.keys() - said
+        ):
             return "it is signed for another change than the one that names it"
         if not self._stands(told["head"]) or told["head"]["stream"] != f"entry:{told['entry_id']}":
             return "it was signed after another history than this one"
@@ -243,9 +265,13 @@ class Authority:
         for left in self._signatures:
             self._findings.fault("signature", left.statement_hash[:16], "no event tells of it")
         for statement, claims in sorted(self._claims.items()):
-            self._findings.fault("signature", claims[0].place, f"nobody signed {statement[:16]}, which it names")
+            self._findings.fault(
+                "signature", claims[0].place, f"nobody signed {statement[:16]}, which it names"
+            )
         for statement in sorted(self._pairs):
-            self._findings.fault("signature", statement[:16], "a change names it, and nobody signed it")
+            self._findings.fault(
+                "signature", statement[:16], "a change names it, and nobody signed it"
+            )
         self._check_keys()
         if self._records.whole:
             self._check_seals()
@@ -255,10 +281,14 @@ class Authority:
                 held.setdefault(role.name, set()).add(role.role)
             known = {principal.name for principal in self._records.all(PrincipalRow)}
             for name in sorted(known ^ self._roles.keys()):
-                self._findings.fault("role", name, "no event made it known" if name in known else "it is not there")
+                self._findings.fault(
+                    "role", name, "no event made it known" if name in known else "it is not there"
+                )
             for name in sorted(held.keys() | self._roles.keys()):
                 if held.get(name, set()) != self._roles.get(name, set()):
-                    self._findings.fault("role", name, "it does not have the roles that the events gave it")
+                    self._findings.fault(
+                        "role", name, "it does not have the roles that the events gave it"
+                    )
 
     def _check_seals(self) -> None:
         """Every seal that was signed is there, says what was signed, and knows of those before it."""
@@ -274,7 +304,9 @@ class Authority:
             if said != (row.seal_no, row.statement_hash, row.position, row.streams, row.root):
                 self._findings.fault("seal", f"seal {number}", "it is not what was signed")
             elif told["log"] != {"root": log.root().hex(), "size": log.size}:
-                self._findings.fault("seal", f"seal {number}", "it does not know the seals before it")
+                self._findings.fault(
+                    "seal", f"seal {number}", "it does not know the seals before it"
+                )
             log.add(bytes.fromhex(hash_))
 
     def _check_tokens(self) -> None:
@@ -291,12 +323,20 @@ class Authority:
             self._findings.count("keys")
             name = key.fingerprint[:16]
             if self._told.get(key.fingerprint) != (key.added_seq, key.revoked_seq):
-                self._findings.fault("key", name, "it was added or revoked elsewhere than the events say")
+                self._findings.fault(
+                    "key", name, "it was added or revoked elsewhere than the events say"
+                )
             why = objection(key.public_key)
             if why or sha256_hex(key.public_key) != key.fingerprint:
-                self._findings.fault("key", name, why or "its bytes are not what its fingerprint says")
+                self._findings.fault(
+                    "key", name, why or "its bytes are not what its fingerprint says"
+                )
                 continue
-            proof = Envelope(possession(self._workspace, key.principal, key.public_key), key.fingerprint, key.proof)
+            proof = Envelope(
+                possession(self._workspace, key.principal, key.public_key),
+                key.fingerprint,
+                key.proof,
+            )
             if not genuine(key.public_key, proof):
                 self._findings.fault("key", name, f"nothing shows that {key.principal} had it")
             other = owners.setdefault(key.public_key, key.principal)

@@ -45,14 +45,18 @@ class Envelope(msgspec.Struct, frozen=True):
         return {
             "payload": base64.b64encode(self.statement).decode(),
             "payloadType": PAYLOAD_TYPE,
-            "signatures": [{"keyid": self.fingerprint, "sig": base64.b64encode(self.signature).decode()}],
+            "signatures": [
+                {"keyid": self.fingerprint, "sig": base64.b64encode(self.signature).decode()}
+            ],
         }
 
     def said(self) -> dict[str, Any]:
         """What the statement says; only for an envelope whose signature was checked."""
         said = parse(self.statement)
         if not isinstance(said, dict) or canonical(said) != self.statement:
-            raise InvalidConfig("a signed statement is not in canonical form", context={"field": "payload"})
+            raise InvalidConfig(
+                "a signed statement is not in canonical form", context={"field": "payload"}
+            )
         return said
 
 
@@ -60,9 +64,13 @@ def read_envelope(document: Any) -> Envelope:
     """A DSSE envelope with exactly one signature, in the one form that we write."""
     try:
         (signed,) = document["signatures"]
-        found = Envelope(_unpacked(document["payload"]), str(signed["keyid"]), _unpacked(signed["sig"]))
+        found = Envelope(
+            _unpacked(document["payload"]), str(signed["keyid"]), _unpacked(signed["sig"])
+        )
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
-        raise InvalidConfig("this is not an envelope of one signature", context={"field": "signature"}) from None
+        raise InvalidConfig(
+            "this is not an envelope of one signature", context={"field": "signature"}
+        ) from None
     if found.document() != document:
         raise InvalidConfig("an envelope holds more than it should", context={"field": "signature"})
     return found
@@ -78,7 +86,9 @@ def encoded(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def statement(kind: str, subjects: Sequence[tuple[str, str]], predicate: Mapping[str, Any]) -> bytes:
+def statement(
+    kind: str, subjects: Sequence[tuple[str, str]], predicate: Mapping[str, Any]
+) -> bytes:
     """An in-toto statement as canonical bytes: subjects are names with SHA-256 digests."""
     return canonical(
         {
@@ -123,7 +133,9 @@ class SigningKey:
         return _BEGIN + b"\n" + text + b"\n" + _END + b"\n"
 
     def sign(self, payload: bytes) -> Envelope:
-        return Envelope(payload, self.fingerprint, self._private.sign(encoded(PAYLOAD_TYPE, payload)))
+        return Envelope(
+            payload, self.fingerprint, self._private.sign(encoded(PAYLOAD_TYPE, payload))
+        )
 
     def proof(self, workspace: str, principal: str) -> bytes:
         """That whoever names this key in this workspace has it."""
@@ -148,7 +160,9 @@ def genuine(public: bytes, envelope: Envelope) -> bool:
     if envelope.fingerprint != fingerprint(public) or objection(public):
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(envelope.signature, encoded(PAYLOAD_TYPE, envelope.statement))
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            envelope.signature, encoded(PAYLOAD_TYPE, envelope.statement)
+        )
     except (InvalidSignature, ValueError):
         return False
     return True

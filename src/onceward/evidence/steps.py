@@ -55,7 +55,11 @@ class Steps:
         elif name == "APPROVAL_WANTED":
             self._wanted[detail.step, detail.digest] = detail.text
         elif name in ("APPROVAL_GIVEN", "APPROVAL_REFUSED"):
-            self._decided[detail.step, detail.digest] = (detail.decision, body.context.actor, detail.note)
+            self._decided[detail.step, detail.digest] = (
+                detail.decision,
+                body.context.actor,
+                detail.note,
+            )
 
     def check_approvals(self, rows: Iterable[Approval], findings: Findings) -> None:
         left = dict(self._decided)
@@ -66,16 +70,28 @@ class Steps:
             said = None if row.decision is None else (row.decision, row.actor, row.note or "")
             if left.pop(key, None) != said or wanted.pop(key, None) != row.text:
                 where = f"{self._build} {key[0]}"
-                findings.fault("approval", where, "who was asked what, and decided what, is not what the events say")
+                findings.fault(
+                    "approval",
+                    where,
+                    "who was asked what, and decided what, is not what the events say",
+                )
         for step, _ in left.keys() | wanted.keys():
-            findings.fault("approval", f"{self._build} {step}", "the events tell of a question that is not there")
+            findings.fault(
+                "approval",
+                f"{self._build} {step}",
+                "the events tell of a question that is not there",
+            )
 
-    def check_checkpoints(self, rows: Iterator[Checkpoint], records: Records, findings: Findings) -> None:
+    def check_checkpoints(
+        self, rows: Iterator[Checkpoint], records: Records, findings: Findings
+    ) -> None:
         made = hashlib.sha256()
         missing = set(self._reused)
         for some in batches(rows):
             ends = records.ends_of(sorted({c.child_id for c in some if c.child_id}))
-            kept = records.refs_of(sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"}))
+            kept = records.refs_of(
+                sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"})
+            )
             for row in some:
                 findings.count("checkpoints")
                 made.update(manifest_line(row.stage, row.target, row.outputs))
@@ -85,26 +101,47 @@ class Steps:
                 if why:
                     findings.fault("checkpoint", f"{self._build} {step}", why)
                 for output in outputs_of(row):
-                    if (row.child_id or row.build_id, output.name, output.kind, output.sha256) not in kept:
-                        findings.fault("ref", f"{self._build} {step}", f"nothing keeps its output {output.name}")
+                    if (
+                        row.child_id or row.build_id,
+                        output.name,
+                        output.kind,
+                        output.sha256,
+                    ) not in kept:
+                        findings.fault(
+                            "ref",
+                            f"{self._build} {step}",
+                            f"nothing keeps its output {output.name}",
+                        )
         for step in sorted(missing):
-            findings.fault("checkpoint", f"{self._build} {step}", "it was taken over, and is not there")
+            findings.fault(
+                "checkpoint", f"{self._build} {step}", "it was taken over, and is not there"
+            )
         if self.made is not None and self.made != made.hexdigest():
-            findings.fault("manifest", self._build, "its steps did not make what its last event says")
+            findings.fault(
+                "manifest", self._build, "its steps did not make what its last event says"
+            )
 
     def _objection(self, step: str, row: Checkpoint, ends: Mapping[str, bytes]) -> str | None:
         """How a checkpoint differs from the events that speak of it."""
         if row.how == "reused":
             said = self._reused.get(step)
             found = (row.context_hash, result_digest(outputs_of(row)), row.child_id or "")
-            return None if said == found and row.status == "SUCCESS" else "it is not what was taken over"
+            return (
+                None
+                if said == found and row.status == "SUCCESS"
+                else "it is not what was taken over"
+            )
         if row.how == "approved":
             decision = self._decided.get((step, row.context_hash), ("",))[0]
             wanted = {"approved": "SUCCESS", "refused": "FAILED"}.get(decision)
             return None if row.status == wanted and row.outputs == "[]" else "nobody decided so"
         if row.how == "accepted":
             listed = [[output.name, output.sha256] for output in outputs_of(row)]
-            return None if row.status == "SUCCESS" and self._accepted.get(step) == listed else "nobody accepted this"
+            return (
+                None
+                if row.status == "SUCCESS" and self._accepted.get(step) == listed
+                else "nobody accepted this"
+            )
         if row.status == "IN_DOUBT" and step not in self._doubted:
             return "nothing left it in doubt"
         if row.child_id is None:
@@ -135,7 +172,8 @@ def outputs_of(row: Checkpoint | Step) -> list[Output]:
     if row.outputs == "[]":
         return []
     return msgspec.convert(
-        [dict(zip(_FIELDS, output, strict=True)) for output in msgspec.json.decode(row.outputs)], list[Output]
+        [dict(zip(_FIELDS, output, strict=True)) for output in msgspec.json.decode(row.outputs)],
+        list[Output],
     )
 
 

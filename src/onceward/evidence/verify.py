@@ -11,7 +11,16 @@ import msgspec
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import BuildRow, Child, Debit, PermitRow, PlanRow, RefRow, RequestRow, Total
+from onceward.evidence.kinds import (
+    BuildRow,
+    Child,
+    Debit,
+    PermitRow,
+    PlanRow,
+    RefRow,
+    RequestRow,
+    Total,
+)
 from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk
 from onceward.kernel.canon import sha256_hex
@@ -46,7 +55,11 @@ def verify(
             _totals(records, findings, walk)
         with readable(findings, "the permits"):
             _permits(records, findings, walk)
-    for what, look in (("the plans", _plans), ("the children", _left_by_children), ("the refs", _refs)):
+    for what, look in (
+        ("the plans", _plans),
+        ("the children", _left_by_children),
+        ("the refs", _refs),
+    ):
         with readable(findings, what):
             look(records, findings)
     if isinstance(records, Rows):
@@ -65,7 +78,11 @@ def readable(findings: Findings, what: str) -> Iterator[None]:
     except OncewardError as error:
         findings.fault(error.context.get("rule", "form"), what, error.message)
     except Exception as error:
-        findings.fault("form", what, f"something in it cannot be read: {type(error).__name__}: {str(error)[:200]}")
+        findings.fault(
+            "form",
+            what,
+            f"something in it cannot be read: {type(error).__name__}: {str(error)[:200]}",
+        )
 
 
 def _totals(records: Records, findings: Findings, walk: Walk) -> None:
@@ -76,20 +93,32 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
     for session, limits in walk.limits.items():
         for lane, limit in limits.items():
             if (session, lane) not in totals or totals[session, lane].limit_amount != limit:
-                findings.fault("totals", session, f"the limit of {lane} is not what its last event says")
+                findings.fault(
+                    "totals", session, f"the limit of {lane} is not what its last event says"
+                )
     for build, spent in walk.authority.spent.items():
         for lane, amount in spent.items():
             if (build, lane) not in totals or totals[build, lane].total != amount:
-                findings.fault("totals", build, f"{lane} is not what was signed when the build ended")
-    for (session, lane), debits in groupby(records.all(Debit), lambda d: (d.parent_session_id, d.budget_lane)):
+                findings.fault(
+                    "totals", build, f"{lane} is not what was signed when the build ended"
+                )
+    for (session, lane), debits in groupby(
+        records.all(Debit), lambda d: (d.parent_session_id, d.budget_lane)
+    ):
         summed = 0
         for number, debit in enumerate(debits, 1):
             if debit.debit_seq != number:
-                findings.fault("gap", f"{session} {lane}", f"debit {debit.debit_seq} stands where {number} should")
+                findings.fault(
+                    "gap",
+                    f"{session} {lane}",
+                    f"debit {debit.debit_seq} stands where {number} should",
+                )
             summed += debit.amount
             if debit.child_id not in walk.open:
                 stream = f"session:{session}"
-                walk.spent[stream] = walk.spent.get(stream, 0) - debit.amount * weight(debit.child_id, lane)
+                walk.spent[stream] = walk.spent.get(stream, 0) - debit.amount * weight(
+                    debit.child_id, lane
+                )
             findings.count("debits")
         whole[lane] = whole.get(lane, 0) + summed
         row = totals.pop((session, lane), None)
@@ -101,11 +130,17 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
             findings.fault("totals", session, f"{lane} says {row.total}, but it has no debits")
     for stream, left in sorted(walk.spent.items()):
         if left:
-            findings.fault("totals", stream, "its children did not spend what their last events say")
+            findings.fault(
+                "totals", stream, "its children did not spend what their last events say"
+            )
     if isinstance(records, Rows):
         for lane, _, said in workspace_lanes(records.rows):
             if said != whole.get(lane, 0):
-                findings.fault("totals", "workspace", f"{lane} says {said}, but all debits make {whole.get(lane, 0)}")
+                findings.fault(
+                    "totals",
+                    "workspace",
+                    f"{lane} says {said}, but all debits make {whole.get(lane, 0)}",
+                )
 
 
 def _plans(records: Records, findings: Findings) -> None:
@@ -135,7 +170,9 @@ def _left_by_children(records: Records, findings: Findings) -> None:
         found = records.places(sorted(steps))
         for place in sorted(steps.keys() - found):
             findings.fault(
-                "checkpoint", f"{place[0]} {step_name(*place[1:])}", "its step ended, and left no checkpoint"
+                "checkpoint",
+                f"{place[0]} {step_name(*place[1:])}",
+                "its step ended, and left no checkpoint",
             )
 
 
@@ -167,7 +204,9 @@ def _bookkeeping(records: Rows, findings: Findings) -> None:
     for request in records.all(RequestRow):
         findings.count("requests")
         if sha256_hex(request.payload.encode()) != request.payload_hash:
-            findings.fault("request", f"{request.verb} {request.request_id}", "it is not what its hash says")
+            findings.fault(
+                "request", f"{request.verb} {request.request_id}", "it is not what its hash says"
+            )
     lost = records.rows.read(
         "SELECT o.sink, o.position FROM event_outbox o LEFT JOIN events e ON e.position = o.position"
         " WHERE e.position IS NULL ORDER BY o.sink, o.position LIMIT 100"

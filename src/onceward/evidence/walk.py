@@ -99,10 +99,14 @@ class Walk:
         self._sagas.finish()
         self._backlog.finish()
         for build in self._builds.rest():
-            self.findings.fault("state", build.build_id, f"the build is {build.state}, and no event says so")
+            self.findings.fault(
+                "state", build.build_id, f"the build is {build.state}, and no event says so"
+            )
         if self.records.whole and self._seen != self._newest:
             self.findings.fault(
-                "gap", "events", f"there are {self._seen:,} events, but the newest is number {self._newest:,}"
+                "gap",
+                "events",
+                f"there are {self._seen:,} events, but the newest is number {self._newest:,}",
             )
         self._compare_copies()
         self._check_logs()
@@ -132,7 +136,9 @@ class Walk:
             self.findings.fault("chain", f"{event.stream}#{event.seq}", "its body is no event")
             return
         if body.context.fence < stream.fence:
-            self.findings.fault("fence", f"{event.stream}#{event.seq}", "an older kernel wrote after a newer one")
+            self.findings.fault(
+                "fence", f"{event.stream}#{event.seq}", "an older kernel wrote after a newer one"
+            )
         stream.fence = body.context.fence
         if body.context.signed or body.event in NEEDED:
             self.authority.look_at(event, body)
@@ -145,7 +151,9 @@ class Walk:
             if body.event == "BACKLOG_SWEPT":
                 self._backlog.swept(event)
         elif stream.kind == "entry":
-            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).note(stream, event, body)
+            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).note(
+                stream, event, body
+            )
         elif stream.kind == "saga":
             self._sagas.note(stream, event, body)
 
@@ -153,18 +161,24 @@ class Walk:
         detail = body.detail
         stream.move(CHILD, event, body, self.findings)
         if detail.child_id != stream.subject:
-            self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}")
+            self.findings.fault(
+                "copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}"
+            )
         session = detail.parent_stream_id
         self._copies[session] = self._copies.get(session, 0) + hash((SALT, event.body))
         if detail.to == "terminal":
             stream.ends += 1
             if detail.logs:
-                self._logs += [(stream.subject, name, "log", sha256) for name, sha256 in detail.logs.items()]
+                self._logs += [
+                    (stream.subject, name, "log", sha256) for name, sha256 in detail.logs.items()
+                ]
                 if len(self._logs) >= _BATCH:
                     self._check_logs()
             if detail.spent:
                 for lane, amount in detail.spent.items():
-                    self.spent[session] = self.spent.get(session, 0) + amount * weight(stream.subject, lane)
+                    self.spent[session] = self.spent.get(session, 0) + amount * weight(
+                        stream.subject, lane
+                    )
         if detail.work:
             stream.work = (detail.work, detail.attempt, detail.target)
         if detail.dispatch_seq is not None:
@@ -181,8 +195,14 @@ class Walk:
                 stream.steps.made = detail.outputs
         elif event.source == "child":
             if detail.parent_seq != event.seq:
-                self.findings.fault("copy", f"{event.stream}#{event.seq}", f"it says it is number {detail.parent_seq}")
-            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash((SALT, event.body))
+                self.findings.fault(
+                    "copy",
+                    f"{event.stream}#{event.seq}",
+                    f"it says it is number {detail.parent_seq}",
+                )
+            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash(
+                (SALT, event.body)
+            )
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self.limits[stream.subject] = detail.limits or {}
             stream.opened = detail.max_active_children
@@ -199,7 +219,9 @@ class Walk:
         try:
             self._close(stream)
         except (TypeError, ValueError, KeyError, AttributeError, msgspec.MsgspecError) as error:
-            self.findings.fault("form", stream.name, f"what belongs to it cannot be read: {type(error).__name__}")
+            self.findings.fault(
+                "form", stream.name, f"what belongs to it cannot be read: {type(error).__name__}"
+            )
 
     def _close(self, stream: Stream) -> None:
         for number, anchor in enumerate(self._anchors):
@@ -222,18 +244,35 @@ class Walk:
             self._without_stream(passed)
         child = self._tokens.at(stream.subject)
         if child is None:
-            self.findings.fault("phase", stream.subject, "its stream tells of a child that is not there")
+            self.findings.fault(
+                "phase", stream.subject, "its stream tells of a child that is not there"
+            )
             return
         self.findings.count("children")
         if child.phase != "terminal":
             self.open.add(child.child_id)
         said = (stream.state, stream.version, stream.reason, stream.code)
         if said != (child.phase, child.version, child.reason, child.code):
-            self.findings.fault("phase", child.child_id, f"it is {child.phase}, but its last event says {stream.state}")
-        if stream.dispatch is not None and stream.dispatch != (child.dispatch_seq, child.worker_run_id):
-            self.findings.fault("phase", child.child_id, f"its place in the order is not {child.dispatch_seq}")
-        if stream.work is not None and stream.work != (sha256_hex(child.work.encode()), child.attempt, child.target):
-            self.findings.fault("phase", child.child_id, "what it was to do is not what its first event says")
+            self.findings.fault(
+                "phase",
+                child.child_id,
+                f"it is {child.phase}, but its last event says {stream.state}",
+            )
+        if stream.dispatch is not None and stream.dispatch != (
+            child.dispatch_seq,
+            child.worker_run_id,
+        ):
+            self.findings.fault(
+                "phase", child.child_id, f"its place in the order is not {child.dispatch_seq}"
+            )
+        if stream.work is not None and stream.work != (
+            sha256_hex(child.work.encode()),
+            child.attempt,
+            child.target,
+        ):
+            self.findings.fault(
+                "phase", child.child_id, "what it was to do is not what its first event says"
+            )
         if stream.ends > 1:
             self.findings.fault("terminal", child.child_id, f"it ends {stream.ends} times")
 
@@ -242,52 +281,82 @@ class Walk:
         self.findings.count("children")
         self.open.add(child.child_id)
         if child.phase not in SUBJECTS["child"].silent:
-            self.findings.fault("phase", child.child_id, f"it is {child.phase}, and no event says so")
+            self.findings.fault(
+                "phase", child.child_id, f"it is {child.phase}, and no event says so"
+            )
 
     def _end_session(self, stream: Stream) -> None:
         for passed in self._sessions.before(stream.subject):
             self.findings.fault("state", passed.session_id, "no event opened the session")
         session = self._sessions.at(stream.subject)
         if session is None or session.max_active_children != stream.opened:
-            self.findings.fault("state", stream.subject, "the session that its stream tells of is not there")
+            self.findings.fault(
+                "state", stream.subject, "the session that its stream tells of is not there"
+            )
 
     def _end_build(self, stream: Stream) -> None:
         for passed in self._builds.before(stream.subject):
-            self.findings.fault("state", passed.build_id, f"the build is {passed.state}, and no event says so")
+            self.findings.fault(
+                "state", passed.build_id, f"the build is {passed.state}, and no event says so"
+            )
         build = self._builds.at(stream.subject)
         if build is None:
-            self.findings.fault("state", stream.subject, "its stream tells of a build that is not there")
+            self.findings.fault(
+                "state", stream.subject, "its stream tells of a build that is not there"
+            )
             return
         self.findings.count("builds")
         if (stream.state, stream.version) != (build.state, build.version):
             said = f"it is {build.state} at version {build.version}, but its last event says"
-            self.findings.fault("state", build.build_id, f"{said} {stream.state} at {stream.version}")
+            self.findings.fault(
+                "state", build.build_id, f"{said} {stream.state} at {stream.version}"
+            )
         if (stream.plan_hash, stream.parent) != (build.plan_hash, build.parent_build_id):
-            self.findings.fault("plan", build.build_id, "it was made for another plan or parent than it names")
+            self.findings.fault(
+                "plan", build.build_id, "it was made for another plan or parent than it names"
+            )
         for passed in self._approvals.before(stream.subject):
             self.findings.fault("approval", passed.build_id, "no build's stream tells of it")
         stream.steps.check_approvals(self._approvals.all(stream.subject), self.findings)
         for passed in self._checkpoints.before(stream.subject):
             self.findings.fault("checkpoint", passed.build_id, "no build's stream tells of it")
-        stream.steps.check_checkpoints(self._checkpoints.all(stream.subject), self.records, self.findings)
+        stream.steps.check_checkpoints(
+            self._checkpoints.all(stream.subject), self.records, self.findings
+        )
 
     def _check_logs(self) -> None:
         """What a child said is the log that its last event names."""
         kept = self.records.refs_of(sorted({child for child, *_ in self._logs}))
         for child, name, _, _ in sorted(set(self._logs) - kept):
-            self.findings.fault("ref", f"{child} {name}", "its log is not the one that its last event names")
+            self.findings.fault(
+                "ref", f"{child} {name}", "its log is not the one that its last event names"
+            )
         self._logs.clear()
 
     def _compare_copies(self) -> None:
         for session in sorted(session for session, left in self._copies.items() if left):
-            self.findings.fault("copy", session or "(none)", "it does not say what the streams of its children say")
+            self.findings.fault(
+                "copy", session or "(none)", "it does not say what the streams of its children say"
+            )
 
 
 class Stream:
     """What is remembered within one stream."""
 
     __slots__ = (
-        *("name", "kind", "subject", "seq", "hash", "position", "fence", "heads", "state", "version", "reason"),
+        *(
+            "name",
+            "kind",
+            "subject",
+            "seq",
+            "hash",
+            "position",
+            "fence",
+            "heads",
+            "state",
+            "version",
+            "reason",
+        ),
         *("code", "ends", "dispatch", "plan_hash", "parent", "opened", "steps", "work"),
     )
 
@@ -314,13 +383,19 @@ class Stream:
         if seq != self.seq + 1 and (whole or self.kind != "workspace"):
             findings.fault("gap", f"{self.name}#{seq}", f"seq {seq} follows {self.seq}")
         elif prev_hash != self.hash and seq == self.seq + 1:
-            findings.fault("chain", f"{self.name}#{seq}", "it does not name the hash of its predecessor")
+            findings.fault(
+                "chain", f"{self.name}#{seq}", "it does not name the hash of its predecessor"
+            )
         # The hash is over the line, in which the rest follows where the body ends.
         made = link(event.stream, seq, event.at, event.source, event.body, prev_hash)
         if made != event.hash or event.body[-1:] != b"}":
             findings.fault("chain", f"{self.name}#{seq}", "it does not have the hash it claims")
         if whole and event.position <= self.position:
-            findings.fault("gap", f"{self.name}#{seq}", "it stands before its predecessor in the order of all events")
+            findings.fault(
+                "gap",
+                f"{self.name}#{seq}",
+                "it stands before its predecessor in the order of all events",
+            )
         self.seq, self.hash, self.position = seq, event.hash, event.position
 
     def move(self, machine: Machine, event: Event, body: Body, findings: Findings) -> None:
@@ -332,7 +407,9 @@ class Stream:
             said = f"{body.event} from {source} to {detail.to} ({detail.reason}) is no arrow of the {machine.name}"
             findings.fault("history", f"{self.name}#{event.seq}", said)
         silent = SUBJECTS[machine.name].silent
-        follows = source == (self.state or "new") or (source in silent and self.state in ("", *silent))
+        follows = source == (self.state or "new") or (
+            source in silent and self.state in ("", *silent)
+        )
         if not follows or detail.transition_seq <= self.version:
             said = f"{body.event} from {source} does not follow {self.state or 'nothing'}"
             findings.fault("history", f"{self.name}#{event.seq}", said)

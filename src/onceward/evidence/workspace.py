@@ -20,7 +20,10 @@ Progress = Callable[[str, int, int], None]
 
 
 def verify_workspace(
-    store: Store, folder: Path, receipts: Sequence[tuple[str, Receipt]] = (), progress: Progress | None = None
+    store: Store,
+    folder: Path,
+    receipts: Sequence[tuple[str, Receipt]] = (),
+    progress: Progress | None = None,
 ) -> Findings:
     findings = Findings()
     files = StreamFiles(folder / "streams", findings)
@@ -31,14 +34,20 @@ def verify_workspace(
             own = newest_seal(rows)
             signed = find_signature(rows, own.statement_hash) if own is not None else None
             if own is not None and signed is not None:
-                held.append(Against(f"seal {own.seal_no}", seal_said(parse(signed.statement)["predicate"])))
+                held.append(
+                    Against(f"seal {own.seal_no}", seal_said(parse(signed.statement)["predicate"]))
+                )
 
         def events(seen: int) -> None:
             if progress is not None:
                 progress("events", seen, newest)
 
         found = verify(
-            Rows(rows), anchors=[against.anchor() for against in held], line=files.line, progress=events, into=findings
+            Rows(rows),
+            anchors=[against.anchor() for against in held],
+            line=files.line,
+            progress=events,
+            into=findings,
         )
         for against in held:
             against.judge(found, newest)
@@ -62,4 +71,6 @@ def _same_workspace(rows_of: Rows, name: str, receipt: Receipt, findings: Findin
     if receipt.said["workspace"] != rows_of.workspace():
         findings.fault("seal", name, "it is the seal of another workspace")
     elif find_key(rows_of.rows, receipt.envelope.fingerprint) is None:
-        findings.fault("seal", name, f"its key {receipt.envelope.fingerprint[:16]} is not known here any more")
+        findings.fault(
+            "seal", name, f"its key {receipt.envelope.fingerprint[:16]} is not known here any more"
+        )

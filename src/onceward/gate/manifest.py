@@ -56,14 +56,23 @@ def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True
     except (msgspec.ValidationError, InvalidConfig) as error:
         raise InvalidConfig(f"{what} is no manifest: {error}", context={"field": what}) from None
     if found.schema != SCHEMA:
-        raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
+        raise InvalidConfig(
+            f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"}
+        )
     made = manifest_hash(found.metrics, found.runs)
-    for wanted, whose in ((found.vnext_plus9_manifest_hash, "it names itself"), (expected or made, "was expected")):
+    for wanted, whose in (
+        (found.vnext_plus9_manifest_hash, "it names itself"),
+        (expected or made, "was expected"),
+    ):
         if wanted != made:
             raise IntegrityFault(
                 f"the hash of {what} is {made}, not {wanted[:64]}, which {whose}: no metric is computed",
                 context={HASH: made, "expected": wanted[:64]},
-                recovery=[Recovery("see what was locked, in the history of the file", f"git log -p {what}")],
+                recovery=[
+                    Recovery(
+                        "see what was locked, in the history of the file", f"git log -p {what}"
+                    )
+                ],
             )
     _check(found, what, whole)
     return found
@@ -71,21 +80,40 @@ def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True
 
 def _check(found: Manifest, what: str, whole: bool) -> None:
     if found.runs != RUNS:
-        raise InvalidConfig(f"{what}: every fixture is run {RUNS} times, not {found.runs}", context={"field": "runs"})
+        raise InvalidConfig(
+            f"{what}: every fixture is run {RUNS} times, not {found.runs}",
+            context={"field": "runs"},
+        )
     odd = found.metrics.keys() - METRICS.keys()
     empty = [metric for metric in METRICS if whole and not found.metrics.get(metric)]
     if odd or empty:
-        which = f"there is no metric {min(odd)[:60]!a}" if odd else f"no fixture is listed for {empty[0]}"
-        raise InvalidConfig(f"{what}: {which}; the run would mean nothing", context={"field": "metrics"})
+        which = (
+            f"there is no metric {min(odd)[:60]!a}"
+            if odd
+            else f"no fixture is listed for {empty[0]}"
+        )
+        raise InvalidConfig(
+            f"{what}: {which}; the run would mean nothing", context={"field": "metrics"}
+        )
     names = [entry.fixture for _, entry in found.entries()]
     if len(set(names)) != len(names) or any("/" in name or name.startswith(".") for name in names):
-        raise InvalidConfig(f"{what}: each fixture is a file beside it, listed once", context={"field": "fixture"})
+        raise InvalidConfig(
+            f"{what}: each fixture is a file beside it, listed once", context={"field": "fixture"}
+        )
 
 
 def written(metrics: Mapping[str, Sequence[Entry]]) -> bytes:
     """The text of a manifest, for people and for git: sorted, with its hash."""
-    listed = {metric: sorted(metrics.get(metric, []), key=lambda entry: entry.fixture) for metric in METRICS}
-    said = {"schema": SCHEMA, "runs": RUNS, "metrics": msgspec.to_builtins(listed), HASH: manifest_hash(listed)}
+    listed = {
+        metric: sorted(metrics.get(metric, []), key=lambda entry: entry.fixture)
+        for metric in METRICS
+    }
+    said = {
+        "schema": SCHEMA,
+        "runs": RUNS,
+        "metrics": msgspec.to_builtins(listed),
+        HASH: manifest_hash(listed),
+    }
     return (json.dumps(said, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -114,7 +142,12 @@ class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def judge(
-    metric: str, entry: Entry, data: bytes, expected: Sequence[str], outcomes: Sequence[Outcome], about: str = ""
+    metric: str,
+    entry: Entry,
+    data: bytes,
+    expected: Sequence[str],
+    outcomes: Sequence[Outcome],
+    about: str = "",
 ) -> Judged:
     """The verdict on a fixture, with its reason: the first of these that holds."""
     runs = [outcome.sha256 for outcome in outcomes]
@@ -123,7 +156,10 @@ def judge(
         return Judged(metric, entry.fixture, False, entry.sha256, runs, about, reason, where)
 
     if hashlib.sha256(data).hexdigest() != entry.file_sha256:
-        return failed("fixture_changed", "its file is not the one that is locked: restore it, or record it again")
+        return failed(
+            "fixture_changed",
+            "its file is not the one that is locked: restore it, or record it again",
+        )
     for number, outcome in enumerate(outcomes, 1):
         if outcome.error:
             return failed("did_not_end", f"run {number}: {outcome.error}")
@@ -158,7 +194,9 @@ def _told(number: int, first: str, second: str) -> str:
     if not all(isinstance(value, dict) for value in values):
         return f"line {number}"
     flat = [_flat(value) for value in values]
-    place = next((f"{v['stream_id']}#{v['seq']}" for v in flat if "stream_id" in v), f"line {number}")
+    place = next(
+        (f"{v['stream_id']}#{v['seq']}" for v in flat if "stream_id" in v), f"line {number}"
+    )
     name = next((str(v["event"]) for v in flat if "event" in v), "")
     for key in sorted(flat[0].keys() | flat[1].keys()):
         if flat[0].get(key) != flat[1].get(key) and key not in ("hash", "prev_hash"):

@@ -26,7 +26,9 @@ code { font-size: .85rem; overflow-wrap: anywhere; }
 def page(report: Mapping[str, Any]) -> str:
     passed = report["all_passed"]
     said = (
-        "Every metric is at its threshold." if passed else "The gate is closed: not every metric is at its threshold."
+        "Every metric is at its threshold."
+        if passed
+        else "The gate is closed: not every metric is at its threshold."
     )
     parts = [
         f'<p class="verdict {"good" if passed else "bad"}">{said}</p>',
@@ -69,6 +71,7 @@ def _worlds(report: Mapping[str, Any]) -> str:
     names = list(report["runs"][0]) if report["runs"] else []
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(run[name])}</td>" for name in names) + "</tr>" for run in report["runs"]
+        "<tr>" + "".join(f"<td>{escape(run[name])}</td>" for name in names) + "</tr>"
+        for run in report["runs"]
     )
     return f'<h2>The runs</h2><div class="wide"><table><tr>{head}</tr>{rows}</table></div>'

@@ -83,12 +83,16 @@ def load(database: Database, fixture: Fixture) -> None:
     try:
         session.begin(None)
         for some in fixture.rows:
-            if some.table not in known or not set(some.columns) <= set(database.columns(session, some.table)):
+            if some.table not in known or not set(some.columns) <= set(
+                database.columns(session, some.table)
+            ):
                 raise InvalidConfig(f"there is no table {some.table[:40]!a} with such columns")
             marks = ", ".join("?" * len(some.columns))
             insert = f"INSERT INTO {some.table} ({', '.join(some.columns)}) VALUES ({marks})"
             for row in some.rows:
-                session.write(insert, [bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for v in row])
+                session.write(
+                    insert, [bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for v in row]
+                )
         commit_plainly(session, "the rows of a fixture")
     finally:
         session.rollback()
@@ -106,17 +110,22 @@ def frozen(fixture: Fixture, lines: int, scratch: Scratch) -> Fixture:
     stage.close()
     store = Store(database, sources)
     with store.read() as rows:
-        kept = [_dumped(database, rows, table, key) for table, key in TABLES if table != "workspace"]
+        kept = [
+            _dumped(database, rows, table, key) for table, key in TABLES if table != "workspace"
+        ]
     store.close()
     rest = fixture.script[lines:]
     if not rest or not isinstance(rest[0], script.Recover):
         raise InvalidConfig(
-            "after the rows that somebody left, a script begins with recover", context={"field": "rows"}
+            "after the rows that somebody left, a script begins with recover",
+            context={"field": "rows"},
         )
     kept = [some for some in kept if some.rows]
     # Other ids than those that the rows have already.
     seed = f"{fixture.seed} goes on"
-    return msgspec.structs.replace(fixture, rows=kept, script=rest, names=stage.names, start=sources.now(), seed=seed)
+    return msgspec.structs.replace(
+        fixture, rows=kept, script=rest, names=stage.names, start=sources.now(), seed=seed
+    )
 
 
 def _dumped(database: Database, rows: Reads, table: str, key: tuple[str, ...]) -> script.Rows:

@@ -25,10 +25,14 @@ def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
         with scratches() as scratch:
             found.append(play(fixture, scratch))
     if found[0].wrong or found[0].lines != found[1].lines:
-        raise IntegrityFault(f"{fixture.name} cannot be locked: {found[0].wrong or 'two plays of it differ'}")
+        raise IntegrityFault(
+            f"{fixture.name} cannot be locked: {found[0].wrong or 'two plays of it differ'}"
+        )
     for number, line in enumerate(found[0].lines[: len(fixture.script)], 1):
         if '"refused":"INVALID_CONFIG"' in line:
-            raise InvalidConfig(f"{fixture.name} cannot be locked: line {number} of the script comes to {line}")
+            raise InvalidConfig(
+                f"{fixture.name} cannot be locked: line {number} of the script comes to {line}"
+            )
     if all('"skipped"' in line for line in found[0].lines[: len(fixture.script)]):
         raise InvalidConfig(f"{fixture.name} cannot be locked: no line of its script does anything")
     return msgspec.structs.replace(fixture, expected=found[0].lines), found[0]
@@ -42,8 +46,12 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     file = f"{fixture.name}.json"
     data = written(fixture)
     for entries in metrics.values():
-        entries[:] = [one for one in entries if one.fixture != file and (path.parent / one.fixture).exists()]
-    metrics.setdefault(metric, []).append(Entry(file, hashlib.sha256(data).hexdigest(), played.sha256))
+        entries[:] = [
+            one for one in entries if one.fixture != file and (path.parent / one.fixture).exists()
+        ]
+    metrics.setdefault(metric, []).append(
+        Entry(file, hashlib.sha256(data).hexdigest(), played.sha256)
+    )
     text = manifest_text(metrics)
     before = path.read_bytes() if path.exists() else b""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,5 +82,9 @@ def told(records: Records, session: str, name: str, about: str) -> Fixture:
 def require_told(fixture: Fixture) -> None:
     """A session that is told must have happened so: a line that came to nothing tells something else."""
     for number, line in enumerate(fixture.expected[: len(fixture.script)], 1):
-        if '"skipped"' in line or ('"refused"' in line and not isinstance(fixture.script[number - 1], script.Debit)):
-            raise InvalidConfig(f"this session cannot be told as a script: line {number} would be {line}")
+        if '"skipped"' in line or (
+            '"refused"' in line and not isinstance(fixture.script[number - 1], script.Debit)
+        ):
+            raise InvalidConfig(
+                f"this session cannot be told as a script: line {number} would be {line}"
+            )

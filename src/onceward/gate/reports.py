@@ -15,7 +15,9 @@ from onceward.kernel.sources import Micros, iso
 _KEPT = 50
 
 
-def keep(folder: Path, name: str, manifest: str, at: Micros, report: Mapping[str, Any]) -> dict[str, Any]:
+def keep(
+    folder: Path, name: str, manifest: str, at: Micros, report: Mapping[str, Any]
+) -> dict[str, Any]:
     """A report under its name; of very many the oldest go."""
     place = folder / "gate"
     place.mkdir(mode=0o700, exist_ok=True)
@@ -36,6 +38,9 @@ def kept(folder: Path) -> list[dict[str, Any]]:
             said = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError):
             continue
-        if isinstance(said, dict) and {"report", "manifest", "at", "metrics", "fixtures", HASH} <= said.keys():
+        if (
+            isinstance(said, dict)
+            and {"report", "manifest", "at", "metrics", "fixtures", HASH} <= said.keys()
+        ):
             found.append(said)
     return sorted(found, key=lambda said: str(said["at"]), reverse=True)

@@ -35,7 +35,10 @@ def run(path: Path, expected: str, store: str) -> dict[str, Any]:
     manifest = read_manifest(path.read_bytes(), str(path), expected)
     files = {entry.fixture: _file(path, entry) for _, entry in manifest.entries()}
     outcomes = _worlds(path.parent.absolute(), _playable(manifest, files), store)
-    judged = [_judged(metric, entry, files[entry.fixture], outcomes) for metric, entry in manifest.entries()]
+    judged = [
+        _judged(metric, entry, files[entry.fixture], outcomes)
+        for metric, entry in manifest.entries()
+    ]
     kind = store.partition(":")[0]
     return report(manifest, judged, WORLDS, kind)
 
@@ -57,11 +60,14 @@ def _file(path: Path, entry: Entry) -> bytes:
         return (path.parent / entry.fixture).read_bytes()
     except OSError as error:
         raise InvalidConfig(
-            f"the manifest lists {entry.fixture}, which cannot be read: {error.strerror}", context={"field": "fixture"}
+            f"the manifest lists {entry.fixture}, which cannot be read: {error.strerror}",
+            context={"field": "fixture"},
         ) from None
 
 
-def _judged(metric: str, entry: Entry, data: bytes, outcomes: Sequence[Mapping[str, Outcome]]) -> Judged:
+def _judged(
+    metric: str, entry: Entry, data: bytes, outcomes: Sequence[Mapping[str, Outcome]]
+) -> Judged:
     nothing = Outcome(error="it was not played")
     runs = [run.get(entry.fixture, nothing) for run in outcomes]
     try:
@@ -81,11 +87,19 @@ def _worlds(folder: Path, fixtures: Sequence[str], store: str) -> list[dict[str,
             cwd.mkdir()
             started.append(_start(world, cwd, [folder / name for name in order], store))
         patience = _PATIENCE + 2 * len(fixtures)
-        return [_heard(process, order, patience) for process, order in zip(started, orders, strict=True)]
+        return [
+            _heard(process, order, patience) for process, order in zip(started, orders, strict=True)
+        ]
 
 
-def _start(world: Mapping[str, str], cwd: Path, fixtures: Sequence[Path], store: str) -> subprocess.Popen[bytes]:
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("ONCEWARD_", "LC_", "LANG"))}
+def _start(
+    world: Mapping[str, str], cwd: Path, fixtures: Sequence[Path], store: str
+) -> subprocess.Popen[bytes]:
+    ours = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ONCEWARD_", "LC_", "LANG"))
+    }
     told = {key: value for key, value in world.items() if key != "umask"}
     # The code that is judged is the code that runs here, wherever it was found.
     paths = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, _paths())]
@@ -105,7 +119,9 @@ def _paths() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def _heard(process: subprocess.Popen[bytes], fixtures: Sequence[str], patience: float) -> dict[str, Outcome]:
+def _heard(
+    process: subprocess.Popen[bytes], fixtures: Sequence[str], patience: float
+) -> dict[str, Outcome]:
     """What a run says, a line for each fixture; one that fell silent says why for the rest."""
     error = ""
     try:
@@ -120,7 +136,9 @@ def _heard(process: subprocess.Popen[bytes], fixtures: Sequence[str], patience: 
             heard[name] = msgspec.json.decode(line, type=Outcome)
         except msgspec.DecodeError:
             break
-    last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
+    last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+        f"exit {process.returncode}"
+    ]
     silent = Outcome(error=error or last[0][:300])
     return {name: heard.get(name, silent) for name in fixtures}
 

@@ -22,7 +22,14 @@ _CHILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REASONS: Final = frozenset(arrow.reason for arrow in CHILD.arrows if arrow.reason)
 
 
-class _Op(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, forbid_unknown_fields=True, omit_defaults=True):
+class _Op(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="op",
+    tag=str.lower,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
     """One line of a script. Children go by the names the script gives them; the next attempt of `a` is `a.2`."""
 
 
@@ -130,7 +137,22 @@ class Project(_Op, frozen=True):
     """The stream files catch up with the rows."""
 
 
-Op = Open | Spawn | Lease | Start | Finish | Debit | Cancel | Stop | Wait | Crash | Recover | Race | Tear | Project
+Op = (
+    Open
+    | Spawn
+    | Lease
+    | Start
+    | Finish
+    | Debit
+    | Cancel
+    | Stop
+    | Wait
+    | Crash
+    | Recover
+    | Race
+    | Tear
+    | Project
+)
 
 
 OPS: Final = tuple(kind.__name__.lower() for kind in get_args(Op))
@@ -167,7 +189,9 @@ def read_fixture(data: bytes, what: str) -> Fixture:
         why = getattr(error, "message", "") or _from_one(str(error))
         raise InvalidConfig(f"{what} is no fixture: {why}", context={"field": what}) from None
     if found.schema != SCHEMA:
-        raise InvalidConfig(f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"})
+        raise InvalidConfig(
+            f"{what} is no {SCHEMA} but {found.schema[:60]!a}", context={"field": "schema"}
+        )
     if not _NAME.fullmatch(found.name) or found.name == "manifest":
         raise InvalidConfig(
             f"{what}: {found.name[:60]!a} is no name for a fixture; one has lower-case letters, digits, . and -",
@@ -184,8 +208,16 @@ def read_fixture(data: bytes, what: str) -> Fixture:
 
 def _from_one(why: str) -> str:
     """A place in a script, counted as everywhere else, and the words there are where one is wrong."""
-    why = re.sub(r"`\$\.script\[(\d+)\]", lambda found: f"line {int(found.group(1)) + 1} of the script `", why)
-    return f"{why}; lines are {', '.join(OPS)}" if why.startswith("Invalid value") and "`.op`" in why else why
+    why = re.sub(
+        r"`\$\.script\[(\d+)\]",
+        lambda found: f"line {int(found.group(1)) + 1} of the script `",
+        why,
+    )
+    return (
+        f"{why}; lines are {', '.join(OPS)}"
+        if why.startswith("Invalid value") and "`.op`" in why
+        else why
+    )
 
 
 def written(fixture: Fixture) -> bytes:
@@ -197,7 +229,9 @@ def written(fixture: Fixture) -> bytes:
             inner = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
             parts.append(f" {msgspec.json.encode(key).decode()}: [\n  {inner}\n ]")
         else:
-            parts.append(f" {msgspec.json.encode(key).decode()}: {msgspec.json.encode(value).decode()}")
+            parts.append(
+                f" {msgspec.json.encode(key).decode()}: {msgspec.json.encode(value).decode()}"
+            )
     return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
 
 
@@ -205,31 +239,49 @@ def _check_rows(some: Rows, what: str) -> None:
     plain = (str, int, type(None))
     for row in some.rows:
         fits = len(row) == len(some.columns) > 0
-        if not fits or not all(isinstance(v, plain) or (isinstance(v, dict) and _is_hex(v)) for v in row):
-            raise InvalidConfig(f"{what}: a row of {some.table[:40]!a} cannot be read", context={"field": "rows"})
+        if not fits or not all(
+            isinstance(v, plain) or (isinstance(v, dict) and _is_hex(v)) for v in row
+        ):
+            raise InvalidConfig(
+                f"{what}: a row of {some.table[:40]!a} cannot be read", context={"field": "rows"}
+            )
 
 
 def _is_hex(value: dict[str, Any]) -> bool:
     text = value.get("hex")
-    return set(value) == {"hex"} and isinstance(text, str) and re.fullmatch(r"([0-9a-f]{2})*", text) is not None
+    return (
+        set(value) == {"hex"}
+        and isinstance(text, str)
+        and re.fullmatch(r"([0-9a-f]{2})*", text) is not None
+    )
 
 
 def _check(op: Op, where: str) -> None:
-    odd = [name for name in op.children if not _CHILD.fullmatch(name)] if isinstance(op, Spawn) else []
+    odd = (
+        [name for name in op.children if not _CHILD.fullmatch(name)]
+        if isinstance(op, Spawn)
+        else []
+    )
     if odd or (isinstance(op, Spawn) and len(set(op.children)) != len(op.children)):
         raise InvalidConfig(f"{where}: children need names of letters and digits, each its own")
     if isinstance(op, Spawn) and op.kind not in ("function", "process"):
         raise InvalidConfig(f"{where}: a child is a function or a process, not {op.kind[:40]!a}")
     lanes = [lane for lane in op.limits if lane not in LANES] if isinstance(op, Open) else []
     if lanes:
-        raise InvalidConfig(f"{where}: there is no lane {lanes[0][:40]!a}; there are {', '.join(LANES)}")
+        raise InvalidConfig(
+            f"{where}: there is no lane {lanes[0][:40]!a}; there are {', '.join(LANES)}"
+        )
     if isinstance(op, Finish) and op.reason not in _REASONS:
         reasons = ", ".join(sorted(_REASONS))
         raise InvalidConfig(
-            f"{where}: no child ends with {op.reason[:40]!a}; one of {reasons}", context={"field": "reason"}
+            f"{where}: no child ends with {op.reason[:40]!a}; one of {reasons}",
+            context={"field": "reason"},
         )
     if isinstance(op, Race) and any(turn >= len(op.ops) for turn in op.turns):
-        raise InvalidConfig(f"{where}: a turn is the place of one of its lines, from 0 on", context={"field": "turns"})
+        raise InvalidConfig(
+            f"{where}: a turn is the place of one of its lines, from 0 on",
+            context={"field": "turns"},
+        )
     point = op.at if isinstance(op, Crash) else op.dies if isinstance(op, Recover) else ""
     if point and point not in faults.POINTS:
         raise InvalidConfig(
@@ -237,9 +289,19 @@ def _check(op: Op, where: str) -> None:
             context={"field": "at"},
         )
     if isinstance(op, Crash) and (op.during is None) != (not op.at):
-        raise InvalidConfig(f"{where}: a crash has both `at` and `during`, or neither", context={"field": "at"})
-    inside = op.ops if isinstance(op, Race) else [op.during] if isinstance(op, Crash) and op.during else []
+        raise InvalidConfig(
+            f"{where}: a crash has both `at` and `during`, or neither", context={"field": "at"}
+        )
+    inside = (
+        op.ops
+        if isinstance(op, Race)
+        else [op.during]
+        if isinstance(op, Crash) and op.during
+        else []
+    )
     for inner in inside:
         if isinstance(inner, Race | Crash | Recover):
-            raise InvalidConfig(f"{where}: this cannot happen inside another line", context={"field": "op"})
+            raise InvalidConfig(
+                f"{where}: this cannot happen inside another line", context={"field": "op"}
+            )
         _check(inner, where)

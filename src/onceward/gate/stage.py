@@ -59,7 +59,9 @@ class Place(msgspec.Struct):
 class Stage:
     """One play. Each line answers what came of it, in words that are the same in every run."""
 
-    def __init__(self, database: Database, folder: Path, fixture: Fixture, sources: ScriptedSources) -> None:
+    def __init__(
+        self, database: Database, folder: Path, fixture: Fixture, sources: ScriptedSources
+    ) -> None:
         self.database, self.folder, self.sources = database, folder, sources
         self.names: dict[str, str] = dict(fixture.names)
         self.places: dict[str, Place] = {}
@@ -135,7 +137,9 @@ class Stage:
         children = self.sessions.get(op.session)
         if children is None or op.slot > children.jobs:
             return {"skipped": _CLOSED if children is None else "there is no such slot"}
-        if any((place.session, place.slot) == (op.session, op.slot) for place in self.places.values()):
+        if any(
+            (place.session, place.slot) == (op.session, op.slot) for place in self.places.values()
+        ):
             return {"skipped": "the slot is taken"}
         return self._took(op.session, op.slot, children.turn(op.slot, None))
 
@@ -149,7 +153,9 @@ class Stage:
         if self.sessions[place.session].running[child_id].asked:
             return {"skipped": "it was asked to end"}
         place.token = self.store.write(
-            lambda tx: child_dispatch.start(tx, Tokens(tx).get(child_id), ACTOR, 1000 + place.slot, "1")
+            lambda tx: child_dispatch.start(
+                tx, Tokens(tx).get(child_id), ACTOR, 1000 + place.slot, "1"
+            )
         )
         return {"started": op.child}
 
@@ -162,7 +168,9 @@ class Stage:
         if token.phase == "leased" and op.reason != "start_failed":
             return {"skipped": "it has not started"}
         running = children.running[token.child_id]
-        detail = dict(running.refused) if op.reason == "budget_exceeded" and not op.detail else op.detail
+        detail = (
+            dict(running.refused) if op.reason == "budget_exceeded" and not op.detail else op.detail
+        )
         ended = Ended(op.reason, detail, op.retryable)
         micros = op.micros if token.phase == "started" else None
         closing = child_workflow.closing_of(children, token, ended, micros, {})
@@ -287,7 +295,9 @@ class Stage:
 
     @property
     def _here(self) -> Identity:
-        return Identity(self._host, f"machine-{self._host}", f"boot-{self._life}", 100 + self._life, "1")
+        return Identity(
+            self._host, f"machine-{self._host}", f"boot-{self._life}", 100 + self._life, "1"
+        )
 
     def _begin(self, host: str) -> dict[str, Any]:
         """A kernel takes the store, and brings to its end what the last one left."""
@@ -297,7 +307,9 @@ class Stage:
         try:
             held = tenure.acquire(store, ACTOR, root_id="stage", here=self._here)
             found = recover(store, ACTOR, self._here)
-            store.write(lambda tx: note_recovery(tx, held.fence, tx.now, found.recovered, found.unconfirmed))
+            store.write(
+                lambda tx: note_recovery(tx, held.fence, tx.now, found.recovered, found.unconfirmed)
+            )
         except BaseException:
             store.close()
             raise

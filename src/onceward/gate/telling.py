@@ -83,33 +83,49 @@ class Telling:
         for number, child in enumerate(self.queue, 1):
             before = names.get(child.predecessor or "")
             again = before is not None and self._again(child)
-            names[child.child_id] = f"{str(before).partition('.')[0]}.{child.attempt}" if again else f"c{number}"
+            names[child.child_id] = (
+                f"{str(before).partition('.')[0]}.{child.attempt}" if again else f"c{number}"
+            )
         return names
 
     def _again(self, child: Child) -> bool:
         """Whether the end of its predecessor queued it."""
-        return child.predecessor is not None and self.ends.get(child.predecessor) == child.created_at
+        return (
+            child.predecessor is not None and self.ends.get(child.predecessor) == child.created_at
+        )
 
     def _until(self, at: int) -> Iterator[Op]:
         """Whoever was queued, and what was debited, by then and in this life."""
-        while self.queue and self.queue[0].created_at <= at and self.born[self.queue[0].child_id] <= self.fence:
+        while (
+            self.queue
+            and self.queue[0].created_at <= at
+            and self.born[self.queue[0].child_id] <= self.fence
+        ):
             child = self.queue.pop(0)
             if self._again(child):
                 self.late.append(child)
                 continue
             self.waiting.append(child)
-            yield script.Spawn([self.names[child.child_id]], kind=child.kind, attempts=self._attempts(child))
+            yield script.Spawn(
+                [self.names[child.child_id]], kind=child.kind, attempts=self._attempts(child)
+            )
         while self.debits and self.debits[0].at < at:
             yield from self._debit(self.debits.pop(0))
 
     def _attempts(self, child: Child) -> int:
         root = self.names[child.child_id]
-        own = [one.attempt for one in self.children.values() if self.names[one.child_id].partition(".")[0] == root]
+        own = [
+            one.attempt
+            for one in self.children.values()
+            if self.names[one.child_id].partition(".")[0] == root
+        ]
         return 1 + max(own) - min(own)
 
     def _debit(self, debit: Debit) -> Iterator[Op]:
         if debit.budget_lane != "duration_secs":
-            yield script.Debit(self.names[debit.child_id], {debit.budget_lane: debit.amount}, bool(debit.settled))
+            yield script.Debit(
+                self.names[debit.child_id], {debit.budget_lane: debit.amount}, bool(debit.settled)
+            )
 
     def _of_child(self, event: str, detail: dict[str, Any], at: int) -> Iterator[Op]:
         child = self.children[detail["child_id"]]
@@ -134,7 +150,9 @@ class Telling:
             yield from self._leased(child)
         micros = at - child.started_at if child.started_at is not None else 0
         kept: dict[str, Any] = {key: detail[key] for key in _KEPT if key in detail}
-        again = any(one.predecessor == child.child_id and self._again(one) for one in self.children.values())
+        again = any(
+            one.predecessor == child.child_id and self._again(one) for one in self.children.values()
+        )
         yield script.Finish(name, reason, micros, kept, again)
         slot = next(number for number, holder in self.slots.items() if holder == name)
         del self.slots[slot]
@@ -144,11 +162,18 @@ class Telling:
         """Slots take whoever is first, until this one has its own."""
         if child in self.late:
             yield script.Wait(RETRY_MAX_MICROS)
-            self.waiting, self.late = sorted(self.waiting + self.late, key=lambda one: one.queue_seq), []
+            self.waiting, self.late = (
+                sorted(self.waiting + self.late, key=lambda one: one.queue_seq),
+                [],
+            )
         while self.names[child.child_id] not in self.slots.values():
-            free = next((number for number in range(1, self.cap + 1) if number not in self.slots), None)
+            free = next(
+                (number for number in range(1, self.cap + 1) if number not in self.slots), None
+            )
             if free is None or not self.waiting:
-                raise InvalidConfig(f"{self.session} cannot be told as a script: {child.child_id} had no slot")
+                raise InvalidConfig(
+                    f"{self.session} cannot be told as a script: {child.child_id} had no slot"
+                )
             yield script.Lease(free)
             self._take(free)
 

@@ -42,7 +42,9 @@ class Turnstile:
                     self._live.remove(number)
                     self._changed.notify_all()
 
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(len(acts))]
+        threads = [
+            threading.Thread(target=one, args=(number,), daemon=True) for number in range(len(acts))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

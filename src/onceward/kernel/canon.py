@@ -87,14 +87,18 @@ def parse(text: bytes | str) -> Any:
             object_pairs_hook=_object,
         )
     except UnicodeDecodeError as error:
-        raise InvalidConfig(f"not UTF-8: byte {error.start} cannot be decoded", context={"path": "$"}) from None
+        raise InvalidConfig(
+            f"not UTF-8: byte {error.start} cannot be decoded", context={"path": "$"}
+        ) from None
     except json.JSONDecodeError as error:
         raise InvalidConfig(
             f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
             context={"path": "$", "line": error.lineno, "column": error.colno},
         ) from None
     except RecursionError:
-        raise InvalidConfig(f"nested deeper than {MAX_DEPTH} levels", context={"path": "$"}) from None
+        raise InvalidConfig(
+            f"nested deeper than {MAX_DEPTH} levels", context={"path": "$"}
+        ) from None
     _check(value, 0)
     return value
 
@@ -120,7 +124,9 @@ def _check(value: Any, depth: int) -> None:
             _check_text(value)
     elif kind is int:
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            _refuse(f"a number of {value.bit_length()} bits is beyond ±(2^53−1); write it as a string")
+            _refuse(
+                f"a number of {value.bit_length()} bits is beyond ±(2^53−1); write it as a string"
+            )
     elif kind is dict:
         if depth >= MAX_DEPTH:
             _refuse(f"nested deeper than {MAX_DEPTH} levels")
@@ -174,4 +180,6 @@ def _check_text(text: str) -> None:
 def _check_key(key: str) -> None:
     _check_text(key)
     if any(char > "\uffff" for char in key):
-        _refuse(f"the key {key!r} holds a character outside the BMP, where readers sort differently")
+        _refuse(
+            f"the key {key!r} holds a character outside the BMP, where readers sort differently"
+        )

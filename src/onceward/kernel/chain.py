@@ -44,7 +44,9 @@ class Event(msgspec.Struct, frozen=True):
 
 def body_of(name: str, context: dict[str, Any], detail: dict[str, Any]) -> bytes:
     """The part of an event that says what happened, as canonical bytes of values already checked."""
-    return bounded_bytes(_encoder.encode({"context": context, "detail": detail, "event": name}), "an event")
+    return bounded_bytes(
+        _encoder.encode({"context": context, "detail": detail, "event": name}), "an event"
+    )
 
 
 def link(stream: str, seq: int, at: Micros, source: str, body: bytes, prev_hash: bytes) -> bytes:
@@ -67,7 +69,8 @@ def check_event(name: str) -> str:
     """An event's name, in the one form they all have."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidConfig(
-            f"{ascii(name)[:60]} is not an event's name such as BUILD_STARTED", context={"field": "event"}
+            f"{ascii(name)[:60]} is not an event's name such as BUILD_STARTED",
+            context={"field": "event"},
         )
     return name
 
@@ -80,7 +83,10 @@ def first_break(events: list[Event], prev: tuple[int, bytes] = (0, ZERO_HASH)) -
             return f"seq {event.seq} follows {seq}"
         if event.prev_hash != prev_hash:
             return f"seq {event.seq} does not name the hash of its predecessor"
-        if link(event.stream, event.seq, event.at, event.source, event.body, prev_hash) != event.hash:
+        if (
+            link(event.stream, event.seq, event.at, event.source, event.body, prev_hash)
+            != event.hash
+        ):
             return f"seq {event.seq} does not have the hash it claims"
         seq, prev_hash = event.seq, event.hash
     return None

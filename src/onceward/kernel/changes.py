@@ -9,7 +9,16 @@ import msgspec
 from onceward.kernel.sources import Micros
 
 IGNORED_NAMES: Final = (
-    *("__pycache__", "*.pyc", ".venv", "node_modules", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"),
+    *(
+        "__pycache__",
+        "*.pyc",
+        ".venv",
+        "node_modules",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".hypothesis",
+    ),
 )
 """What programs leave in a tree without being asked: no part of it, unless a workspace says otherwise."""
 

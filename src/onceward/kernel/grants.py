@@ -37,7 +37,9 @@ class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not _DIGEST.fullmatch(getattr(self, name)):
                 raise InvalidConfig(f"{name} must be a SHA-256 in hex", context={"field": name})
         if not 1 <= self.revision <= MAX_INTEGER:
-            raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
+            raise InvalidConfig(
+                "a plan's revision is a number from 1 on", context={"field": "revision"}
+            )
         if not self.actions or not all(_ACTION.fullmatch(action) for action in self.actions):
             raise InvalidConfig("a grant names the actions it allows", context={"field": "actions"})
         return msgspec.structs.replace(self, actions=tuple(sorted(set(self.actions))))
@@ -68,6 +70,13 @@ class Grant(msgspec.Struct, frozen=True):
     @property
     def scope(self) -> Scope:
         return Scope(
-            *(self.plan_id, self.revision, self.manifest_digest, self.schema_digest, self.environment, self.executor),
+            *(
+                self.plan_id,
+                self.revision,
+                self.manifest_digest,
+                self.schema_digest,
+                self.environment,
+                self.executor,
+            ),
             tuple(msgspec.json.decode(self.actions, type=list[str])),
         )

@@ -35,7 +35,11 @@ class Machine:
     """A lifecycle read from its table; immutable."""
 
     def __init__(
-        self, name: str, arrows: Iterable[Arrow], terminal: Iterable[str], transient: Iterable[str] = ()
+        self,
+        name: str,
+        arrows: Iterable[Arrow],
+        terminal: Iterable[str],
+        transient: Iterable[str] = (),
     ) -> None:
         self.name = name
         self.arrows = tuple(arrows)
@@ -62,7 +66,11 @@ class Machine:
                 sources, _, target, reasons, event = words[:5]
                 for source in sources.split("|"):
                     for reason in reasons.split("|"):
-                        arrows.append(Arrow(source, target, _or_none(reason), _or_none(event), len(words) == 6))
+                        arrows.append(
+                            Arrow(
+                                source, target, _or_none(reason), _or_none(event), len(words) == 6
+                            )
+                        )
             else:
                 raise MachineError(f"{name}, line {number}: cannot read {line.strip()!r}")
         return cls(name, arrows, marked["terminal"], marked["transient"])
@@ -93,7 +101,10 @@ class Machine:
         return frozenset(a.event for a in self.arrows if a.event)
 
     def document(self) -> dict[str, Any]:
-        arrows = [{"from": a.source, "to": a.target, "reason": a.reason, "event": a.event} for a in self.arrows]
+        arrows = [
+            {"from": a.source, "to": a.target, "reason": a.reason, "event": a.event}
+            for a in self.arrows
+        ]
         said = {"name": self.name, "states": list(self.states), "terminal": list(self.terminal)}
         return {**said, "transient": list(self.transient), "arrows": arrows}
 
@@ -105,7 +116,9 @@ class Machine:
         lines = ["stateDiagram-v2"]
         for (source, target), reasons in labels.items():
             text = ", ".join(filter(None, reasons))
-            lines.append(f"    {'[*]' if source == NEW else source} --> {target}{f' : {text}' if text else ''}")
+            lines.append(
+                f"    {'[*]' if source == NEW else source} --> {target}{f' : {text}' if text else ''}"
+            )
         lines += [f"    {state} --> [*]" for state in self.terminal]
         return "\n".join(lines)
 
@@ -119,15 +132,21 @@ class Machine:
                 context=context,
             )
         targets = list(dict.fromkeys(a.target for a in self.arrows if a.source == source))
-        onward = f"from {source} it may go to {', '.join(targets)}" if targets else f"{source} is final"
-        return IllegalTransition(f"{self.name}: there is no move {source} -> {target}; {onward}", context=context)
+        onward = (
+            f"from {source} it may go to {', '.join(targets)}" if targets else f"{source} is final"
+        )
+        return IllegalTransition(
+            f"{self.name}: there is no move {source} -> {target}; {onward}", context=context
+        )
 
     def _examine(self) -> None:
         if len(self._index) != len(self.arrows):
             raise MachineError(f"{self.name}: an arrow stands twice")
         births = {a.target for a in self.arrows if a.source == NEW}
         if len(births) != 1:
-            raise MachineError(f"{self.name}: exactly one state must follow {NEW!r}, not {sorted(births)}")
+            raise MachineError(
+                f"{self.name}: exactly one state must follow {NEW!r}, not {sorted(births)}"
+            )
         if any(a.target == NEW for a in self.arrows):
             raise MachineError(f"{self.name}: nothing becomes {NEW!r} again")
         for word in (*self.states, *(a.reason or "a" for a in self.arrows), *self.events()):
@@ -138,13 +157,17 @@ class Machine:
                 raise MachineError(f"{self.name}: {state} is marked but no arrow names it")
         for arrow in self.arrows:
             if arrow.source in self.terminal and not arrow.bookkeeping:
-                raise MachineError(f"{self.name}: {arrow.source} is terminal but leads to {arrow.target}")
+                raise MachineError(
+                    f"{self.name}: {arrow.source} is terminal but leads to {arrow.target}"
+                )
         unreachable = set(self.states) - self._reachable()
         if unreachable:
             raise MachineError(f"{self.name}: nothing leads to {sorted(unreachable)}")
         stuck = set(self.states) - set(self.terminal) - {a.source for a in self.arrows}
         if stuck:
-            raise MachineError(f"{self.name}: nothing leads out of {sorted(stuck)} and they are not terminal")
+            raise MachineError(
+                f"{self.name}: nothing leads out of {sorted(stuck)} and they are not terminal"
+            )
 
     def _reachable(self) -> set[str]:
         found: set[str] = set()

@@ -90,7 +90,9 @@ def _subproof(leaves: Sequence[bytes], old: int, *, whole: bool) -> list[bytes]:
     return [*_subproof(leaves[cut:], old - cut, whole=False), root_of(leaves[:cut])]
 
 
-def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]) -> bool:
+def consistent(
+    old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
+) -> bool:
     """Whether the tree of `new` leaves begins with the tree of `old` leaves."""
     if not 0 < old <= new:
         return False

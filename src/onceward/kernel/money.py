@@ -14,7 +14,10 @@ _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?")
 def to_micros(amount: str, what: str = "amount") -> int:
     """Micro-dollars of a decimal string; anything finer than a micro-dollar rounds up."""
     if not isinstance(amount, str) or not _AMOUNT.fullmatch(amount):
-        raise InvalidConfig(f'{what} must be a decimal string such as "5.00", not {amount!r}', context={"field": what})
+        raise InvalidConfig(
+            f'{what} must be a decimal string such as "5.00", not {amount!r}',
+            context={"field": what},
+        )
     micros = int((Decimal(amount) * 1_000_000).to_integral_value(ROUND_CEILING))
     if micros > MAX_INTEGER:
         raise InvalidConfig(f"{what} is too large: {amount}", context={"field": what})

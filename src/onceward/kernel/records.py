@@ -164,14 +164,19 @@ class Request(msgspec.Struct, frozen=True):
 
     def check(self) -> bytes:
         """The payload's canonical bytes; refuses an id or payload that cannot be stored."""
-        if not 1 <= len(self.request_id) <= MAX_REQUEST_ID_CHARS or not self.request_id.isprintable():
+        if (
+            not 1 <= len(self.request_id) <= MAX_REQUEST_ID_CHARS
+            or not self.request_id.isprintable()
+        ):
             raise InvalidConfig(
                 f"a request id has 1 to {MAX_REQUEST_ID_CHARS} printable characters",
                 context={"field": "client_request_id"},
             )
         payload = bounded(self.payload, "the request payload")
         if holds_nul(payload):
-            raise InvalidConfig("the request payload holds a NUL, which is no text", context={"field": "payload"})
+            raise InvalidConfig(
+                "the request payload holds a NUL, which is no text", context={"field": "payload"}
+            )
         return payload
 
     def payload_hash(self) -> str:
@@ -187,7 +192,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 def check_name(name: str, what: str) -> str:
     """A principal's, sink's or subject's name: short, printable, no surprises in a terminal or a path."""
-    fits = isinstance(name, str) and 1 <= len(name) <= MAX_NAME_CHARS and name.isprintable() and name == name.strip()
+    fits = (
+        isinstance(name, str)
+        and 1 <= len(name) <= MAX_NAME_CHARS
+        and name.isprintable()
+        and name == name.strip()
+    )
     if not fits:
         raise InvalidConfig(
             f"{what} must be 1 to {MAX_NAME_CHARS} printable characters without blanks around them,"

@@ -63,7 +63,9 @@ class ScriptedSources:
 
     live = False
 
-    def __init__(self, start: Micros = 1_700_000_000_000_000, tick: Micros = 1, seed: str = "") -> None:
+    def __init__(
+        self, start: Micros = 1_700_000_000_000_000, tick: Micros = 1, seed: str = ""
+    ) -> None:
         self._now, self._tick, self._seed, self._drawn = start, tick, seed, 0
         self._lock = threading.Lock()
 
@@ -97,7 +99,9 @@ class ScriptedSources:
 
 
 def _uuid7(tick: int, random: int) -> str:
-    value = (tick >> 12) << 80 | 0x7 << 76 | (tick & 0xFFF) << 64 | 0b10 << 62 | random & (2**62 - 1)
+    value = (
+        (tick >> 12) << 80 | 0x7 << 76 | (tick & 0xFFF) << 64 | 0b10 << 62 | random & (2**62 - 1)
+    )
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

@@ -48,7 +48,9 @@ def key_of(text: str) -> Key:
     """A value's key as people write it, `code@1.2.0`; never a code alone."""
     code, at, version = text.partition("@")
     if not at or not CODE.fullmatch(code):
-        raise InvalidConfig(f"{text[:80]!a} is no value; write code@1.2.0", context={"field": "operation"})
+        raise InvalidConfig(
+            f"{text[:80]!a} is no value; write code@1.2.0", context={"field": "operation"}
+        )
     return Key(code, str(version_of(version)))
 
 

@@ -40,7 +40,13 @@ class Refusal(msgspec.Struct, frozen=True):
 
     def detail(self) -> dict[str, Any]:
         whose = {"scope": self.scope} if self.scope else {}
-        return {"lane": self.lane, "limit": self.limit, "observed": self.observed, "asked": self.asked, **whose}
+        return {
+            "lane": self.lane,
+            "limit": self.limit,
+            "observed": self.observed,
+            "asked": self.asked,
+            **whose,
+        }
 
 
 def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int], scope: str = "") -> Refusal | None:
@@ -52,12 +58,19 @@ def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int], scope: str = "") 
     return None
 
 
-def precheck(lanes: Mapping[str, Lane], estimate: Mapping[str, int], scope: str = "") -> Refusal | None:
+def precheck(
+    lanes: Mapping[str, Lane], estimate: Mapping[str, int], scope: str = ""
+) -> Refusal | None:
     """The first lane whose estimate is more than a tenth above what remains: then nothing is begun (B-9)."""
     for name, amount in estimate.items():
         lane = lanes.get(name)
         room = lane.room() if lane is not None else None
-        if lane is not None and lane.limit is not None and room is not None and amount * 10 > max(0, room) * 11:
+        if (
+            lane is not None
+            and lane.limit is not None
+            and room is not None
+            and amount * 10 > max(0, room) * 11
+        ):
             return Refusal(name, lane.limit, lane.total, amount, scope)
     return None
 
@@ -93,7 +106,9 @@ def charge(lane: Lane, micros: int) -> tuple[int, int]:
 def amounts(spend: object) -> dict[str, int]:
     """What a person or a child says it spends, as lanes and whole amounts; anything else is refused."""
     if not isinstance(spend, dict) or not spend:
-        raise InvalidConfig("a spend names lanes and amounts, as in usd=0.01 tokens=120", context={"field": "spend"})
+        raise InvalidConfig(
+            "a spend names lanes and amounts, as in usd=0.01 tokens=120", context={"field": "spend"}
+        )
     found: dict[str, int] = {}
     for name, amount in spend.items():
         lane = "usd_micros" if name == "usd" else name
@@ -103,7 +118,9 @@ def amounts(spend: object) -> dict[str, int]:
                 context={"field": "spend"},
             )
         if lane in found:
-            raise InvalidConfig("usd and usd_micros are one lane; say one of them", context={"field": "spend"})
+            raise InvalidConfig(
+                "usd and usd_micros are one lane; say one of them", context={"field": "spend"}
+            )
         found[lane] = _whole(name, amount)
     return found
 
@@ -112,13 +129,17 @@ def asked_by_child(spend: object) -> dict[str, int]:
     """What a child says it spends: everything but its time, which is measured."""
     found = amounts(spend)
     if "duration_secs" in found:
-        raise InvalidConfig("a child's time is measured, not reported", context={"field": "duration_secs"})
+        raise InvalidConfig(
+            "a child's time is measured, not reported", context={"field": "duration_secs"}
+        )
     return found
 
 
 def check_mode(mode: str) -> str:
     if mode != MODE:
-        raise AccountingModeInvalid(f"{mode[:40]!a} is no accounting mode; only {MODE} is", context={"mode": mode[:40]})
+        raise AccountingModeInvalid(
+            f"{mode[:40]!a} is no accounting mode; only {MODE} is", context={"mode": mode[:40]}
+        )
     return mode
 
 
@@ -130,7 +151,9 @@ def _whole(name: str, amount: object) -> int:
     elif type(amount) is int:
         value = amount
     else:
-        raise InvalidConfig(f"{name} takes a whole number, not {str(amount)[:40]!a}", context={"field": name})
+        raise InvalidConfig(
+            f"{name} takes a whole number, not {str(amount)[:40]!a}", context={"field": name}
+        )
     if not 0 <= value <= MAX_INTEGER:
         raise InvalidConfig(f"{name} must be between 0 and {MAX_INTEGER}", context={"field": name})
     return value

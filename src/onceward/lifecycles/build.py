@@ -49,7 +49,11 @@ def create(
     choices: str = "{}",
 ) -> Move:
     """A build is stored as PENDING before anything else happens to it."""
-    columns: dict[str, Any] = {"name": check_name(name, "name"), "plan_hash": plan_hash, "plan_file": plan_file}
+    columns: dict[str, Any] = {
+        "name": check_name(name, "name"),
+        "plan_hash": plan_hash,
+        "plan_file": plan_file,
+    }
     columns |= {"reuse": int(reuse), "choices": choices}
     detail: dict[str, Any] = {"plan_hash": plan_hash} if plan_hash else {}
     if parent is not None:
@@ -68,12 +72,25 @@ def move(
 ) -> Move:
     """The move of `build` to `target`, or ILLEGAL_TRANSITION."""
     BUILD.follow(build.state, target, reason)
-    return Move(BUILD, build.build_id, build.state, target, build.version, actor, reason, detail, columns, about=about)
+    return Move(
+        BUILD,
+        build.build_id,
+        build.state,
+        target,
+        build.version,
+        actor,
+        reason,
+        detail,
+        columns,
+        about=about,
+    )
 
 
 def moved(build: Build, move: Move) -> Build:
     """The build after a move."""
-    return msgspec.structs.replace(build, state=move.target, version=move.version + 1, **move.columns)
+    return msgspec.structs.replace(
+        build, state=move.target, version=move.version + 1, **move.columns
+    )
 
 
 def crash(build: Build, actor: str) -> Move:
@@ -88,7 +105,9 @@ def orphan(build: Build, actor: str) -> Move:
 
 def pause(build: Build, reason: str, permit_id: str, detail: Mapping[str, Any], actor: str) -> Move:
     """The budget stops a build; its permit to go on is minted with the pause (B-9, B-10)."""
-    return move(build, "BUDGET_PAUSE", reason, actor, {**detail, "permit_id": permit_id}, about=permit_id)
+    return move(
+        build, "BUDGET_PAUSE", reason, actor, {**detail, "permit_id": permit_id}, about=permit_id
+    )
 
 
 def abandon(build: Build, failed: bool, actor: str) -> Move:
@@ -106,7 +125,11 @@ def require_resumable(build: Build) -> None:
     """Only a crashed or paused build goes on (B-11); the refusal says what to do with any other."""
     if build.state in ("CRASHED", "BUDGET_PAUSE"):
         return
-    again = [Recovery("run it again; what succeeded is reused", run_again(build.plan_file, build.choices))]
+    again = [
+        Recovery(
+            "run it again; what succeeded is reused", run_again(build.plan_file, build.choices)
+        )
+    ]
     made = [Recovery("look at what it made", f"onceward status {build.build_id}")]
     ways = {"FAILED": again, "SUCCESS": made, "ABANDONED": again}
     raise InvalidResumeState(

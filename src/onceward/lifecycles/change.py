@@ -8,7 +8,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.kernel.changes import IGNORED_NAMES, Affected, ChangeSet, Decision, Entry, PairSignature
+from onceward.kernel.changes import (
+    IGNORED_NAMES,
+    Affected,
+    ChangeSet,
+    Decision,
+    Entry,
+    PairSignature,
+)
 from onceward.kernel.limits import APPROVAL_SECONDS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move
@@ -98,7 +105,12 @@ def mark(
 ) -> Move:
     """Something is proposed; or proposed again, because `escalates` names an entry that failed, who found that, and who
     had proposed what it says."""
-    known = {"idempotency_key": key, "author": author, "cutter": manifest.cutter, "target": manifest.target}
+    known = {
+        "idempotency_key": key,
+        "author": author,
+        "cutter": manifest.cutter,
+        "target": manifest.target,
+    }
     failed, actor, proposer = escalates or (None, author, author)
     columns = {**known, "reason": reason, "escalates": failed}
     said: dict[str, Any] = {**known, "manifest": manifest.content_hash(), "why": reason}
@@ -140,7 +152,9 @@ def end_cut(entry: Entry, actor: str, said: Mapping[str, Any]) -> Move:
 
 
 def start_verify(entry: Entry, actor: str, change_set_id: str) -> Move:
-    return _move(entry, "verify_in_progress", "verify_started", actor, {"change_set_id": change_set_id})
+    return _move(
+        entry, "verify_in_progress", "verify_started", actor, {"change_set_id": change_set_id}
+    )
 
 
 def end_verify(entry: Entry, actor: str, passed: bool, said: Mapping[str, Any]) -> Move:
@@ -149,18 +163,35 @@ def end_verify(entry: Entry, actor: str, passed: bool, said: Mapping[str, Any]) 
     return _move(entry, "verify_failed_escalated", "verify_failed", actor, said)
 
 
-def open_set(change_set_id: str, entry_id: str, decision_id: str, executor: str, undoes: str | None = None) -> Move:
+def open_set(
+    change_set_id: str, entry_id: str, decision_id: str, executor: str, undoes: str | None = None
+) -> Move:
     """Something is about to be carried out, or undone."""
-    columns: dict[str, Any] = {"entry_id": entry_id, "decision_id": decision_id, "executor": executor}
+    columns: dict[str, Any] = {
+        "entry_id": entry_id,
+        "decision_id": decision_id,
+        "executor": executor,
+    }
     columns |= {"kind": "undo" if undoes else "cut", "of_change_set": undoes}
     said = {key: value for key, value in columns.items() if value is not None}
     return Move(CHANGE_SET, change_set_id, NEW, "open", 0, executor, detail=said, columns=columns)
 
 
-def move_set(change_set: ChangeSet, target: str, reason: str, actor: str, said: Mapping[str, Any]) -> Move:
+def move_set(
+    change_set: ChangeSet, target: str, reason: str, actor: str, said: Mapping[str, Any]
+) -> Move:
     CHANGE_SET.follow(change_set.status, target, reason)
     return Move(
-        *(CHANGE_SET, change_set.change_set_id, change_set.status, target, change_set.version, actor, reason, said)
+        *(
+            CHANGE_SET,
+            change_set.change_set_id,
+            change_set.status,
+            target,
+            change_set.version,
+            actor,
+            reason,
+            said,
+        )
     )
 
 
@@ -199,7 +230,11 @@ def units_of(manifest: Manifest, change_set_id: str, undoing: bool = False) -> l
     for u in manifest.unit:
         here, there = (u.after, u.before) if undoing else (u.before, u.after)
         was, will = (u.after_mode, u.before_mode) if undoing else (u.before_mode, u.after_mode)
-        found.append(Affected(change_set_id, u.path, place_of(manifest.target, u.path), here, there, was, will))
+        found.append(
+            Affected(
+                change_set_id, u.path, place_of(manifest.target, u.path), here, there, was, will
+            )
+        )
     return found
 
 
@@ -221,17 +256,26 @@ class Approvals(msgspec.Struct, frozen=True):
 
     def last(self) -> Decision | None:
         """The approval that made it so."""
-        found = [one for one in self.decisions if one.decision == "approve" and one.content_hash == self.content_hash]
+        found = [
+            one
+            for one in self.decisions
+            if one.decision == "approve" and one.content_hash == self.content_hash
+        ]
         return found[-1] if found else None
 
 
-def cut_objection(entry: Entry, approvals: Approvals, open_deps: Sequence[str], now: Micros) -> Objection | None:
+def cut_objection(
+    entry: Entry, approvals: Approvals, open_deps: Sequence[str], now: Micros
+) -> Objection | None:
     """Why an entry may not be cut (G-CUT-APPROVED, APPROVAL_EXPIRED, G-CUT-DEPS)."""
     if entry.status != "reviewed_approved":
         return Objection("G-CUT-APPROVED", f"the entry is {entry.status}, not approved")
     lack = approvals.lack()
     if lack or approvals.last() is None:
-        return Objection("G-CUT-APPROVED", f"it is not approved as it is now: {lack or 'nobody approved these bytes'}")
+        return Objection(
+            "G-CUT-APPROVED",
+            f"it is not approved as it is now: {lack or 'nobody approved these bytes'}",
+        )
     if approvals.lack(now - approvals.policy.approval_seconds * 1_000_000):
         return Objection("APPROVAL_EXPIRED", "its approval is too old")
     if open_deps:
@@ -254,9 +298,13 @@ def verify_objection(
     if executor is None or entry.status not in VERIFIABLE:
         return Objection("G-VERIFY-CUT", f"the entry is {entry.status}; there is no cut to verify")
     if principal in (executor.principal, *hands):
-        return Objection("G-VERIFY-SOD", f"{principal} carried it out; somebody else must verify it")
+        return Objection(
+            "G-VERIFY-SOD", f"{principal} carried it out; somebody else must verify it"
+        )
     if executor.fingerprint == fingerprint:
-        return Objection("G-VERIFY-SOD", "the key that signed the cut must not sign its verification")
+        return Objection(
+            "G-VERIFY-SOD", "the key that signed the cut must not sign its verification"
+        )
     if executor.tool_revision == tool_revision:
         return Objection("G-VERIFY-SOD", "what carried it out must not be what verifies it")
     return None

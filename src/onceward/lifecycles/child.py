@@ -71,7 +71,11 @@ class Order(msgspec.Struct, frozen=True):
 
 def plain(detail: Mapping[str, Any]) -> dict[str, Any]:
     """What a child or its error says, made fit to be recorded whatever it is: claims must not break the record."""
-    return {key if key not in _OURS else f"said_{key}": _plain(value, 3) for key, value in detail.items() if key}
+    return {
+        key if key not in _OURS else f"said_{key}": _plain(value, 3)
+        for key, value in detail.items()
+        if key
+    }
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -80,11 +84,16 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, int):
         return max(-MAX_INTEGER, min(MAX_INTEGER, value))
     if isinstance(value, Mapping) and depth:
-        return {_plain(str(key), 0): _plain(inner, depth - 1) for key, inner in list(value.items())[:_MANY]}
+        return {
+            _plain(str(key), 0): _plain(inner, depth - 1)
+            for key, inner in list(value.items())[:_MANY]
+        }
     if isinstance(value, list | tuple) and depth:
         return [_plain(inner, depth - 1) for inner in value[:_MANY]]
     text = value if isinstance(value, str) else repr(value)
-    return text[:_LONG].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return (
+        text[:_LONG].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )
 
 
 def spawn(order: Order, head: int, queue_seq: int, owner: Owner, actor: str) -> Move:
@@ -102,19 +111,29 @@ def spawn(order: Order, head: int, queue_seq: int, owner: Owner, actor: str) -> 
         "predecessor": order.predecessor,
         "due_at": order.due_at,
     }
-    return Move(CHILD, order.child_id, NEW, "queued", 0, actor, columns=columns, session=order.session_id)
+    return Move(
+        CHILD, order.child_id, NEW, "queued", 0, actor, columns=columns, session=order.session_id
+    )
 
 
 def born(move: Move, now: Micros) -> Token:
     """The token that a spawn makes."""
     known: dict[str, Any] = dict.fromkeys(Token.__struct_fields__)
-    known |= {"child_id": move.subject, "phase": move.target, "version": 1, "created_at": now, "updated_at": now}
+    known |= {
+        "child_id": move.subject,
+        "phase": move.target,
+        "version": 1,
+        "created_at": now,
+        "updated_at": now,
+    }
     return Token(**{**known, **move.columns})
 
 
 def moved(token: Token, move: Move) -> Token:
     """The token after a move."""
-    return msgspec.structs.replace(token, phase=move.target, version=move.version + 1, **move.columns)
+    return msgspec.structs.replace(
+        token, phase=move.target, version=move.version + 1, **move.columns
+    )
 
 
 def lease(token: Token, dispatch_seq: int, slot: int, actor: str) -> Move:
@@ -132,7 +151,9 @@ def run_id(session_id: str, dispatch_seq: int) -> str:
     return digest({"parent_session_id": session_id, "dispatch_seq": dispatch_seq})
 
 
-def start(token: Token, now: Micros, actor: str, pid: int | None = None, began: str | None = None) -> Move:
+def start(
+    token: Token, now: Micros, actor: str, pid: int | None = None, began: str | None = None
+) -> Move:
     """A child may begin: from here on a crash means that it may have done something."""
     columns = {"started_at": now, "child_pid": pid, "child_start": began}
     detail: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
@@ -163,12 +184,19 @@ def recover(token: Token, actor: str) -> Move:
     detail: dict[str, Any] = plain(msgspec.json.decode(token.death)) if token.death else {}
     if token.cancel_request_id is not None:
         detail["cancel_request_id"] = token.cancel_request_id
-    return _end(token, "terminated_on_restart" if token.phase == "started" else "lease_orphaned", detail, actor)
+    return _end(
+        token,
+        "terminated_on_restart" if token.phase == "started" else "lease_orphaned",
+        detail,
+        actor,
+    )
 
 
 def end_again(token: Token, reason: str, facts: Mapping[str, Any], actor: str) -> Move:
     """The end that follows from what was observed, as `replay` makes it again."""
-    asked = {} if token.cancel_request_id is None else {"cancel_request_id": token.cancel_request_id}
+    asked = (
+        {} if token.cancel_request_id is None else {"cancel_request_id": token.cancel_request_id}
+    )
     return _end(token, reason, {**facts, **asked}, actor)
 
 
@@ -176,7 +204,9 @@ def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: s
     code = CODES.get(reason)
     if code is not None:
         detail["code"] = code
-    move = _move(token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None})
+    move = _move(
+        token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None}
+    )
     return msgspec.structs.replace(move, about=about) if about else move
 
 
@@ -192,11 +222,27 @@ def _move(
     said = {**detail, **_anchors(token), "phase_at_event": target}
     first = target != "leased" and token.phase != "started"
     session = token.parent_session_id
-    return Move(CHILD, token.child_id, token.phase, target, token.version, actor, reason, said, columns, session, first)
+    return Move(
+        CHILD,
+        token.child_id,
+        token.phase,
+        target,
+        token.version,
+        actor,
+        reason,
+        said,
+        columns,
+        session,
+        first,
+    )
 
 
 def _anchors(token: Token) -> dict[str, Any]:
     """Where a child stands in its session's order; one that was never leased has only its place in the queue."""
     if token.dispatch_seq is None:
         return {"child_id": token.child_id, "queue_seq": token.queue_seq}
-    return {"child_id": token.child_id, "dispatch_seq": token.dispatch_seq, "lease_id": token.worker_run_id}
+    return {
+        "child_id": token.child_id,
+        "dispatch_seq": token.dispatch_seq,
+        "lease_id": token.worker_run_id,
+    }

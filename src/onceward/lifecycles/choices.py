@@ -50,7 +50,9 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidConfig(f"--set takes KEY=VALUE, not {text[:60]!a}", context={"field": "--set"})
+            raise InvalidConfig(
+                f"--set takes KEY=VALUE, not {text[:60]!a}", context={"field": "--set"}
+            )
         if key in found:
             raise InvalidConfig(f"--set names {key[:60]!a} twice", context={"field": "--set"})
         found[key] = value
@@ -71,7 +73,9 @@ def with_config(
             msgspec.structs.replace(
                 stage,
                 config=_replaced(stage.config, path, text),
-                target_config={name: _replaced(own, path, text) for name, own in stage.target_config.items()},
+                target_config={
+                    name: _replaced(own, path, text) for name, own in stage.target_config.items()
+                },
             )
             for stage in stages
         ]
@@ -95,8 +99,14 @@ def chosen(steps: Steps, only: Sequence[str]) -> set[int]:
             found |= set(steps.of(k))
         elif k is None:
             near = get_close_matches(stage, steps.number, 1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(list(steps.number)[:10])}"
-            raise InvalidConfig(f"there is no stage {stage[:60]!a}; {meant}", context={"field": "--only"})
+            meant = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"there are {', '.join(list(steps.number)[:10])}"
+            )
+            raise InvalidConfig(
+                f"there is no stage {stage[:60]!a}; {meant}", context={"field": "--only"}
+            )
         else:
             found.add(steps.named(name))
     return found
@@ -124,7 +134,9 @@ def _replaced(config: Mapping[str, Any], path: Sequence[str], text: str) -> Mapp
         return config
     if rest:
         inner = config[key]
-        return {**config, key: _replaced(inner, rest, text)} if isinstance(inner, Mapping) else config
+        return (
+            {**config, key: _replaced(inner, rest, text)} if isinstance(inner, Mapping) else config
+        )
     return config_of("--set", {**config, key: _value(key, text, config[key])})
 
 
@@ -138,15 +150,22 @@ def _value(key: str, text: str, before: Any) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         value = None
     if type(value) is not type(before):
-        kind = {bool: "true or false", int: "a whole number", list: "a list"}.get(type(before), "a table")
+        kind = {bool: "true or false", int: "a whole number", list: "a list"}.get(
+            type(before), "a table"
+        )
         raise InvalidConfig(
-            f"{key} is {kind} in the plan, and {text[:60]!a} is none", context={"field": "--set", "key": key}
+            f"{key} is {kind} in the plan, and {text[:60]!a} is none",
+            context={"field": "--set", "key": key},
         )
     return value
 
 
 def _all(config: Mapping[str, Any], stages: Sequence[Stage]) -> list[Mapping[str, Any]]:
-    return [config, *(s.config for s in stages), *(own for s in stages for own in s.target_config.values())]
+    return [
+        config,
+        *(s.config for s in stages),
+        *(own for s in stages for own in s.target_config.values()),
+    ]
 
 
 def _holds(path: Sequence[str], config: Any) -> bool:
@@ -160,8 +179,16 @@ def _holds(path: Sequence[str], config: Any) -> bool:
 def _unknown(key: str, config: Mapping[str, Any], stages: Sequence[Stage]) -> InvalidConfig:
     known = sorted({name for some in _all(config, stages) for name in _names(some)})
     near = get_close_matches(key, known, 1)
-    meant = f"did you mean {near[0]}?" if near else f"it sets {', '.join(known[:10])}" if known else "it has no config"
-    return InvalidConfig(f"the plan sets no {key[:60]!a} in its config; {meant}", context={"field": "--set"})
+    meant = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"it sets {', '.join(known[:10])}"
+        if known
+        else "it has no config"
+    )
+    return InvalidConfig(
+        f"the plan sets no {key[:60]!a} in its config; {meant}", context={"field": "--set"}
+    )
 
 
 def _names(config: Mapping[str, Any], before: str = "") -> list[str]:

@@ -70,7 +70,11 @@ def unseparated(may: Mapping[str, Set[str]]) -> tuple[tuple[str, ...], tuple[str
     be somebody else's. `may` says who has which role."""
     for size in range(len(DUTIES), 1, -1):
         for some in combinations(DUTIES, size):
-            able = {name for name, roles in may.items() if "admin" in roles or not roles.isdisjoint(some)}
+            able = {
+                name
+                for name, roles in may.items()
+                if "admin" in roles or not roles.isdisjoint(some)
+            }
             if len(able) < size:
                 return some, tuple(sorted(able))
     return (), ()

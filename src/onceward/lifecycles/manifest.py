@@ -71,10 +71,13 @@ def checked(manifest: Manifest) -> Manifest:
     """The manifest in its one form: units by path, each inside the tree and a real change; refused otherwise."""
     if not 1 <= len(manifest.unit) <= MAX_UNITS:
         raise InvalidConfig(
-            f"a change has 1 to {MAX_UNITS:,} units, not {len(manifest.unit):,}", context={"field": "unit"}
+            f"a change has 1 to {MAX_UNITS:,} units, not {len(manifest.unit):,}",
+            context={"field": "unit"},
         )
     if any("\x00" in word for word in manifest.check) or (manifest.check and not manifest.check[0]):
-        raise InvalidConfig("the check of a change is a program and its words", context={"field": "check"})
+        raise InvalidConfig(
+            "the check of a change is a program and its words", context={"field": "check"}
+        )
     if manifest.cutter == TREE:
         _check_target(manifest.target)
     if manifest.base and not _DIGEST.fullmatch(manifest.base):
@@ -84,9 +87,13 @@ def checked(manifest: Manifest) -> Manifest:
     for unit in units:
         check_path(unit.path)
         if unit.path in paths:
-            raise InvalidConfig(f"{unit.path[:80]} stands twice in the change", context={"path": unit.path})
+            raise InvalidConfig(
+                f"{unit.path[:80]} stands twice in the change", context={"path": unit.path}
+            )
         if (unit.before, unit.before_mode) == (unit.after, unit.after_mode):
-            raise InvalidConfig(f"{unit.path[:80]} would stay as it is", context={"path": unit.path})
+            raise InvalidConfig(
+                f"{unit.path[:80]} would stay as it is", context={"path": unit.path}
+            )
         for digest, mode in ((unit.before, unit.before_mode), (unit.after, unit.after_mode)):
             _check_side(unit.path, digest, mode, manifest.cutter == TREE)
         paths.add(unit.path)
@@ -114,20 +121,31 @@ def _check_target(target: str) -> None:
     parts = target.removeprefix("/").split("/")
     plain = _PATH.fullmatch(target) and all(part not in ("", ".", "..") for part in parts)
     if not plain or len(target.encode()) > MAX_OUTPUT_PATH:
-        raise InvalidConfig(f"{target[:80]!a} is not how a tree is named", context={"field": "target"})
+        raise InvalidConfig(
+            f"{target[:80]!a} is not how a tree is named", context={"field": "target"}
+        )
     if any(is_machinery(part) for part in parts):
-        raise InvalidConfig(f"{target[:80]} belongs to the machinery: never changed", context={"field": "target"})
+        raise InvalidConfig(
+            f"{target[:80]} belongs to the machinery: never changed", context={"field": "target"}
+        )
 
 
 def check_path(path: str) -> None:
     """A path inside a tree, spelled the one way it can be."""
     parts = path.split("/")
-    safe = _PATH.fullmatch(path) and all(part not in ("", ".", "..") and len(part.encode()) < 256 for part in parts)
-    if not safe or not unicodedata.is_normalized("NFC", path) or len(path.encode()) > MAX_OUTPUT_PATH:
+    safe = _PATH.fullmatch(path) and all(
+        part not in ("", ".", "..") and len(part.encode()) < 256 for part in parts
+    )
+    if (
+        not safe
+        or not unicodedata.is_normalized("NFC", path)
+        or len(path.encode()) > MAX_OUTPUT_PATH
+    ):
         raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
     if any(is_machinery(part) for part in parts):
         raise InvalidConfig(
-            f"{path[:80]} belongs to the machinery, and is never part of a change", context={"path": path}
+            f"{path[:80]} belongs to the machinery, and is never part of a change",
+            context={"path": path},
         )
 
 
@@ -143,12 +161,20 @@ def check_link(path: str, leads_to: str) -> None:
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     down = parts[up:]
     odd = any(part in ("", ".", "..") or is_machinery(part) for part in down)
-    if leads_to.startswith("/") or not leads_to or odd or up > path.count("/") or not _PATH.fullmatch(leads_to):
+    if (
+        leads_to.startswith("/")
+        or not leads_to
+        or odd
+        or up > path.count("/")
+        or not _PATH.fullmatch(leads_to)
+    ):
         raise _leaving(path, leads_to)
 
 
 def _leaving(path: str, leads_to: str) -> InvalidConfig:
-    return InvalidConfig(f"the link {path[:80]} leads out of the tree: {leads_to[:80]!a}", context={"path": path})
+    return InvalidConfig(
+        f"the link {path[:80]} leads out of the tree: {leads_to[:80]!a}", context={"path": path}
+    )
 
 
 def _check_nesting(units: Sequence[Unit]) -> None:
@@ -158,5 +184,7 @@ def _check_nesting(units: Sequence[Unit]) -> None:
         above = path.rpartition("/")[0]
         while above:
             if above in there:
-                raise InvalidConfig(f"{path[:80]} would lie inside the file {above[:80]}", context={"path": path})
+                raise InvalidConfig(
+                    f"{path[:80]} would lie inside the file {above[:80]}", context={"path": path}
+                )
             above = above.rpartition("/")[0]

@@ -76,7 +76,12 @@ def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -
     """Somebody with the authority allows exactly that, for a while."""
     columns = {"granter": granter, "statement_hash": statement_hash, "expires_at": expires_at}
     return _grant(
-        grant, "active", "issued", granter, {"scope": grant.scope.digest(), "expires_at": expires_at}, columns
+        grant,
+        "active",
+        "issued",
+        granter,
+        {"scope": grant.scope.digest(), "expires_at": expires_at},
+        columns,
     )
 
 
@@ -88,7 +93,14 @@ def consume_grant(grant: Grant, root: str, actor: str) -> Move:
 
 def finalize(grant: Grant, now: Micros, actor: str) -> Move:
     """The run that used it came to its end."""
-    return _grant(grant, "consumed", "finalized", actor, {"root": grant.consumed_by_root}, {"finalized_at": now})
+    return _grant(
+        grant,
+        "consumed",
+        "finalized",
+        actor,
+        {"root": grant.consumed_by_root},
+        {"finalized_at": now},
+    )
 
 
 def revoke(grant: Grant, actor: str, why: str = "") -> Move:
@@ -104,7 +116,10 @@ def refusal(grant: Grant | None, scope: Scope, executor: str, now: Micros) -> st
     if grant is None:
         return "there is no such grant"
     if grant.status != "active":
-        also = {"draft": ": nobody has issued it", "consumed": f": the run {grant.consumed_by_root} used it"}
+        also = {
+            "draft": ": nobody has issued it",
+            "consumed": f": the run {grant.consumed_by_root} used it",
+        }
         return f"the grant is {grant.status}{also.get(grant.status, '')}"
     if grant.expires_at <= now:
         return "the grant has expired"
@@ -134,7 +149,14 @@ def difference(granted: Scope, wanted: Scope) -> str:
 
 
 def _grant(
-    grant: Grant, target: str, reason: str, actor: str, detail: Mapping[str, Any], columns: Mapping[str, Any]
+    grant: Grant,
+    target: str,
+    reason: str,
+    actor: str,
+    detail: Mapping[str, Any],
+    columns: Mapping[str, Any],
 ) -> Move:
     GRANT.follow(grant.status, target, reason)
-    return Move(GRANT, grant.grant_id, grant.status, target, grant.version, actor, reason, detail, columns)
+    return Move(
+        GRANT, grant.grant_id, grant.status, target, grant.version, actor, reason, detail, columns
+    )

@@ -64,7 +64,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         """What is done, as far as it decides what comes out."""
         named = {"operation": self.operation} if self.operation else {}
         if self.run:
-            return {"run": list(self.run), **({"version": self.version} if self.version else {}), **named}
+            return {
+                "run": list(self.run),
+                **({"version": self.version} if self.version else {}),
+                **named,
+            }
         return {"approve": self.approve} if self.approve else {"function": self.version, **named}
 
 
@@ -92,7 +96,11 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             below = merged.get(key)
-            merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+            merged[key] = (
+                merge(below, value)
+                if isinstance(below, dict) and isinstance(value, Mapping)
+                else value
+            )
     return merged
 
 
@@ -107,8 +115,15 @@ def check_stage_name(name: object) -> str:
 
 def check_target_name(name: object) -> str:
     """A target may be any text that is also a safe relative path."""
-    fits = isinstance(name, str) and 1 <= len(name) <= MAX_TARGET_CHARS and name.isprintable() and name == name.strip()
-    if not fits or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in str(name).split("/")):
+    fits = (
+        isinstance(name, str)
+        and 1 <= len(name) <= MAX_TARGET_CHARS
+        and name.isprintable()
+        and name == name.strip()
+    )
+    if not fits or any(
+        part in ("", ".", "..") or len(part.encode()) > 255 for part in str(name).split("/")
+    ):
         raise InvalidConfig(
             f"{str(name)[:60]!a} is no name for a target: 1 to {MAX_TARGET_CHARS} printable characters that make a"
             " relative path, without . and .. in it",
@@ -131,7 +146,9 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
                 )
     found: dict[str, Stage] = {}
     while len(found) < len(stages):
-        free = next((s for s in stages if s.name not in found and all(n in found for n in s.needs)), None)
+        free = next(
+            (s for s in stages if s.name not in found and all(n in found for n in s.needs)), None
+        )
         if free is None:
             left = [s.name for s in stages if s.name not in found]
             raise InvalidDependency(
@@ -172,7 +189,8 @@ class Steps:
             self.first.append(self.first[-1] + len(some))
         if len(self) > MAX_STEPS:
             raise InvalidConfig(
-                f"this plan has {len(self)} steps; {MAX_STEPS} is the most", context={"steps": len(self)}
+                f"this plan has {len(self)} steps; {MAX_STEPS} is the most",
+                context={"steps": len(self)},
             )
         self.needed_by: list[list[int]] = [[] for _ in self.stages]
         for k, stage in enumerate(self.stages):
@@ -209,7 +227,11 @@ class Steps:
         stage, colon, target = name.partition(":")
         k = self.number.get(stage)
         if k is not None:
-            step = self.find(k, target) if colon else (self.first[k] if len(self.targets[k]) == 1 else None)
+            step = (
+                self.find(k, target)
+                if colon
+                else (self.first[k] if len(self.targets[k]) == 1 else None)
+            )
             if step is not None:
                 return step
         raise InvalidConfig(
@@ -252,7 +274,8 @@ def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
         for n in range(1, len(parts)):
             if "/".join(parts[:n]) in known:
                 raise InvalidConfig(
-                    f"target {name!a} would lie inside target {'/'.join(parts[:n])!a}", context={"field": "targets"}
+                    f"target {name!a} would lie inside target {'/'.join(parts[:n])!a}",
+                    context={"field": "targets"},
                 )
     return some
 
@@ -280,10 +303,21 @@ class Context:
         own = self._stage.target_config.get(target)
         return merge(self._config, own) if own else dict(self._config)
 
-    def hash(self, target: str, inputs: Sequence[tuple[str, str]], upstream: Sequence[tuple[str, str, str]]) -> str:
+    def hash(
+        self,
+        target: str,
+        inputs: Sequence[tuple[str, str]],
+        upstream: Sequence[tuple[str, str, str]],
+    ) -> str:
         """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
         config = self.config(target)
-        said = {**self._fixed, "target": target, "config": config, "inputs": inputs, "upstream": upstream}
+        said = {
+            **self._fixed,
+            "target": target,
+            "config": config,
+            "inputs": inputs,
+            "upstream": upstream,
+        }
         # Names and config were checked when the plan was read; the rest are digests.
         return sha256_hex(canonical_of_checked(said))
 
@@ -306,7 +340,9 @@ def body_of(
             "targets": list(steps.targets[k]),
             "work": _cleaned(stage.work(), clean),
             "config": _cleaned(stage.config, clean),
-            "target_config": {target: _cleaned(own, clean) for target, own in stage.target_config.items()},
+            "target_config": {
+                target: _cleaned(own, clean) for target, own in stage.target_config.items()
+            },
             "inputs": [list(pair) for pair in inputs[stage.name]],
             "on_crash": stage.on_crash,
             **({"inputs_of": own[stage.name]} if stage.name in own else {}),

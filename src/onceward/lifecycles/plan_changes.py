@@ -27,7 +27,9 @@ def changes(before: str, after: str) -> list[str]:
 def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     words = {"work": "what it runs"}
     plain = [what for what in new if what not in ("inputs", "inputs_of", "config", "target_config")]
-    said = [f"stage {name}: {words.get(what, what)} changed" for what in plain if old[what] != new[what]]
+    said = [
+        f"stage {name}: {words.get(what, what)} changed" for what in plain if old[what] != new[what]
+    ]
     for what in ("config", "target_config"):
         said += [f"stage {name}: {told}" for told in _value_changes(what, old[what], new[what])]
     files = _file_changes(dict(old["inputs"]), dict(new["inputs"]))
@@ -41,7 +43,9 @@ class Body:
     def __init__(self, text: str | None) -> None:
         said = msgspec.json.decode(text) if text else {"stages": [], "config": {}}
         self.config: Mapping[str, Any] = said["config"]
-        self.stages: dict[str, Mapping[str, Any]] = {stage["name"]: stage for stage in said["stages"]}
+        self.stages: dict[str, Mapping[str, Any]] = {
+            stage["name"]: stage for stage in said["stages"]
+        }
         self._targets: dict[str, frozenset[str]] = {}
 
     def needs(self, stage: str, target: str) -> dict[str, Sequence[str]]:
@@ -63,7 +67,8 @@ def step_changes(old: Body, new: Body, stage: str, target: str) -> list[str]:
         return [f"stage {stage} is {'new' if was is None else 'gone'}"]
     said = _work_changes(was["work"], is_["work"], target)
     before, after = (
-        merge(b.config, s["config"], s["target_config"].get(target, {})) for b, s in ((old, was), (new, is_))
+        merge(b.config, s["config"], s["target_config"].get(target, {}))
+        for b, s in ((old, was), (new, is_))
     )
     said += _value_changes("config", before, after)
     own = was.get("inputs_of") or is_.get("inputs_of")
@@ -77,10 +82,16 @@ def _work_changes(old: Mapping[str, Any], new: Mapping[str, Any], target: str) -
         was, now = (" ".join(fill(word, target) for word in work["run"]) for work in (old, new))
         return [f"its command changed: {_short(was)} -> {_short(now)}"]
     if old.get("operation") != new.get("operation"):
-        return [f"its operation changed: {old.get('operation', 'none')} -> {new.get('operation', 'none')}"]
+        return [
+            f"its operation changed: {old.get('operation', 'none')} -> {new.get('operation', 'none')}"
+        ]
     if "function" in old and "function" in new:
         return ["its code changed"]
-    return ["what is done changed" if old.get("version") == new.get("version") else "its version changed"]
+    return [
+        "what is done changed"
+        if old.get("version") == new.get("version")
+        else "its version changed"
+    ]
 
 
 def _value_changes(path: str, old: Any, new: Any) -> list[str]:
@@ -92,7 +103,9 @@ def _value_changes(path: str, old: Any, new: Any) -> list[str]:
     for key in sorted({*old, *new}):
         here = f"{path}.{key}"
         if key not in old or key not in new:
-            said.append(f"{here} is {'new' if key in new else 'gone'}: {_told((new if key in new else old)[key])}")
+            said.append(
+                f"{here} is {'new' if key in new else 'gone'}: {_told((new if key in new else old)[key])}"
+            )
         else:
             said += _value_changes(here, old[key], new[key])
     return said
@@ -121,5 +134,7 @@ def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     said = []
     for file in sorted({*old, *new}):
         if old.get(file) != new.get(file):
-            said.append(f"input {file} {'is gone' if file not in new else 'is new' if file not in old else 'changed'}")
+            said.append(
+                f"input {file} {'is gone' if file not in new else 'is new' if file not in old else 'changed'}"
+            )
     return said

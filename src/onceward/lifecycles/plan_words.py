@@ -34,7 +34,19 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 PLAN_WORDS: Final = ("name", "budget", "config", "stage", "jobs", "reuse", "on_pause")
 STAGE_WORDS: Final = (
-    *("name", "needs", "targets", "run", "python", "approve", "inputs", "config", "target", "estimate", "timeout"),
+    *(
+        "name",
+        "needs",
+        "targets",
+        "run",
+        "python",
+        "approve",
+        "inputs",
+        "config",
+        "target",
+        "estimate",
+        "timeout",
+    ),
     *("attempts", "on_crash", "env", "secrets", "jobs", "rate", "version", "operation", "effect"),
 )
 
@@ -60,7 +72,11 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
         raise refuse(
             kinds[1] if len(kinds) > 1 else "name",
             f"stage {words.get('name', '')!a} must have exactly one of run, python and approve"
-            + (f", not {' and '.join(kinds)}" if kinds else ', as in run = ["sh", "work.sh", "{target}"]'),
+            + (
+                f", not {' and '.join(kinds)}"
+                if kinds
+                else ', as in run = ["sh", "work.sh", "{target}"]'
+            ),
         )
     if "name" not in words:
         raise refuse("name", 'a stage has a name, as in name = "extract"')
@@ -102,7 +118,9 @@ def _require_one_argument(call: Callable[[Any], Any]) -> None:
     try:
         inspect.signature(call).bind(None)
     except TypeError:
-        raise refuse("name", f"{getattr(call, '__name__', 'the function')} must take one argument, the task") from None
+        raise refuse(
+            "name", f"{getattr(call, '__name__', 'the function')} must take one argument, the task"
+        ) from None
     except ValueError:
         # What has no signature is found out when it is called.
         return
@@ -120,7 +138,9 @@ def config_of(field: str, value: object) -> dict[str, Any]:
         canonical(dict(value))
     except InvalidConfig as error:
         path = str(error.context.get("path", "$")).removeprefix("$")
-        raise refuse(f"{field}{path}", f"{field}{path}: {error.message.partition(': ')[2]}") from None
+        raise refuse(
+            f"{field}{path}", f"{field}{path}: {error.message.partition(': ')[2]}"
+        ) from None
     # A copy of its own, down to the last table: whoever made the plan may go on with theirs.
     copy: dict[str, Any] = msgspec.json.decode(canonical(dict(value)))
     return copy
@@ -142,7 +162,9 @@ def _named(field: str, check_name: Callable[[object], str], value: object) -> st
 def _words(field: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         raise refuse(field, f'{field} is a list, as in {field} = ["{value[:40]}"]')
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) and word for word in value):
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(word, str) and word for word in value
+    ):
         raise refuse(field, f'{field} is a list of words, as in {field} = ["a", "b"]')
     if len(set(value)) != len(value):
         raise refuse(field, f"{field} names something twice")
@@ -151,9 +173,16 @@ def _words(field: str, value: object) -> tuple[str, ...]:
 
 def _argv(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
-        raise refuse("run", f'run is a list of words, no shell line; write run = ["sh", "-c", {value[:60]!r}]')
-    if not isinstance(value, list | tuple) or not all(isinstance(w, str) and "\0" not in w for w in value):
-        raise refuse("run", 'run is a list of words, as in run = ["python3", "extract.py", "{target}"]')
+        raise refuse(
+            "run",
+            f'run is a list of words, no shell line; write run = ["sh", "-c", {value[:60]!r}]',
+        )
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(w, str) and "\0" not in w for w in value
+    ):
+        raise refuse(
+            "run", 'run is a list of words, as in run = ["python3", "extract.py", "{target}"]'
+        )
     for name in re.findall(r"\{([A-Za-z_]+)\}", " ".join(value)):
         if name != "target" and difflib.get_close_matches(name, ["target"], 1, 0.7):
             raise refuse("run", f"there is no {{{name}}}; did you mean {{target}}?")
@@ -178,14 +207,17 @@ def _targets(value: object) -> tuple[tuple[str, ...] | None, str]:
 def _target_config(value: object) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping):
         raise refuse(
-            "target", "target is config for single targets, a table as in [stage.target.a]; did you mean targets?"
+            "target",
+            "target is config for single targets, a table as in [stage.target.a]; did you mean targets?",
         )
     return {str(name): config_of(f"target.{name}", own) for name, own in value.items()}
 
 
 def _lanes(field: str, value: object) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise refuse(field, f'{field} is a table of lanes, as in {{ usd = "5.00", tokens = 200000 }}')
+        raise refuse(
+            field, f'{field} is a table of lanes, as in {{ usd = "5.00", tokens = 200000 }}'
+        )
     found: dict[str, int] = {}
     for lane, amount in value.items():
         try:
@@ -214,7 +246,9 @@ def duration_of(field: str, value: object) -> float:
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * _UNITS[found[2]] if found else value
     if type(seconds) is not int or not 1 <= seconds <= 30 * 86_400:
-        raise refuse(field, f'{field} is a time such as "90s", "5m" or "2h", at most 30 days, not {value!r}')
+        raise refuse(
+            field, f'{field} is a time such as "90s", "5m" or "2h", at most 30 days, not {value!r}'
+        )
     return float(seconds)
 
 
@@ -222,7 +256,8 @@ def _rate(value: object) -> Rate:
     found = _RATE.fullmatch(value) if isinstance(value, str) else None
     if found is None or found[2] not in _WINDOWS or not 1 <= int(found[1]) <= 100_000:
         raise refuse(
-            "rate", f'rate is a number of starts in a time, as in "10/min", "2/s" or "500/hour", not {value!r}'
+            "rate",
+            f'rate is a number of starts in a time, as in "10/min", "2/s" or "500/hour", not {value!r}',
         )
     return Rate(int(found[1]), _WINDOWS[found[2]])
 
@@ -231,5 +266,8 @@ def _variables(field: str, value: object) -> tuple[str, ...]:
     names = _words(field, value)
     for name in names:
         if not _VARIABLE.fullmatch(name) or name.startswith("ONCEWARD_"):
-            raise refuse(field, f"{name[:60]!a} is no name of an environment variable that could be passed on")
+            raise refuse(
+                field,
+                f"{name[:60]!a} is no name of an environment variable that could be passed on",
+            )
     return names

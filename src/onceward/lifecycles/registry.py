@@ -14,7 +14,16 @@ from onceward.kernel.canon import digest
 from onceward.kernel.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, check_name
-from onceward.kernel.vocabulary import CODE, Audit, Collection, Key, Value, Version, key_of, version_of
+from onceward.kernel.vocabulary import (
+    CODE,
+    Audit,
+    Collection,
+    Key,
+    Value,
+    Version,
+    key_of,
+    version_of,
+)
 
 VALUE = Machine.parse(
     "value",
@@ -59,13 +68,19 @@ class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse what could not be compared or digested; answers its version."""
         if not CODE.fullmatch(self.operation_code):
             raise InvalidConfig(
-                f"{self.operation_code[:60]!a} is no operation code", context={"field": "operation_code"}
+                f"{self.operation_code[:60]!a} is no operation code",
+                context={"field": "operation_code"},
             )
         for name in ("act_type", "governing_authority_ref"):
             text = getattr(self, name)
-            if not 1 <= len(text) <= 200 or not text.isprintable() or not unicodedata.is_normalized("NFC", text):
+            if (
+                not 1 <= len(text) <= 200
+                or not text.isprintable()
+                or not unicodedata.is_normalized("NFC", text)
+            ):
                 raise InvalidConfig(
-                    f"{name} must be 1 to 200 printable characters in NFC, not {text[:40]!a}", context={"field": name}
+                    f"{name} must be 1 to 200 printable characters in NFC, not {text[:40]!a}",
+                    context={"field": name},
                 )
         return version_of(self.protocol_version)
 
@@ -86,7 +101,14 @@ def meaning_of(value: Value) -> Meaning:
 def schema_digest(name: str) -> str:
     """What a collection of this name is to look like."""
     fields = sorted(Meaning.__struct_fields__)
-    return digest({"collection": name, "cser": CSER, "fields": fields, "key": ["operation_code", "protocol_version"]})
+    return digest(
+        {
+            "collection": name,
+            "cser": CSER,
+            "fields": fields,
+            "key": ["operation_code", "protocol_version"],
+        }
+    )
 
 
 def manifest_digest(meanings: Mapping[Key, str], gives_way: Mapping[Key, str] = _NOTHING) -> str:
@@ -134,16 +156,26 @@ def plan_of(said: Any) -> RegistryPlan:
     try:
         plan = msgspec.convert(said, RegistryPlan)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"this is no registry plan: {error}", context={"field": "plan"}) from None
+        raise InvalidConfig(
+            f"this is no registry plan: {error}", context={"field": "plan"}
+        ) from None
     check_name(plan.plan_id, "plan_id")
     if len(plan.plan_id) > MAX_PLAN_ID_CHARS:
-        raise InvalidConfig(f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"})
+        raise InvalidConfig(
+            f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"}
+        )
     if not CODE.fullmatch(plan.collection):
-        raise InvalidConfig(f"{plan.collection[:60]!a} is no collection's name", context={"field": "collection"})
+        raise InvalidConfig(
+            f"{plan.collection[:60]!a} is no collection's name", context={"field": "collection"}
+        )
     if not 1 <= plan.revision <= MAX_INTEGER:
-        raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
+        raise InvalidConfig(
+            "a plan's revision is a number from 1 on", context={"field": "revision"}
+        )
     if not plan.value:
-        raise InvalidConfig("a registry plan has at least one [[value]]", context={"field": "value"})
+        raise InvalidConfig(
+            "a registry plan has at least one [[value]]", context={"field": "value"}
+        )
     seen: set[Any] = set()
     for one in plan.value:
         one.meaning.check()
@@ -188,7 +220,9 @@ def objections(plan: RegistryPlan, facts: Facts, root: str) -> list[str]:
     return found
 
 
-def _objections_to(one: Planned, facts: Facts, collection: Collection | None, root: str) -> list[str]:
+def _objections_to(
+    one: Planned, facts: Facts, collection: Collection | None, root: str
+) -> list[str]:
     known = facts.value(one.key)
     if known is not None:
         if known.root != root:
@@ -199,17 +233,23 @@ def _objections_to(one: Planned, facts: Facts, collection: Collection | None, ro
             return [f"{one.key} is {known.status}, or not what the plan says"]
         return []
     active = facts.active(one.operation_code, one.act_type)
-    if active is not None and version_of(active.protocol_version) >= version_of(one.protocol_version):
+    if active is not None and version_of(active.protocol_version) >= version_of(
+        one.protocol_version
+    ):
         return [f"{active.key} is active already, and {one.key} is not newer"]
     if one.supersedes:
         before = facts.value(key_of(one.supersedes))
         if before is None or before != active:
-            return [f"{one.supersedes} is not the active value of {one.operation_code} and the act {one.act_type}"]
+            return [
+                f"{one.supersedes} is not the active value of {one.operation_code} and the act {one.act_type}"
+            ]
         if collection is None or before.collection_id != collection.collection_id:
             return [f"{one.supersedes} is in another collection"]
         return []
     if active is not None:
-        return [f'{active.key} is active already; say supersedes = "{active.key}" where {one.key} is to follow it']
+        return [
+            f'{active.key} is active already; say supersedes = "{active.key}" where {one.key} is to follow it'
+        ]
     return []
 
 
@@ -222,14 +262,28 @@ def retire_collection(collection: Collection, reason: str, actor: str) -> Move:
     COLLECTION.follow(collection.status, "retired", reason)
     known = {"name": collection.name, "root": collection.root}
     return Move(
-        *(COLLECTION, collection.collection_id, collection.status, "retired", collection.version, actor, reason, known)
+        *(
+            COLLECTION,
+            collection.collection_id,
+            collection.status,
+            "retired",
+            collection.version,
+            actor,
+            reason,
+            known,
+        )
     )
 
 
 def admit(vocab_id: str, collection_id: str, meaning: Meaning, root: str, actor: str) -> Move:
     """A value enters the registry, active."""
     version = meaning.check()
-    said = {**msgspec.structs.asdict(meaning), "collection_id": collection_id, "digest": meaning.digest(), "root": root}
+    said = {
+        **msgspec.structs.asdict(meaning),
+        "collection_id": collection_id,
+        "digest": meaning.digest(),
+        "root": root,
+    }
     numbers = {"major": version.major, "minor": version.minor, "patch": version.patch}
     columns = {**said, **numbers, "semantics_frozen": int(meaning.semantics_frozen)}
     return Move(VALUE, vocab_id, NEW, "active", 0, actor, detail=said, columns=columns)
@@ -237,10 +291,19 @@ def admit(vocab_id: str, collection_id: str, meaning: Meaning, root: str, actor:
 
 def supersede(value: Value, successor: Key, actor: str, audit: Audit) -> Move:
     """A value gives way to another, which it names, and the audit row that says for what."""
-    columns = {"successor_code": successor.operation_code, "successor_version": successor.protocol_version}
-    said = {"successor": str(successor), "audit_id": audit.audit_id, "rollback_ref": audit.rollback_ref}
+    columns = {
+        "successor_code": successor.operation_code,
+        "successor_version": successor.protocol_version,
+    }
+    said = {
+        "successor": str(successor),
+        "audit_id": audit.audit_id,
+        "rollback_ref": audit.rollback_ref,
+    }
     said |= {"audit_root": audit.root, "audit_state": audit.state}
-    return _move(value, "superseded", "successor_named", actor, said, {**columns, "audit_id": audit.audit_id})
+    return _move(
+        value, "superseded", "successor_named", actor, said, {**columns, "audit_id": audit.audit_id}
+    )
 
 
 def retire(value: Value, reason: str, actor: str) -> Move:
@@ -249,8 +312,15 @@ def retire(value: Value, reason: str, actor: str) -> Move:
 
 
 def _move(
-    value: Value, target: str, reason: str, actor: str, detail: Mapping[str, Any], columns: Mapping[str, Any]
+    value: Value,
+    target: str,
+    reason: str,
+    actor: str,
+    detail: Mapping[str, Any],
+    columns: Mapping[str, Any],
 ) -> Move:
     VALUE.follow(value.status, target, reason)
     said = {**detail, "value": str(value.key), "root": value.root}
-    return Move(VALUE, value.vocab_id, value.status, target, value.version, actor, reason, said, columns)
+    return Move(
+        VALUE, value.vocab_id, value.status, target, value.version, actor, reason, said, columns
+    )

@@ -55,12 +55,18 @@ def plan_of(said: Any) -> RollbackPlan:
     try:
         plan = msgspec.convert(said, RollbackPlan)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"this is no rollback plan: {error}", context={"field": "plan"}) from None
+        raise InvalidConfig(
+            f"this is no rollback plan: {error}", context={"field": "plan"}
+        ) from None
     check_name(plan.plan_id, "plan_id")
     if len(plan.plan_id) > MAX_PLAN_ID_CHARS:
-        raise InvalidConfig(f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"})
+        raise InvalidConfig(
+            f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"}
+        )
     if not 1 <= plan.revision <= MAX_INTEGER:
-        raise InvalidConfig("a plan's revision is a number from 1 on", context={"field": "revision"})
+        raise InvalidConfig(
+            "a plan's revision is a number from 1 on", context={"field": "revision"}
+        )
     return plan
 
 
@@ -99,7 +105,10 @@ class _After:
             successor = self.find(step.successor) if step.successor else None
             if target is not None and target.status == "active":
                 how = "superseded" if step.action == "supersede" else "retired"
-                self._gone[target.vocab_id] = (how, successor.key if successor is not None else None)
+                self._gone[target.vocab_id] = (
+                    how,
+                    successor.key if successor is not None else None,
+                )
 
     def collection(self, name: str) -> Collection | None:
         return self._facts.collection(name)
@@ -109,13 +118,19 @@ class _After:
         if found is None or found.vocab_id not in self._gone:
             return found
         status, successor = self._gone[found.vocab_id]
-        named = (successor.operation_code, successor.protocol_version) if successor else (None, None)
-        return msgspec.structs.replace(found, status=status, successor_code=named[0], successor_version=named[1])
+        named = (
+            (successor.operation_code, successor.protocol_version) if successor else (None, None)
+        )
+        return msgspec.structs.replace(
+            found, status=status, successor_code=named[0], successor_version=named[1]
+        )
 
     def meant(self, text: str) -> Value:
         found = self.find(text)
         if found is None:
-            raise InvalidConfig(f"there is no value {text[:80]} in the registry", context={"value": text[:128]})
+            raise InvalidConfig(
+                f"there is no value {text[:80]} in the registry", context={"value": text[:128]}
+            )
         return found
 
     def heirs_of(self, key: Key) -> list[Value]:
@@ -130,7 +145,9 @@ def judge(plan: RollbackPlan | None, facts: Facts, executing: bool = False) -> V
         return Verdict(CODES[1], why="there is no plan, or no step in it")
     collection = facts.collection(plan.collection)
     if collection is None:
-        raise InvalidConfig(f"there is no collection {plan.collection[:60]!a}", context={"field": "collection"})
+        raise InvalidConfig(
+            f"there is no collection {plan.collection[:60]!a}", context={"field": "collection"}
+        )
     views = [_After(facts, plan.steps[:number]) for number in range(len(plan.steps))]
     for step, view in zip(plan.steps, views, strict=True):
         if step.action != "rewrite":
@@ -159,18 +176,29 @@ def _erases(step: Step, facts: Facts, collection: Collection) -> str:
         return f"{step.target[:60] or 'history'} is written once"
     target = facts.meant(step.target)
     after = f", and {target.successor} follows it" if target.successor else ""
-    return "" if target.status == "active" else f"{target.key} is {target.status} already{after}; that is history"
+    return (
+        ""
+        if target.status == "active"
+        else f"{target.key} is {target.status} already{after}; that is history"
+    )
 
 
 def _changes(step: Step, facts: Facts, collection: Collection) -> str:
-    return f"{facts.meant(step.target).key} would mean something else" if step.action == "change" else ""
+    return (
+        f"{facts.meant(step.target).key} would mean something else"
+        if step.action == "change"
+        else ""
+    )
 
 
 def _weakens(step: Step, facts: Facts, collection: Collection) -> str:
     successor = facts.find(step.successor) if step.successor else None
     if step.action != "supersede" or successor is None:
         return ""
-    before, after = facts.meant(step.target).governing_authority_ref, successor.governing_authority_ref
+    before, after = (
+        facts.meant(step.target).governing_authority_ref,
+        successor.governing_authority_ref,
+    )
     return f"{after} would govern instead of {before}" if before != after else ""
 
 
@@ -189,7 +217,11 @@ def _backward(step: Step, facts: Facts, collection: Collection) -> str:
     if successor.act_type != target.act_type:
         return f"{successor.key} is a {successor.act_type}, not a {target.act_type}"
     older = version_of(successor.protocol_version) <= version_of(target.protocol_version)
-    return f"{successor.key} is not newer" if older and successor.operation_code == target.operation_code else ""
+    return (
+        f"{successor.key} is not newer"
+        if older and successor.operation_code == target.operation_code
+        else ""
+    )
 
 
 def _unaudited(step: Step, facts: Facts, collection: Collection) -> str:
@@ -206,7 +238,17 @@ def _elsewhere(step: Step, facts: Facts, collection: Collection) -> str:
 _RULES: Final[tuple[tuple[str, Callable[[Step, Facts, Collection], str]], ...]] = tuple(
     zip(
         CODES[2:],
-        (_deletes, _orphans, _erases, _changes, _weakens, _unnamed, _backward, _unaudited, _elsewhere),
+        (
+            _deletes,
+            _orphans,
+            _erases,
+            _changes,
+            _weakens,
+            _unnamed,
+            _backward,
+            _unaudited,
+            _elsewhere,
+        ),
         strict=True,
     )
 )

@@ -43,7 +43,9 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse what makes no table."""
         check_name(self.name, "name")
         if not 1 <= len(self.places) <= MAX_ACTIONS:
-            raise InvalidConfig(f"a saga has 1 to {MAX_ACTIONS} actions", context={"saga": self.name})
+            raise InvalidConfig(
+                f"a saga has 1 to {MAX_ACTIONS} actions", context={"saga": self.name}
+            )
         names = [place.name for place in self.places]
         for name in names:
             if not _NAME.fullmatch(name):
@@ -54,15 +56,22 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         twice = [name for name in names if names.count(name) > 1]
         taken = [*twice, *({*names} & {*(place.stop for place in self.places), DONE, NEW})]
         if taken:
-            raise InvalidConfig(f"{taken[0]} stands for two things in saga {self.name}", context={"saga": self.name})
+            raise InvalidConfig(
+                f"{taken[0]} stands for two things in saga {self.name}", context={"saga": self.name}
+            )
         if len({(place.stop, place.undo, place.forward) for place in self.places}) != len(
             {p.stop for p in self.places}
         ):
-            raise InvalidConfig(f"two states of saga {self.name} share a stop and no more", context={"saga": self.name})
+            raise InvalidConfig(
+                f"two states of saga {self.name} share a stop and no more",
+                context={"saga": self.name},
+            )
         try:
             machine_of(self)
         except MachineError as error:
-            raise InvalidConfig(f"this saga has no table: {error}", context={"saga": self.name}) from None
+            raise InvalidConfig(
+                f"this saga has no table: {error}", context={"saga": self.name}
+            ) from None
         return self
 
     def text(self) -> str:
@@ -104,7 +113,9 @@ def _arrows(shape: Shape, stops: Mapping[str, Place]) -> Iterator[Arrow]:
     yield Arrow(NEW, shape.places[0].name, None, "SAGA_CREATED")
     for place in shape.places:
         after = shape.after(place.name)
-        yield Arrow(place.name, after, "state_done", "SAGA_DONE" if after == DONE else "SAGA_ADVANCED")
+        yield Arrow(
+            place.name, after, "state_done", "SAGA_DONE" if after == DONE else "SAGA_ADVANCED"
+        )
         for why in FAILURES:
             yield Arrow(place.name, place.stop, why, "SAGA_STOPPED")
     for stop, place in stops.items():
@@ -182,18 +193,42 @@ def create(
 ) -> Move:
     """A run begins to be; nothing of it has happened."""
     known = {
-        **{"name": shape.name, "idempotency_root": root, "shape": shape.text(), "input": given, "file": file},
+        **{
+            "name": shape.name,
+            "idempotency_root": root,
+            "shape": shape.text(),
+            "input": given,
+            "file": file,
+        },
         **{"lease": lease, "digests": canonical(dict(digests)).decode()},
     }
-    columns = {**known, "grant_id": grant_id, "lease_fence": 0, "last_ok_state": None, "undone": 0, "stuck": None}
+    columns = {
+        **known,
+        "grant_id": grant_id,
+        "lease_fence": 0,
+        "last_ok_state": None,
+        "undone": 0,
+        "stuck": None,
+    }
     said = {**known, **({"grant_id": grant_id} if grant_id else {})}
     first = shape.places[0].name
-    return Move(machine_of(shape), saga_id, NEW, first, 0, actor, detail=said, columns={**columns, "settled": 0})
+    return Move(
+        machine_of(shape),
+        saga_id,
+        NEW,
+        first,
+        0,
+        actor,
+        detail=said,
+        columns={**columns, "settled": 0},
+    )
 
 
 def advance(run: Run, actor: str, said: Mapping[str, Any]) -> Move:
     """A state is done and checked: on to the next."""
-    return _move(run, shape_of(run).after(run.state), "state_done", actor, said, {"last_ok_state": run.state})
+    return _move(
+        run, shape_of(run).after(run.state), "state_done", actor, said, {"last_ok_state": run.state}
+    )
 
 
 def stop(run: Run, reason: str, actor: str, why: Mapping[str, Any]) -> Move:
@@ -203,20 +238,38 @@ def stop(run: Run, reason: str, actor: str, why: Mapping[str, Any]) -> Move:
         machine_of(shape_of(run)).follow(run.state, run.state, reason)
         raise AssertionError("a stop leads nowhere but on")
     begun = 1 if reason == "guard_failed" and place.undo[:1] == (run.state,) else 0
-    return _move(run, place.stop, reason, actor, {"why": why, "undone": begun, "failed": run.state}, {"undone": begun})
+    return _move(
+        run,
+        place.stop,
+        reason,
+        actor,
+        {"why": why, "undone": begun, "failed": run.state},
+        {"undone": begun},
+    )
 
 
 def compensated(run: Run, actor: str, said: Mapping[str, Any]) -> Move:
     """One more compensation of a stop is done; one that finishes forward ends the run."""
     undone = run.undone + 1
     if shape_of(run).stop(run.state).forward:
-        return _move(run, DONE, "finished_forward", actor, {**said, "undone": undone}, {"undone": undone})
-    return _move(run, run.state, "compensated", actor, {**said, "undone": undone}, {"undone": undone})
+        return _move(
+            run, DONE, "finished_forward", actor, {**said, "undone": undone}, {"undone": undone}
+        )
+    return _move(
+        run, run.state, "compensated", actor, {**said, "undone": undone}, {"undone": undone}
+    )
 
 
 def stick(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
     """A compensation failed: the run waits where it is for a person."""
-    return _move(run, run.state, "compensation_failed", actor, {"why": why}, {"stuck": canonical(dict(why)).decode()})
+    return _move(
+        run,
+        run.state,
+        "compensation_failed",
+        actor,
+        {"why": why},
+        {"stuck": canonical(dict(why)).decode()},
+    )
 
 
 def retry(run: Run, actor: str) -> Move:
@@ -233,7 +286,10 @@ def settle(run: Run, actor: str, said: Mapping[str, Any], given_up: bool = False
 def failure(reason: str, detail: Mapping[str, Any]) -> dict[str, Any]:
     """What a person wants to know of a child that did not succeed."""
     names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
-    return {"reason": reason, **{name: detail[name] for name in names if detail.get(name) is not None}}
+    return {
+        "reason": reason,
+        **{name: detail[name] for name in names if detail.get(name) is not None},
+    }
 
 
 def remaining(run: Run) -> tuple[str, ...]:
@@ -251,8 +307,15 @@ def pending(run: Run) -> str | None:
 
 
 def _move(
-    run: Run, target: str, reason: str, actor: str, detail: Mapping[str, Any], columns: Mapping[str, Any]
+    run: Run,
+    target: str,
+    reason: str,
+    actor: str,
+    detail: Mapping[str, Any],
+    columns: Mapping[str, Any],
 ) -> Move:
     machine = machine_of(shape_of(run))
     machine.follow(run.state, target, reason)
-    return Move(machine, run.saga_id, run.state, target, run.version, actor, reason, detail, columns)
+    return Move(
+        machine, run.saga_id, run.state, target, run.version, actor, reason, detail, columns
+    )

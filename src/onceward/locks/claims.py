@@ -59,7 +59,9 @@ class Claim:
             "bootId": self.boot_id,
             "processStart": self.process_start,
         }
-        return msgspec.json.encode({key: value for key, value in said.items() if value != ""}) + b"\n"
+        return (
+            msgspec.json.encode({key: value for key, value in said.items() if value != ""}) + b"\n"
+        )
 
     @property
     def identity(self) -> Identity:
@@ -81,7 +83,9 @@ class TargetLocked(LockConflict):
                 "holder": msgspec.json.decode(holder.line()) if holder else None,
             },
             recovery=[
-                Recovery("see who holds it", f"onceward locks show {path.name.removesuffix(SUFFIX)}"),
+                Recovery(
+                    "see who holds it", f"onceward locks show {path.name.removesuffix(SUFFIX)}"
+                ),
             ],
         )
 
@@ -119,12 +123,19 @@ def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
         said: Any = msgspec.json.decode(os.pread(descriptor, 65_536, 0))
     except (msgspec.DecodeError, ValueError, OSError):
         return None
-    if not isinstance(said, dict) or any(type(said.get(key)) is not kind for key, kind in _FIELDS.items()):
+    if not isinstance(said, dict) or any(
+        type(said.get(key)) is not kind for key, kind in _FIELDS.items()
+    ):
         return None
     if said["owner"] != OWNER or said["targetId"] != target:
         return None
     machine, boot, start = (said[key] if type(said.get(key)) is str else "" for key in _EXTRA)
-    return Claim(*(target, said["pid"], said["hostname"], said["createdAt"], said["nonce"], path), machine, boot, start)
+    return Claim(
+        *(target, said["pid"], said["hostname"], said["createdAt"], said["nonce"], path),
+        machine,
+        boot,
+        start,
+    )
 
 
 def describe(holder: Claim, why: str) -> str:

@@ -52,7 +52,9 @@ def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:
     if holder.hostname != here.hostname:
         return Verdict("alive", f"it is on another machine, {holder.hostname}")
     if not holder.on_machine_of(here):
-        return Verdict("alive", "it is on another machine of the same name, or in another container")
+        return Verdict(
+            "alive", "it is on another machine of the same name, or in another container"
+        )
     if _differ(holder.boot_id, here.boot_id):
         return Verdict("dead", "this machine was restarted since")
     try:
@@ -128,5 +130,7 @@ def exe_sha256() -> str:
     total = sha256(sys.version.encode())
     for file in sorted(root.rglob("*")):
         if file.suffix in (".py", ".sql"):
-            total.update(f"{file.relative_to(root)}\0".encode() + sha256(file.read_bytes()).digest())
+            total.update(
+                f"{file.relative_to(root)}\0".encode() + sha256(file.read_bytes()).digest()
+            )
     return total.hexdigest()

@@ -121,7 +121,9 @@ class TargetLock:
         """Whether a holder is provably gone, its children included."""
         verdict = judge(holder.identity, self._here(), self._kill)
         if verdict.liveness == "dead" and not self._unheld(holder.path):
-            return Verdict("alive", f"{verdict.why}, but a child it started under the lock still lives")
+            return Verdict(
+                "alive", f"{verdict.why}, but a child it started under the lock still lives"
+            )
         return verdict
 
     def clear(self, target: str, nonce: str | None) -> Released:
@@ -134,7 +136,11 @@ class TargetLock:
                 return "absent"
             if (found.nonce if found else None) != nonce:
                 return "not-owned"
-            if found is not None and self._is_here(found) and self.verdict(found).liveness == "alive":
+            if (
+                found is not None
+                and self._is_here(found)
+                and self.verdict(found).liveness == "alive"
+            ):
                 raise TargetLocked(path, found, f"{self.verdict(found).why}; end it first")
             path.unlink()
         return "released"
@@ -152,7 +158,9 @@ class TargetLock:
             if holder is not None:
                 # It may be waiting for a processor that we would only use to ask again.
                 os.sched_yield()
-                raise TargetLocked(path, holder, describe(holder, "a living process has it locked")) from None
+                raise TargetLocked(
+                    path, holder, describe(holder, "a living process has it locked")
+                ) from None
         finally:
             os.close(descriptor)
 
@@ -167,7 +175,9 @@ class TargetLock:
             raise TargetLocked(claim.path, None, unreadable(claim.path))
         if not self._unheld(claim.path):
             # Only the living keep a file locked, so nobody else needs to be asked.
-            raise TargetLocked(claim.path, holder, describe(holder, "a living process has it locked"))
+            raise TargetLocked(
+                claim.path, holder, describe(holder, "a living process has it locked")
+            )
         verdict = judge(holder.identity, self._here(), self._kill)
         if verdict.liveness != "dead":
             raise TargetLocked(claim.path, holder, describe(holder, verdict.why))
@@ -177,7 +187,9 @@ class TargetLock:
         marker = Path(f"{claim.path}.reclaim")
         with self._guard(claim.target, wait=False) as guarded:
             if not guarded:
-                raise TargetLocked(claim.path, dead, f"another process is reclaiming it (marker {aged(marker)})")
+                raise TargetLocked(
+                    claim.path, dead, f"another process is reclaiming it (marker {aged(marker)})"
+                )
             self._mark(marker)
             try:
                 faults.point("target.marked")
@@ -199,7 +211,9 @@ class TargetLock:
             return dead
         if current is None or current.nonce != dead.nonce:
             raise TargetLocked(
-                claim.path, current, describe(current, "it was just taken") if current else unreadable(claim.path)
+                claim.path,
+                current,
+                describe(current, "it was just taken") if current else unreadable(claim.path),
             )
         return current
 
@@ -209,7 +223,9 @@ class TargetLock:
             winner = read_claim(claim.path, claim.target)
             detail = describe(winner, "it was just taken") if winner else unreadable(claim.path)
             raise TargetLocked(claim.path, winner, detail)
-        raise TargetLocked(claim.path, None, "another process took it and gave it back meanwhile; try again")
+        raise TargetLocked(
+            claim.path, None, "another process took it and gave it back meanwhile; try again"
+        )
 
     def _mark(self, marker: Path) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
@@ -240,7 +256,9 @@ class TargetLock:
                 if not name.startswith("/proc/"):
                     Path(name).unlink(missing_ok=True)
         except OSError as error:
-            raise StorageError(f"cannot write a claim into {self.folder}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot write a claim into {self.folder}: {error.strerror}"
+            ) from error
         return Claim(**{**claim.__dict__, "descriptor": descriptor})
 
     def _fresh_file(self, claim: Claim) -> tuple[int, str]:
@@ -258,7 +276,9 @@ class TargetLock:
     def _guard(self, target: str, *, wait: bool) -> Iterator[bool]:
         """The permanent guard file of a target, locked by the system: a process that dies inside frees it."""
         descriptor = os.open(
-            f"{self.folder}/{_GUARDS}/{target}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            f"{self.folder}/{_GUARDS}/{target}",
+            os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
         )
         try:
             try:
@@ -294,14 +314,20 @@ class TargetLock:
             (self.folder / _GUARDS).mkdir(mode=0o700, exist_ok=True)
             for folder in (self.folder, self.folder / _GUARDS):
                 found = folder.lstat()
-                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                if (
+                    not stat.S_ISDIR(found.st_mode)
+                    or found.st_uid != os.geteuid()
+                    or found.st_mode & 0o022
+                ):
                     raise InvalidConfig(
                         f"{folder} must be a folder of yours that nobody else may write in",
                         context={"folder": str(folder)},
                         recovery=[Recovery("close it to others", f"chmod 700 {folder}", "low")],
                     )
         except OSError as error:
-            raise StorageError(f"cannot make the lock folder {self.folder}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot make the lock folder {self.folder}: {error.strerror}"
+            ) from error
         self._checked = True
 
     def _new_claim(self, target: str, path: Path) -> Claim:

@@ -21,7 +21,8 @@ Act = Literal["terminate", "kill", "release", "retain"]
 
 def _parse(table: str) -> Mapping[tuple[str, str], tuple[Phase, Act | None]]:
     rows = (line.split() for line in filter(str.strip, table.splitlines()))
-    return MappingProxyType({(phase, seen): (to, None if act == "-" else act) for phase, seen, to, act in rows})  # type: ignore[misc]
+    arrows = {(phase, seen): (to, None if act == "-" else act) for phase, seen, to, act in rows}
+    return MappingProxyType(arrows)  # type: ignore[arg-type]
 
 
 # phase, what was seen of the child, next phase, what to do
@@ -111,7 +112,12 @@ class Settled:
 
 
 def watch_and_release(
-    locks: TargetLock, claim: Claim, child: Watched, *, timeout: float | None = None, grace: float = 5.0
+    locks: TargetLock,
+    claim: Claim,
+    child: Watched,
+    *,
+    timeout: float | None = None,
+    grace: float = 5.0,
 ) -> Settled:
     """Give a target back when its child is observed to have ended, to be ready, or not to have started.
 

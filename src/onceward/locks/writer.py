@@ -20,5 +20,7 @@ def judge_tenure(verdict: Verdict, silent_micros: int, ttl_micros: int) -> Stand
     if verdict.liveness == "dead":
         return Standing(False, verdict.why)
     if silent_micros > ttl_micros:
-        return Standing(False, f"it has been silent for {silent_micros // 1_000_000} s ({verdict.why})")
+        return Standing(
+            False, f"it has been silent for {silent_micros // 1_000_000} s ({verdict.why})"
+        )
     return Standing(True, verdict.why)

@@ -68,7 +68,9 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
     tx.write("DELETE FROM workspace")
     for table, key in TABLES:
         columns = source.columns(rows, table)
-        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        insert = (
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        )
         counts[table] = 0
         for row in pages(rows, table, key, columns):
             tx.write(insert, row)
@@ -85,7 +87,11 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
 
 
 def pages(
-    rows: Reads, table: str, key: Sequence[str], columns: Sequence[str], fixed: Mapping[str, Value] | None = None
+    rows: Reads,
+    table: str,
+    key: Sequence[str],
+    columns: Sequence[str],
+    fixed: Mapping[str, Value] | None = None,
 ) -> Iterator[Row]:
     """Every row of a table, or those whose columns have these values, in the order of its key, in flat memory."""
     keys = ", ".join(key)

@@ -45,7 +45,9 @@ class Heads:
         """The end of a stream that is known to be new: it gets its number without being looked for."""
         self._learn(tx)
         self.last_stream_no += 1
-        tx.write("INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream))
+        tx.write(
+            "INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream)
+        )
         found = self._heads[stream] = Head(self.last_stream_no, 0, ZERO_HASH)
         return found
 

@@ -52,7 +52,10 @@ def applied(database: Database, session: Session) -> list[tuple[int, str]]:
     """Number and checksum of what the store already has; refuses a newer or altered history."""
     if "schema_migrations" not in database.tables(session):
         return []
-    rows = [(n, c) for n, c in session.read("SELECT number, checksum FROM schema_migrations ORDER BY number")]
+    rows = [
+        (n, c)
+        for n, c in session.read("SELECT number, checksum FROM schema_migrations ORDER BY number")
+    ]
     ours = {m.number: m for m in known()}
     newest = max(ours)
     for number, checksum in rows:
@@ -60,7 +63,11 @@ def applied(database: Database, session: Session) -> list[tuple[int, str]]:
             raise SchemaTooNew(
                 f"the store has schema {rows[-1][0]}; this Onceward knows schemas up to {newest}",
                 context={"found": rows[-1][0], "known": newest},
-                recovery=[Recovery("use the newer Onceward that wrote it", "pip install --upgrade onceward")],
+                recovery=[
+                    Recovery(
+                        "use the newer Onceward that wrote it", "pip install --upgrade onceward"
+                    )
+                ],
             )
         if ours[number].checksum != checksum:
             raise CorruptState(

@@ -55,7 +55,9 @@ class Pipeline:
                 name = self._prepared[sql, types] = f"s{next(self._names)}".encode()
                 self._pg.send_prepare(name, _numbered(sql), types or None)
                 self._sent.append((sql, types))
-            self._pg.send_query_prepared(name, [_encode(value) for value in params], [1] * len(params) or None, 1)
+            self._pg.send_query_prepared(
+                name, [_encode(value) for value in params], [1] * len(params) or None, 1
+            )
         except psycopg.OperationalError as error:
             raise Disconnected(str(error)) from error
         self._sent.append(None)
@@ -83,7 +85,9 @@ class Pipeline:
                     refusal = _refusal(result)
             sync = self._result()
             if sync is None or sync.status != pq.ExecStatus.PIPELINE_SYNC:
-                raise Disconnected(refusal.message if refusal else "the server closed the connection")
+                raise Disconnected(
+                    refusal.message if refusal else "the server closed the connection"
+                )
         except psycopg.OperationalError as error:
             raise Disconnected(str(error)) from error
         if refusal is not None:

@@ -50,7 +50,9 @@ class Write(NamedTuple):
 class Writes(Reads, Protocol):
     """Anything rows can be written to: a transaction, or a session inside one."""
 
-    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+    def write(
+        self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None
+    ) -> None:
         """Write; with `otherwise`, exactly one row or the error it makes."""
         ...
 
@@ -235,10 +237,22 @@ _REFUSALS = {
 }
 _ONE_KEY = "this key belongs to a principal already, and one key never to two"
 _CODED: dict[str, tuple[type[OncewardError], str]] = {
-    "urm_dispatch_token_dispatch_seq": (ReplayOrderInvalid, "two dispatches of a session claim one place in its order"),
-    "urm_dispatch_token_queue_seq": (LeaseConflict, "two children of a session claim one place in its queue"),
-    "urm_dispatch_token_worker_run_id": (LeaseConflict, "two children of a session claim one lease"),
-    "urm_dispatch_token_moved": (AtomicityViolation, "a child's phase may only be written forward, with its event"),
+    "urm_dispatch_token_dispatch_seq": (
+        ReplayOrderInvalid,
+        "two dispatches of a session claim one place in its order",
+    ),
+    "urm_dispatch_token_queue_seq": (
+        LeaseConflict,
+        "two children of a session claim one place in its queue",
+    ),
+    "urm_dispatch_token_worker_run_id": (
+        LeaseConflict,
+        "two children of a session claim one lease",
+    ),
+    "urm_dispatch_token_moved": (
+        AtomicityViolation,
+        "a child's phase may only be written forward, with its event",
+    ),
     "budget_totals_mode": (AccountingModeInvalid, "only running_total_v1 is known"),
     "budget_totals_lane": (InvalidConfig, "there is no such budget lane"),
     "principal_roles_role": (InvalidConfig, "there is no such role"),

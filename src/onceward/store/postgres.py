@@ -60,7 +60,9 @@ class PostgresDatabase:
     def exclusive(self, session: Session) -> None:
         """Excludes other migrators before any table exists, by a transaction-scoped lock on the schema's name."""
         session.begin(None)
-        session.read("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"onceward:{self.schema}",))
+        session.read(
+            "SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"onceward:{self.schema}",)
+        )
         session.write(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
 
     def tables(self, session: Reads) -> list[str]:
@@ -98,7 +100,9 @@ class PostgresDatabase:
             session.close()
         return [
             ("postgresql", "ok", f"{settings['server_version']}, schema {self.schema}", ""),
-            _on("fsync", settings, "a crash of the machine can lose or tear commits: set fsync = on"),
+            _on(
+                "fsync", settings, "a crash of the machine can lose or tear commits: set fsync = on"
+            ),
             _on(
                 "full_page_writes",
                 settings,
@@ -187,7 +191,9 @@ class PostgresSession:
         self._send(sql, params)
         return self._flush()[-1]
 
-    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+    def write(
+        self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None
+    ) -> None:
         if otherwise is None:
             self._send(sql, params)
             return
@@ -204,7 +210,9 @@ class PostgresSession:
         for number, write in enumerate(writes):
             params += write.params
             if write.otherwise is not None:
-                counted.append(f"onceward_one((SELECT count(*) FROM w{number}), {len(self._expected)})")
+                counted.append(
+                    f"onceward_one((SELECT count(*) FROM w{number}), {len(self._expected)})"
+                )
                 self._expected.append(write.otherwise)
             faults.point(write.fault)
         self._send(_folded(tuple(write.sql for write in writes), tuple(counted)), params)
@@ -322,8 +330,15 @@ def _translate(refusal: Refusal, expected: list[Otherwise]) -> Exception:
         return Transient(refusal.message)
     if refusal.sqlstate == "OW003" or refusal.sqlstate.startswith("23"):
         return refused(refusal.constraint or refusal.message)
-    if refusal.sqlstate.startswith("22") or refusal.sqlstate in ("42501", "3D000", "42P01", "3F000"):
-        return InvalidConfig(f"PostgreSQL refused: {refusal.message}", context={"sqlstate": refusal.sqlstate})
+    if refusal.sqlstate.startswith("22") or refusal.sqlstate in (
+        "42501",
+        "3D000",
+        "42P01",
+        "3F000",
+    ):
+        return InvalidConfig(
+            f"PostgreSQL refused: {refusal.message}", context={"sqlstate": refusal.sqlstate}
+        )
     return StorageError(
         f"PostgreSQL refused: {refusal.message}",
         context={"outcome": "failed", "sqlstate": refusal.sqlstate},
@@ -358,7 +373,8 @@ def split_schema(url: str) -> tuple[str, str]:
 def _bad_url(why: str) -> InvalidConfig:
     """Says what is wrong without repeating a URL that may hold a password."""
     return InvalidConfig(
-        f"the store URL is not postgresql://user@host/database?schema=name: {why}", context={"field": "store.url"}
+        f"the store URL is not postgresql://user@host/database?schema=name: {why}",
+        context={"field": "store.url"},
     )
 
 

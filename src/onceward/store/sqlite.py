@@ -23,7 +23,17 @@ from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES, WAL_CHECKPOINT_
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, Sources
 from onceward.store.filesystems import filesystem_of, is_network
-from onceward.store.port import CommitFailed, Otherwise, Reads, Row, Session, Value, Write, refused, require_own
+from onceward.store.port import (
+    CommitFailed,
+    Otherwise,
+    Reads,
+    Row,
+    Session,
+    Value,
+    Write,
+    refused,
+    require_own,
+)
 
 _SAFE = "3.51.3"
 _UNIQUE = re.compile(r"(UNIQUE|CHECK) constraint failed: (.*)")
@@ -64,7 +74,12 @@ class SqliteDatabase:
     kind = "sqlite"
 
     def __init__(
-        self, path: Path, sources: Sources, *, unsafe_network_filesystem: bool = False, read_only: bool = False
+        self,
+        path: Path,
+        sources: Sources,
+        *,
+        unsafe_network_filesystem: bool = False,
+        read_only: bool = False,
     ) -> None:
         self.path = path
         self._sources = sources
@@ -114,7 +129,12 @@ class SqliteDatabase:
         return [name for (name,) in rows]
 
     def columns(self, session: Reads, table: str) -> list[str]:
-        return [name for (name,) in session.read("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))]
+        return [
+            name
+            for (name,) in session.read(
+                "SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,)
+            )
+        ]
 
     def filled(self, session: Reads) -> None:
         """SQLite follows the largest number by itself."""
@@ -212,7 +232,9 @@ class SqliteSession:
     def read(self, sql: str, params: Sequence[Value] = ()) -> list[Row]:
         return self.execute(sql, params)
 
-    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+    def write(
+        self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None
+    ) -> None:
         try:
             self._connection.execute(sql, params)
         except apsw.Error as error:
@@ -264,7 +286,9 @@ class SqliteSession:
 def require_safe_version(version: str) -> None:
     """Refuse the SQLite versions whose WAL can lose a commit when several processes checkpoint."""
     number = tuple(int(part) for part in version.split("."))
-    patched = number[:2] in ((3, 50), (3, 44)) and number >= {50: (3, 50, 7), 44: (3, 44, 6)}[number[1]]
+    patched = (
+        number[:2] in ((3, 50), (3, 44)) and number >= {50: (3, 50, 7), 44: (3, 44, 6)}[number[1]]
+    )
     if number < (3, 51, 3) and not patched:
         raise InvalidConfig(
             f"SQLite {version} has the WAL-reset race; {_SAFE} or newer is needed",
@@ -282,7 +306,10 @@ def _prepare(connection: apsw.Connection, kernel: bool) -> None:
         ("trusted_schema = OFF", 0),
         ("cell_size_check = ON", 1),
         ("mmap_size = 0", 0),
-        (f"wal_autocheckpoint = {WAL_CHECKPOINT_PAGES if kernel else 0}", WAL_CHECKPOINT_PAGES if kernel else 0),
+        (
+            f"wal_autocheckpoint = {WAL_CHECKPOINT_PAGES if kernel else 0}",
+            WAL_CHECKPOINT_PAGES if kernel else 0,
+        ),
     ]
     for setting, wanted in settings:
         name = setting.split(" ", 1)[0]
@@ -313,7 +340,9 @@ def _translate(error: apsw.Error, path: Path) -> Exception:
                 )
             ],
         )
-    if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
+    if isinstance(
+        error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError
+    ):
         return InvalidConfig(
             f"cannot write in {path.parent}: {error}",
             context={"folder": str(path.parent)},
@@ -332,5 +361,7 @@ def _translate(error: apsw.Error, path: Path) -> Exception:
             recovery=[Recovery("run the same command again")],
         )
     if isinstance(error, apsw.IOError):
-        return StorageError(f"reading or writing {path} failed: {error}", context={"outcome": "failed"})
+        return StorageError(
+            f"reading or writing {path} failed: {error}", context={"outcome": "failed"}
+        )
     return StorageError(f"SQLite refused: {error}", context={"outcome": "failed"})

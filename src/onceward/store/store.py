@@ -42,7 +42,9 @@ class Store:
         """Refuse a store that is absent, older or newer than this code."""
         waiting = migrate.pending(self.database)
         if len(waiting) == len(migrate.known()):
-            raise NotFound("there is no store here yet", recovery=[Recovery("make one", "onceward init")])
+            raise NotFound(
+                "there is no store here yet", recovery=[Recovery("make one", "onceward init")]
+            )
         if waiting:
             raise InvalidConfig(
                 f"the store has an older schema; {len(waiting)} migrations wait",
@@ -64,7 +66,9 @@ class Store:
         """Run `work` in one durable, fenced transaction; it must not act outside, for it may be run again."""
         return self.writer.write(work)
 
-    def answer(self, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req") -> Answer:
+    def answer(
+        self, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req"
+    ) -> Answer:
         """Carry out a request at most once: the effect and its answer are one transaction (K-8)."""
 
         def once(tx: Transaction) -> Answer:
@@ -135,7 +139,10 @@ class Store:
 
 
 def answer_once(
-    tx: Transaction, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req"
+    tx: Transaction,
+    request: Request,
+    work: Callable[[Transaction, str], object],
+    prefix: str = "req",
 ) -> Answer:
     """Inside a transaction: the stored answer of a request, or its work done now and recorded."""
     found = tx.requests.find(request)

@@ -22,9 +22,7 @@ from onceward.store.tables.requests import Requests
 from onceward.store.tables.subjects import SUBJECTS, Subject, context_of
 
 T = TypeVar("T")
-_INSERT_EVENT = (
-    "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT_EVENT = "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_PARCEL = (
     "INSERT INTO event_outbox (sink, position, dedupe_key, attempts, due_at) SELECT ?, ?, ?, 0, 0"
     " WHERE NOT EXISTS (SELECT 1 FROM outbox_used WHERE sink = ? AND dedupe_key = ?)"
@@ -39,7 +37,12 @@ class Transaction:
     """What a unit of work may do inside its commit. Work may be run again, so it must not act outside."""
 
     def __init__(
-        self, session: Session, heads: Heads, fence: int, sinks: Mapping[str, Set[str] | None], sources: Sources
+        self,
+        session: Session,
+        heads: Heads,
+        fence: int,
+        sinks: Mapping[str, Set[str] | None],
+        sources: Sources,
     ) -> None:
         self._session = session
         self._heads = heads
@@ -82,7 +85,9 @@ class Transaction:
             self._failed = error
             raise
 
-    def write(self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None) -> None:
+    def write(
+        self, sql: str, params: Sequence[Value] = (), otherwise: Otherwise | None = None
+    ) -> None:
         try:
             self._session.write(sql, params, otherwise)
         except OncewardError as error:
@@ -111,7 +116,14 @@ class Transaction:
     def attempt(self, work: Callable[[], T]) -> T:
         """Do something that may be refused: if it is, nothing of it is left, and the rest of this transaction can go
         on."""
-        before = (self._heads, self.last_event, self.announce, self.signed, self._failed, self._promised)
+        before = (
+            self._heads,
+            self.last_event,
+            self.announce,
+            self.signed,
+            self._failed,
+            self._promised,
+        )
         self._session.savepoint()
         self._heads = Heads(self._heads)
         try:
@@ -119,7 +131,14 @@ class Transaction:
             self.require_sound()
             self._session.release()
         except BaseException:
-            self._heads, self.last_event, self.announce, self.signed, self._failed, self._promised = before
+            (
+                self._heads,
+                self.last_event,
+                self.announce,
+                self.signed,
+                self._failed,
+                self._promised,
+            ) = before
             if self._session.open:
                 self._session.undo()
             raise
@@ -134,19 +153,35 @@ class Transaction:
     def bear(self, moves: Sequence[Move]) -> None:
         """A birth and what follows it at once, arrow by arrow: one row for all of them, written with the last event."""
         for before, after in pairwise(moves):
-            if (before.subject, before.target, before.version + 1) != (after.subject, after.source, after.version):
-                raise InvalidConfig("these moves do not follow each other", context={"subject": after.subject})
+            if (before.subject, before.target, before.version + 1) != (
+                after.subject,
+                after.source,
+                after.version,
+            ):
+                raise InvalidConfig(
+                    "these moves do not follow each other", context={"subject": after.subject}
+                )
             if before.machine.follow(before.source, before.target, before.reason).event is not None:
-                raise InvalidConfig("only the last of them may have an event", context={"subject": after.subject})
+                raise InvalidConfig(
+                    "only the last of them may have an event", context={"subject": after.subject}
+                )
         self._move(moves[-1], moves[:-1])
 
     def through(self, moves: Sequence[Move]) -> Event | None:
         """Arrows that lead through states nobody may find: every event is there, the row only knows the last."""
         for before, after in pairwise(moves):
-            if (before.subject, before.target, before.version + 1) != (after.subject, after.source, after.version):
-                raise InvalidConfig("these moves do not follow each other", context={"subject": after.subject})
+            if (before.subject, before.target, before.version + 1) != (
+                after.subject,
+                after.source,
+                after.version,
+            ):
+                raise InvalidConfig(
+                    "these moves do not follow each other", context={"subject": after.subject}
+                )
             if before.target not in before.machine.transient:
-                raise InvalidConfig(f"{before.target} is not passed through", context={"subject": after.subject})
+                raise InvalidConfig(
+                    f"{before.target} is not passed through", context={"subject": after.subject}
+                )
             self._tell(before)
         return self._move(moves[-1], moves[:-1])
 
@@ -158,7 +193,9 @@ class Transaction:
         context = self._context(context_of(move.subject), move.actor)
         event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move))
         target = f"{move.target}:{move.reason or ''}"
-        self.write_together([linked, *self._posts(event, arrow.event, move.subject, move.version + 1, target)])
+        self.write_together(
+            [linked, *self._posts(event, arrow.event, move.subject, move.version + 1, target)]
+        )
 
     def _move(self, move: Move, before: Sequence[Move]) -> Event | None:
         arrow = move.machine.follow(move.source, move.target, move.reason)
@@ -176,7 +213,10 @@ class Transaction:
         if move.session is not None:
             # The session's copy comes first: both say where it stands there.
             parent = check_stream(f"session:{move.session}")
-            detail |= {"parent_stream_id": parent, "parent_seq": self._heads.head(parent, self).seq + 1}
+            detail |= {
+                "parent_stream_id": parent,
+                "parent_seq": self._heads.head(parent, self).seq + 1,
+            }
             posted, linked = self._link(parent, move.machine.name, arrow.event, context, detail)
             self.write_together([linked])
         if move.opens:
@@ -184,7 +224,9 @@ class Transaction:
         event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
         target = move.about or f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
-        self.write_together([linked, self._state(subject, move, version, event.position, before), *posts])
+        self.write_together(
+            [linked, self._state(subject, move, version, event.position, before), *posts]
+        )
         return event
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
@@ -225,7 +267,14 @@ class Transaction:
         row = (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_)
         return event, Write("move.event", _INSERT_EVENT, row)
 
-    def _state(self, subject: Subject, move: Move, version: int, position: int | None, before: Sequence[Move]) -> Write:
+    def _state(
+        self,
+        subject: Subject,
+        move: Move,
+        version: int,
+        position: int | None,
+        before: Sequence[Move],
+    ) -> Write:
         """The write of a state column: the only one there is. Without an event the row keeps its last one's place."""
         if before:
             merged: dict[str, Any] = {}
@@ -258,7 +307,10 @@ class Transaction:
             return []
         key = dedupe_key(name, subject, seq, target)
         told = [sink for sink, wanted in self._sinks.items() if wanted is None or name in wanted]
-        return [Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key)) for sink in told]
+        return [
+            Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key))
+            for sink in told
+        ]
 
 
 def dedupe_key(event: str, subject: str, seq: int, target: str) -> bytes:
@@ -284,8 +336,18 @@ def _detail(move: Move) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _insert_sql(subject: Subject, columns: tuple[str, ...]) -> str:
-    names = (subject.key, subject.state, "version", "position", "created_at", "updated_at", *columns)
-    return f"INSERT INTO {subject.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    names = (
+        subject.key,
+        subject.state,
+        "version",
+        "position",
+        "created_at",
+        "updated_at",
+        *columns,
+    )
+    return (
+        f"INSERT INTO {subject.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    )
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,18 @@ Work = Callable[[Transaction], T]
 class _Slot:
     """One caller's work and what came of it."""
 
-    __slots__ = ("alone", "batch", "done", "error", "last_event", "result", "taken", "thread", "wake", "work")
+    __slots__ = (
+        "alone",
+        "batch",
+        "done",
+        "error",
+        "last_event",
+        "result",
+        "taken",
+        "thread",
+        "wake",
+        "work",
+    )
 
     def __init__(self, work: Work[Any], alone: bool) -> None:
         self.work = work
@@ -60,7 +71,9 @@ class _Spoiled(Exception):
 class Writer:
     """The kernel's only way to write. Holds the tenure under which every commit is fenced."""
 
-    def __init__(self, database: Database, sources: Sources, sinks: Mapping[str, Set[str] | None]) -> None:
+    def __init__(
+        self, database: Database, sources: Sources, sinks: Mapping[str, Set[str] | None]
+    ) -> None:
         self._database = database
         self._session = database.connect(kernel=True)
         self._sources = sources
@@ -178,7 +191,9 @@ class Writer:
         if self._stopped is not None:
             return _fail(batch, StorageError(self._stopped, context={"outcome": "failed"}))
         if self.tenure is None and not batch[0].alone:
-            return _fail(batch, LockLost("this process does not hold the writer lock, so it may not write"))
+            return _fail(
+                batch, LockLost("this process does not hold the writer lock, so it may not write")
+            )
         self._redial()
         guarded, tries = False, 0
         while True:
@@ -208,7 +223,11 @@ class Writer:
         self._heads = Heads()
         if self._committing and self._session.lost:
             # Works that had failed on their own keep their errors; a repeat takes up what is still unknown.
-            undecided = [slot for slot in batch if slot.error is None or isinstance(slot.error, CommitUnknown)]
+            undecided = [
+                slot
+                for slot in batch
+                if slot.error is None or isinstance(slot.error, CommitUnknown)
+            ]
             _keep_errors([slot for slot in batch if slot not in undecided])
             self._resolve(undecided, "interrupted")
         elif self._committing and not self._session.open:
@@ -312,7 +331,9 @@ class Writer:
             session.begin(None)
             if tenure is not None:
                 retire_lock(session, tenure.token)
-            found = [slot.last_event and event_at(session, slot.last_event.position) for slot in slots]
+            found = [
+                slot.last_event and event_at(session, slot.last_event.position) for slot in slots
+            ]
             session.commit()
         except (OncewardError, CommitFailed, Transient):
             return
@@ -347,7 +368,9 @@ def _keep_errors(slots: list[_Slot]) -> None:
 def _lost_all(error: BaseException) -> OncewardError:
     if isinstance(error, OncewardError):
         return error
-    return StorageError("the database gave up the transaction; nothing was written", context={"outcome": "failed"})
+    return StorageError(
+        "the database gave up the transaction; nothing was written", context={"outcome": "failed"}
+    )
 
 
 def _interrupted() -> StorageError:

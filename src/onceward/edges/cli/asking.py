@@ -17,13 +17,17 @@ from onceward.kernel.records import Answer, Request
 class Asked:
     """What came of asking: an answer, or a request that still waits."""
 
-    def __init__(self, request_id: str, answer: Answer | Pending, deliveries: list[Delivery] | None) -> None:
+    def __init__(
+        self, request_id: str, answer: Answer | Pending, deliveries: list[Delivery] | None
+    ) -> None:
         self.request_id = request_id
         self.deliveries = deliveries
         self.pending = isinstance(answer, Pending)
         self.value: dict[str, Any] = {}
         if isinstance(answer, Answer):
-            self.value = {**answer.value, "idempotent_replay": True} if answer.replayed else answer.value
+            self.value = (
+                {**answer.value, "idempotent_replay": True} if answer.replayed else answer.value
+            )
 
 
 def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> Asked:

@@ -20,7 +20,13 @@ from onceward.edges.cli.display import explain, shown
 if TYPE_CHECKING:
     from onceward.engine.glance import Begun
 
-_COLOURS = {"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "RETRY": "yellow", "APPROVAL": "yellow"}
+_COLOURS = {
+    "SUCCESS": "green",
+    "FAILED": "red",
+    "CANCELLED": "red",
+    "RETRY": "yellow",
+    "APPROVAL": "yellow",
+}
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
 _EACH = 5
@@ -56,7 +62,11 @@ class BuildDisplay:
         self._build, self._total = begun.build_id, begun.total
         how = f", {begun.how}" if begun.how else ""
         steps = render.counted(begun.total, "step")
-        self._say(click.style(f"build {begun.build_id}: {render.plain(begun.name)}, {steps}{how}", dim=True))
+        self._say(
+            click.style(
+                f"build {begun.build_id}: {render.plain(begun.name)}, {steps}{how}", dim=True
+            )
+        )
         self._writer.start()
 
     def told(self, said: Mapping[str, Any]) -> None:
@@ -75,7 +85,9 @@ class BuildDisplay:
             self._say("confirmation token, shown once, good for an hour:")
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("untold"):
-            self._say(f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)")
+            self._say(
+                f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)"
+            )
         if outcome.get("next"):
             self._say(f"next: {render.plain(outcome['next'])}")
         self._finish(outcome)
@@ -93,7 +105,11 @@ class BuildDisplay:
             self._done += 1
         if status in _QUIET:
             self._quiet[status] = self._quiet.get(status, 0) + 1
-        if not self._announced(said) and status != "running" and self._quiet.get(status, 0) <= _EACH:
+        if (
+            not self._announced(said)
+            and status != "running"
+            and self._quiet.get(status, 0) <= _EACH
+        ):
             more = " ..." if self._quiet.get(status) == _EACH and self._total > _EACH else ""
             self._say(f"[{self._done}/{self._total}] {step_line(said)}{more}")
 
@@ -105,7 +121,9 @@ class BuildDisplay:
             for line in approval(said, self._build):
                 self._say(line)
         elif said["status"] == "STALE":
-            self._say(f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused")
+            self._say(
+                f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused"
+            )
         else:
             return False
         return True
@@ -127,7 +145,9 @@ class JsonDisplay(BuildDisplay):
     """One JSON object a line on standard output."""
 
     def begun(self, begun: Begun) -> None:
-        self._line({"type": "build", "build_id": begun.build_id, "name": begun.name, "steps": begun.total})
+        self._line(
+            {"type": "build", "build_id": begun.build_id, "name": begun.name, "steps": begun.total}
+        )
         self._writer.start()
 
     def _tell(self, said: Mapping[str, Any]) -> None:
@@ -136,8 +156,15 @@ class JsonDisplay(BuildDisplay):
             about = {"waiting": said["waiting"]} if status == "STOPPING" else {"step": said["step"]}
             self._line({"type": status.lower(), **about})
             return
-        known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(status, status)
-        line = {"type": "step", "step": said["step"], "status": known, "child_id": said.get("child_id") or None}
+        known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(
+            status, status
+        )
+        line = {
+            "type": "step",
+            "step": said["step"],
+            "status": known,
+            "child_id": said.get("child_id") or None,
+        }
         line |= {
             "again": status == "RETRY" or None,
             "text": said.get("text"),
@@ -164,7 +191,9 @@ def step_line(said: Mapping[str, Any]) -> str:
     why = explain(ended.reason, ended.detail) if ended is not None else ""
     if said.get("mistakes"):
         why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
-    word = click.style(_QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET)
+    word = click.style(
+        _QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET
+    )
     return f"{render.plain(said['step'])} {word}{why}{f'  {spent}' if spent else ''}"
 
 
@@ -180,25 +209,42 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
 
 def _stopping(said: Mapping[str, Any], build_id: str) -> str:
     names = said["waiting"]
-    what = ", ".join(render.plain(name) for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+    what = ", ".join(render.plain(name) for name in names[:5]) + (
+        f" and {len(names) - 5} more" if names[5:] else ""
+    )
     return f"stopping {what}; Ctrl-C again waits no longer\ngo on later with: onceward resume {build_id}"
 
 
 def _summary(outcome: Mapping[str, Any]) -> str:
     """How it stands, what was done and what was not, and what that cost."""
     steps = outcome["steps"]
-    words = {"executed": "run", "failed": click.style("failed", fg="red"), "blocked": "blocked by that"}
-    counts = [f"{count:,} {words.get(what, what)}" for what, count in steps.items() if count and what != "total"]
+    words = {
+        "executed": "run",
+        "failed": click.style("failed", fg="red"),
+        "blocked": "blocked by that",
+    }
+    counts = [
+        f"{count:,} {words.get(what, what)}"
+        for what, count in steps.items()
+        if count and what != "total"
+    ]
     left = steps["total"] - sum(count for what, count in steps.items() if what != "total")
     counts += [f"{left:,} not done"] if left and counts else []
-    word, reason = outcome["state"], f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else ""
+    word, reason = (
+        outcome["state"],
+        f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else "",
+    )
     if outcome.get("stopped"):
         word, reason = "STOPPED", " (as asked; it can be resumed)"
     colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow", "STOPPED": "yellow"}.get(word, "red")
     state = click.style(word, fg=colour, bold=True)
     paid, whole = outcome["paid_usd"], outcome["cost_usd"]
     tokens = f" and {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
-    money = f"paid {paid} usd now ({whole}{tokens} in all)" if paid != whole else f"paid {paid} usd{tokens}"
+    money = (
+        f"paid {paid} usd now ({whole}{tokens} in all)"
+        if paid != whole
+        else f"paid {paid} usd{tokens}"
+    )
     if float(outcome["saved_usd"]):
         money += f", {outcome['saved_usd']} usd not paid again"
     total = render.counted(steps["total"], "step")

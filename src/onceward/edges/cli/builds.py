@@ -15,7 +15,14 @@ from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay, build_display
 from onceward.edges.cli.following import follow_build, serves
-from onceward.edges.cli.main import Command, Globals, asking_options, build_argument, pass_globals, wait_option
+from onceward.edges.cli.main import (
+    Command,
+    Globals,
+    asking_options,
+    build_argument,
+    pass_globals,
+    wait_option,
+)
 from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig, Recovery
 
@@ -26,7 +33,9 @@ def _work_options(command: Any) -> Any:
     """What `run` and `resume` share."""
     for option in (
         click.option(
-            "--jobs", type=click.IntRange(1, 1000), help="How many steps run at once [default: the plan's, or 2]."
+            "--jobs",
+            type=click.IntRange(1, 1000),
+            help="How many steps run at once [default: the plan's, or 2].",
         ),
         click.option(
             "--budget",
@@ -35,7 +44,11 @@ def _work_options(command: Any) -> Any:
             metavar="LANE=N",
             help="A limit: usd tokens solver_calls duration_secs.",
         ),
-        click.option("--keep-going", is_flag=True, help="After a failure, carry on with what does not depend on it."),
+        click.option(
+            "--keep-going",
+            is_flag=True,
+            help="After a failure, carry on with what does not depend on it.",
+        ),
         click.option("--no-reuse", is_flag=True, help="Do not take over results of other builds."),
     ):
         command = option(command)
@@ -44,13 +57,27 @@ def _work_options(command: Any) -> Any:
 
 @click.command(cls=Command)
 @click.argument("plan", type=click.Path())
-@click.option("--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost.")
-@click.option("--only", multiple=True, metavar="STAGE[:TARGET]", help="These steps, and what they need.")
-@click.option("--force", is_flag=True, help="Run what is chosen even if its result is there already.")
-@click.option("--set", "config", multiple=True, metavar="KEY=VALUE", help="Another value for a key of the config.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost."
+)
+@click.option(
+    "--only", multiple=True, metavar="STAGE[:TARGET]", help="These steps, and what they need."
+)
+@click.option(
+    "--force", is_flag=True, help="Run what is chosen even if its result is there already."
+)
+@click.option(
+    "--set",
+    "config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value for a key of the config.",
+)
 @_work_options
 @pass_globals
-def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any) -> int:
+def run(
+    given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any
+) -> int:
     """Carry out PLAN, a .toml or .py file, as a new build. What was done before, by content, is not done again.
 
     Makes the workspace if there is none. Exits 0 when all is done, 1 when a step failed, 3 when the budget paused it.
@@ -100,18 +127,38 @@ def run(given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reu
 
 @click.command(cls=Command)
 @build_argument(required=False)
-@click.option("--token", metavar="TOKEN", default="", help="The confirmation token of a paused build.")
-@click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost.")
-@click.option("--fork", is_flag=True, help="If the plan changed: make a new build that reuses what still fits.")
-@click.option("--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again.")
 @click.option(
-    "--accept", "accept", multiple=True, metavar="STEP=FILE", help="Take this step in doubt as done, with FILE."
+    "--token", metavar="TOKEN", default="", help="The confirmation token of a paused build."
+)
+@click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost."
+)
+@click.option(
+    "--fork",
+    is_flag=True,
+    help="If the plan changed: make a new build that reuses what still fits.",
+)
+@click.option(
+    "--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again."
+)
+@click.option(
+    "--accept",
+    "accept",
+    multiple=True,
+    metavar="STEP=FILE",
+    help="Take this step in doubt as done, with FILE.",
 )
 @_work_options
 @pass_globals
 def resume(
-    given: Globals, /, build: str | None, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any
+    given: Globals,
+    /,
+    build: str | None,
+    jobs: int | None,
+    keep_going: bool,
+    no_reuse: bool,
+    **asked: Any,
 ) -> int:
     """Go on with BUILD, which crashed or was paused. Steps with a checkpoint are skipped.
 
@@ -161,7 +208,9 @@ def resume(
     return _leave(display, outcome, signal)
 
 
-def _foresee(given: Globals, name: str, file: Path | None, limits: Mapping[str, int], no_reuse: bool) -> int:
+def _foresee(
+    given: Globals, name: str, file: Path | None, limits: Mapping[str, int], no_reuse: bool
+) -> int:
     """What a resume would do."""
     from onceward import running
     from onceward.edges.cli.forecast import tell
@@ -172,7 +221,9 @@ def _foresee(given: Globals, name: str, file: Path | None, limits: Mapping[str, 
         build = build_named(store, name)
     resolved = running.load_for(workspace, build, plan_file=file)
     running.require_environment(resolved)
-    return tell(given, resolved, limits, reuse=not no_reuse and bool(build.reuse), build_id=build.build_id)
+    return tell(
+        given, resolved, limits, reuse=not no_reuse and bool(build.reuse), build_id=build.build_id
+    )
 
 
 def _the_one(workspace: Any) -> str:
@@ -188,10 +239,13 @@ def _the_one(workspace: Any) -> str:
     if found:
         ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5])
         give_up = Recovery("or give one up", f"onceward abandon {found[-1]['build_id']}", "medium")
-        raise InvalidConfig(f"name the build: {ways}", context={"field": "build"}, recovery=[give_up])
+        raise InvalidConfig(
+            f"name the build: {ways}", context={"field": "build"}, recovery=[give_up]
+        )
     running = [b["build_id"] for b in builds if b["state"] == "ACTIVE"]
     raise InvalidConfig(
-        f"{running[0]} is running" if running else "no build waits to be resumed", context={"field": "build"}
+        f"{running[0]} is running" if running else "no build waits to be resumed",
+        context={"field": "build"},
     )
 
 
@@ -218,7 +272,9 @@ def _bring(workspace: Any, files: Mapping[str, Path]) -> dict[str, Any]:
 
 def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
     display.result(outcome)
-    return signal if signal and outcome["state"] in ("CRASHED", "ACTIVE") else _EXITS[outcome["state"]]
+    return (
+        signal if signal and outcome["state"] in ("CRASHED", "ACTIVE") else _EXITS[outcome["state"]]
+    )
 
 
 def _accepted(texts: Sequence[str]) -> dict[str, Path]:
@@ -228,16 +284,22 @@ def _accepted(texts: Sequence[str]) -> dict[str, Path]:
         places = [at for at, letter in enumerate(text) if letter == "="]
         pairs = [(text[:at], Path(text[at + 1 :]).expanduser()) for at in places if text[at + 1 :]]
         if not pairs:
-            raise InvalidConfig(f"--accept takes STEP=FILE, not {text[:60]!a}", context={"field": "--accept"})
+            raise InvalidConfig(
+                f"--accept takes STEP=FILE, not {text[:60]!a}", context={"field": "--accept"}
+            )
         step, file = next((pair for pair in pairs if pair[1].is_file()), pairs[0])
         if step in found:
-            raise InvalidConfig(f"--accept names {step[:60]!a} twice", context={"field": "--accept"})
+            raise InvalidConfig(
+                f"--accept names {step[:60]!a} twice", context={"field": "--accept"}
+            )
         found[step] = file
     return found
 
 
 def build_table(builds: Sequence[dict[str, Any]]) -> None:
-    rows = [(b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in builds]
+    rows = [
+        (b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in builds
+    ]
     render.table(("build", "plan", "state", "usd", "begun (UTC)"), rows)
 
 
@@ -280,7 +342,9 @@ def confirm(given: Globals, build: str) -> int:
         click.echo("The kernel has not answered yet; when it does, this token is good:", err=True)
         render.say(secret)
     else:
-        click.echo(f"good until {asked.value['expires_at'][:19]} UTC; resume with --token", err=True)
+        click.echo(
+            f"good until {asked.value['expires_at'][:19]} UTC; resume with --token", err=True
+        )
         render.say(secret)
     return 3 if asked.pending else 0
 
@@ -288,7 +352,9 @@ def confirm(given: Globals, build: str) -> int:
 @click.command(cls=Command)
 @build_argument()
 @click.argument("step")
-@click.option("--digest", required=True, metavar="D", help="Of exactly what flows into the step, as shown.")
+@click.option(
+    "--digest", required=True, metavar="D", help="Of exactly what flows into the step, as shown."
+)
 @click.option("--refuse", is_flag=True, help="Refuse it: the step fails.")
 @click.option("--note", default="", metavar="TEXT", help="Why, for the record.")
 @asking_options
@@ -313,4 +379,6 @@ def _say_decided(answer: dict[str, Any]) -> None:
 def abandon(given: Globals, build: str, failed: bool) -> int:
     """Give BUILD up for good. What it finished stays, and other builds may reuse it."""
     asked = ask(given, "builds.abandon", {"build": build, "failed": failed})
-    return tell(given, asked, lambda answer: render.say(f"{answer['build_id']} is {answer['state']}"))
+    return tell(
+        given, asked, lambda answer: render.say(f"{answer['build_id']} is {answer['state']}")
+    )

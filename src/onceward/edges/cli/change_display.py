@@ -21,7 +21,12 @@ _STEPS = {
 }
 _MOST = 20
 _COLOURS = {
-    **{"verified_complete": "green", "cut_applied": "cyan", "reviewed_approved": "cyan", "review_pending": "yellow"},
+    **{
+        "verified_complete": "green",
+        "cut_applied": "cyan",
+        "reviewed_approved": "cyan",
+        "review_pending": "yellow",
+    },
     **{"reviewed_rejected": "red", "verify_failed_escalated": "red", "stuck": "red"},
 }
 
@@ -33,13 +38,22 @@ def status_of(status: str) -> str:
 def show_change(found: Mapping[str, Any]) -> None:
     say, status = render.say, status_of
     click.echo(f"{click.style(found['entry_id'], bold=True)}  {status(found['status'])}")
-    say(render.plain(f"by {found['author']}, into {found['target']}: {found['reason'] or '(no reason given)'}"))
-    say(f"manifest {found['manifest']}" + (f", revision {found['revision']}" if found["revision"] > 1 else ""))
+    say(
+        render.plain(
+            f"by {found['author']}, into {found['target']}: {found['reason'] or '(no reason given)'}"
+        )
+    )
+    say(
+        f"manifest {found['manifest']}"
+        + (f", revision {found['revision']}" if found["revision"] > 1 else "")
+    )
     for unit in found["units"][:_MOST]:
         sign = "+" if "before" not in unit else "-" if "after" not in unit else "~"
         say(render.plain(f"  {sign} {unit['path']}"))
     if len(found["units"]) > _MOST:
-        say(f"  and {len(found['units']) - _MOST:,} more: onceward change diff {found['entry_id']} --stat")
+        say(
+            f"  and {len(found['units']) - _MOST:,} more: onceward change diff {found['entry_id']} --stat"
+        )
     if "check" in found:
         say(render.plain(f"its own check: {shlex.join(found['check'])}"))
     for one in found.get("depends_on", ()):
@@ -48,14 +62,20 @@ def show_change(found: Mapping[str, Any]) -> None:
         say(f"asks about {found['escalates']}, which failed its verification")
     for one in found.get("decisions", ()):
         why = f": {one['reason']}" if one["reason"] else ""
-        say(render.plain(f"{one['decided_at'][:19]}  {one['reviewer']} said {one['decision']}{why}"))
+        say(
+            render.plain(f"{one['decided_at'][:19]}  {one['reviewer']} said {one['decision']}{why}")
+        )
     if "lacks" in found:
         say(render.plain(f"still lacks: {found['lacks']}"))
     for one in found.get("change_sets", ()):
         say(f"{one['change_set_id']}  {one['kind']} by {one['executor']}: {status(one['status'])}")
     for one in found.get("results", ()):
-        word = click.style("passed", fg="green") if one["passed"] else click.style("failed", fg="red")
-        say(f"{one['verify_result_id']}  {word}, found by {render.plain(one['verifier'])}{_wrong(one['detail'])}")
+        word = (
+            click.style("passed", fg="green") if one["passed"] else click.style("failed", fg="red")
+        )
+        say(
+            f"{one['verify_result_id']}  {word}, found by {render.plain(one['verifier'])}{_wrong(one['detail'])}"
+        )
     for one in found.get("escalations", ()):
         say(f"escalated: {one}")
     if "waits_for" in found:
@@ -66,7 +86,15 @@ def show_change(found: Mapping[str, Any]) -> None:
 
 def change_table(found: Sequence[Mapping[str, Any]]) -> None:
     rows = [
-        (c["entry_id"], c["status"], c["author"], c["target"], c["created_at"][:16], c["reason"][:60]) for c in found
+        (
+            c["entry_id"],
+            c["status"],
+            c["author"],
+            c["target"],
+            c["created_at"][:16],
+            c["reason"][:60],
+        )
+        for c in found
     ]
     render.table(("change", "status", "author", "target", "marked (UTC)", "reason"), rows)
 
@@ -101,7 +129,9 @@ class CutDisplay:
             else:
                 why = said.get("why", {})
                 click.secho(
-                    f"  {said['step']}: {render.plain(why.get('message', why.get('reason', '')))}", fg="red", err=True
+                    f"  {said['step']}: {render.plain(why.get('message', why.get('reason', '')))}",
+                    fg="red",
+                    err=True,
                 )
 
     def end(self, found: Mapping[str, Any], signal: int) -> int:
@@ -113,7 +143,9 @@ class CutDisplay:
             render.say(f"{found['entry_id']} {how}; the same command goes on with it")
         else:
             files = render.counted(len(found["units"]), "file")
-            render.say(f"{found['entry_id']} is {click.style(found['status'], fg='green')}: {files}")
+            render.say(
+                f"{found['entry_id']} is {click.style(found['status'], fg='green')}: {files}"
+            )
             _committed(found)
             if "next" in found:
                 render.say(f"next, by somebody else: {found['next']}")

@@ -19,24 +19,48 @@ from onceward.errors import InvalidConfig
 
 @click.command(cls=Command)
 @click.option("--tree", metavar="DIR", help="A folder as the tree is to become.")
-@click.option("--patch", metavar="FILE", help="A unified diff, such as git diff makes; - for standard input.")
-@click.option("--build", metavar="BUILD", help="What a build made: each file at the path that is its name.")
-@click.option("--stage", "stages", multiple=True, metavar="STAGE", help="With --build: only of these stages.")
-@click.option("--registry", metavar="PLAN", help="A .toml plan for the registry.")
 @click.option(
-    "--base", "--into", "base", metavar="DIR", default=".", help="The tree that is to change [default: here]."
+    "--patch", metavar="FILE", help="A unified diff, such as git diff makes; - for standard input."
 )
 @click.option(
-    "--cutter", metavar="NAME", default="", help="A place of your own instead of a tree; --tree says what goes there."
+    "--build", metavar="BUILD", help="What a build made: each file at the path that is its name."
+)
+@click.option(
+    "--stage", "stages", multiple=True, metavar="STAGE", help="With --build: only of these stages."
+)
+@click.option("--registry", metavar="PLAN", help="A .toml plan for the registry.")
+@click.option(
+    "--base",
+    "--into",
+    "base",
+    metavar="DIR",
+    default=".",
+    help="The tree that is to change [default: here].",
+)
+@click.option(
+    "--cutter",
+    metavar="NAME",
+    default="",
+    help="A place of your own instead of a tree; --tree says what goes there.",
 )
 @click.option("--target", metavar="NAME", default="", help="Which one, for --cutter.")
 @click.option("--delete", multiple=True, metavar="PATH", help="Something that is to go.")
-@click.option("--check", metavar="COMMAND", help="The entry's own check: runs in the tree when it is verified.")
+@click.option(
+    "--check",
+    metavar="COMMAND",
+    help="The entry's own check: runs in the tree when it is verified.",
+)
 @click.option("--reason", default="", metavar="TEXT", help="Why, for whoever reviews it.")
 @click.option("--depends-on", multiple=True, metavar="ENTRY", help="What must be verified first.")
 @click.option("--links", is_flag=True, help="Symbolic links are meant, and stay inside the tree.")
-@click.option("--key", metavar="KEY", help="The same key is the same entry [default: what is proposed, and by whom].")
-@click.option("--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="The same key is the same entry [default: what is proposed, and by whom].",
+)
+@click.option(
+    "--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now."
+)
 @click.option("--stat", is_flag=True, help="Show which files, not every line.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be proposed.")
 @asking_options
@@ -111,7 +135,9 @@ def mark(
     else:
         key = key or changing.key_of(workspace.principal, proposal, depends_on)
         payload |= {"key": key, "depends_on": list(depends_on)}
-    return tell(given, ask(given, "changes.mark", payload), lambda value: _marked(value, bool(revise)))
+    return tell(
+        given, ask(given, "changes.mark", payload), lambda value: _marked(value, bool(revise))
+    )
 
 
 def _require_fitting(
@@ -128,8 +154,14 @@ def _require_fitting(
     for odd, why in (
         (bool(stages) and build is None, "--stage is for --build"),
         (bool(target) and not cutter, "--target is for --cutter"),
-        (bool(depends_on) and revise is not None, "what an entry depends on is said when it is marked, not revised"),
-        (bool(delete) and bool(found) and not cutter, f"--delete stands alone, without {', '.join(found)}"),
+        (
+            bool(depends_on) and revise is not None,
+            "what an entry depends on is said when it is marked, not revised",
+        ),
+        (
+            bool(delete) and bool(found) and not cutter,
+            f"--delete stands alone, without {', '.join(found)}",
+        ),
     ):
         if odd:
             raise click.UsageError(why)
@@ -147,7 +179,9 @@ def _words(text: str | None) -> list[str]:
     try:
         return shlex.split(text) if text else []
     except ValueError as error:
-        raise InvalidConfig(f"--check cannot be read: {error}", context={"field": "--check"}) from None
+        raise InvalidConfig(
+            f"--check cannot be read: {error}", context={"field": "--check"}
+        ) from None
 
 
 def _read(name: str) -> bytes:

@@ -40,7 +40,11 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 
     try:
         with ctx.ensure_object(Globals).workspace().reading() as store:
-            return [one["entry_id"] for one in change_list(store) if one["entry_id"].startswith(incomplete)]
+            return [
+                one["entry_id"]
+                for one in change_list(store)
+                if one["entry_id"].startswith(incomplete)
+            ]
     except OncewardError:
         return []
 
@@ -53,7 +57,11 @@ def sweep(given: Globals, every: str | None) -> int:
     """Bring up for review what was marked or deferred. Each pass is on the record."""
     from onceward.lifecycles.plan_words import duration_of
 
-    pause = duration_of("--every", int(every) if every.isdecimal() else every) if every is not None else 0.0
+    pause = (
+        duration_of("--every", int(every) if every.isdecimal() else every)
+        if every is not None
+        else 0.0
+    )
     while True:
         asked = ask(given, "changes.sweep", {})
         if asked.pending:
@@ -75,10 +83,20 @@ def sweep(given: Globals, every: str | None) -> int:
 
 
 @change.command("list", cls=Command)
-@click.option("--status", "statuses", multiple=True, metavar="STATUS", help="Only these, such as review_pending.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    metavar="STATUS",
+    help="Only these, such as review_pending.",
+)
 @click.option("--author", default="", metavar="NAME", help="Only what somebody proposed.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many.")
-@click.option("--before", default="", metavar="ENTRY", help="Only older than this one, for the next page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many."
+)
+@click.option(
+    "--before", default="", metavar="ENTRY", help="Only older than this one, for the next page."
+)
 @pass_globals
 def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, before: str) -> None:
     """The newest changes and how they stand."""
@@ -88,14 +106,19 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
     odd = [status for status in statuses if status not in CHANGE.persistent]
     if odd:
         raise InvalidConfig(
-            f"{odd[0][:40]!a} is no status; there are {', '.join(CHANGE.persistent)}", context={"field": "--status"}
+            f"{odd[0][:40]!a} is no status; there are {', '.join(CHANGE.persistent)}",
+            context={"field": "--status"},
         )
     with given.workspace().reading() as store:
         found = change_list(store, statuses, author, limit, before)
     if given.json:
         render.document(found)
     elif not found:
-        render.say("No changes.  Next: onceward change mark --tree DIR --base DIR" if not statuses else "None.")
+        render.say(
+            "No changes.  Next: onceward change mark --tree DIR --base DIR"
+            if not statuses
+            else "None."
+        )
     else:
         change_table(found)
         if len(found) == limit:
@@ -150,7 +173,13 @@ def history(given: Globals, entry: str) -> None:
         render.document(found)
         return
     rows = [
-        (h["at"][:19], h.get("from_state", ""), h["to_state"], h["actor"], h["detail"].get("why") or h["reason"])
+        (
+            h["at"][:19],
+            h.get("from_state", ""),
+            h["to_state"],
+            h["actor"],
+            h["detail"].get("why") or h["reason"],
+        )
         for h in found
     ]
     render.table(("when (UTC)", "from", "to", "by", "why"), rows)
@@ -162,10 +191,14 @@ def history(given: Globals, entry: str) -> None:
 @click.option("--defer", "decision", flag_value="defer", help="Not now: it comes up again.")
 @click.option("--reject", "decision", flag_value="reject", help="Never.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
-@click.option("--digest", metavar="D", help="Of exactly what was looked at, as `change diff` shows it.")
+@click.option(
+    "--digest", metavar="D", help="Of exactly what was looked at, as `change diff` shows it."
+)
 @asking_options
 @pass_globals
-def review(given: Globals, entry: str, decision: str | None, reason: str, digest: str | None) -> int:
+def review(
+    given: Globals, entry: str, decision: str | None, reason: str, digest: str | None
+) -> int:
     """Say what is to become of ENTRY: for exactly the bytes it proposes now, and no others.
 
     In a terminal the difference is shown, and the beginning of its digest typed back.
@@ -183,7 +216,11 @@ def review(given: Globals, entry: str, decision: str | None, reason: str, digest
         digest = current
     payload = {"entry": entry_id, "decision": decision, "digest": digest, "reason": reason}
     if workspace.policy.authors_may_review and not given.json:
-        click.secho("note: authors may review their own changes here (authors_may_review)", fg="yellow", err=True)
+        click.secho(
+            "note: authors may review their own changes here (authors_may_review)",
+            fg="yellow",
+            err=True,
+        )
     return tell(given, ask(given, "changes.review", payload), _reviewed)
 
 
@@ -211,7 +248,9 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
         decision = word if word in ("approve", "defer", "reject") else None
     typed = click.prompt(f"to {decision} exactly this, type the first 8 letters of the manifest")
     if len(typed.strip()) < 8 or not current.startswith(typed.strip().lower()):
-        raise InvalidConfig("that is not what was shown; nothing was decided", context={"field": "digest"})
+        raise InvalidConfig(
+            "that is not what was shown; nothing was decided", context={"field": "digest"}
+        )
     return decision, current
 
 
@@ -225,9 +264,13 @@ def _reviewed(value: Mapping[str, Any]) -> None:
 
 @change.command(cls=Command)
 @_entry
-@click.option("--grant", metavar="GRANT", help="For a change of the registry: the grant for exactly its plan.")
 @click.option(
-    "--git-commit", is_flag=True, help="Commit what was changed, and nothing else, naming entry and signatures."
+    "--grant", metavar="GRANT", help="For a change of the registry: the grant for exactly its plan."
+)
+@click.option(
+    "--git-commit",
+    is_flag=True,
+    help="Commit what was changed, and nothing else, naming entry and signatures.",
 )
 @pass_globals
 def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
@@ -242,17 +285,29 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
         order = CutChange(entry=entry, grant=grant, commit=git_commit)
         return follow(
             *(given, "changes.cut", order),
-            lambda store, subject: display.end(change_status(store, subject["entry_id"], workspace.policy), 0),
+            lambda store, subject: display.end(
+                change_status(store, subject["entry_id"], workspace.policy), 0
+            ),
         )
-    found, signal = changing.cut(workspace, entry, grant=grant, told=display.told, commit=git_commit)
+    found, signal = changing.cut(
+        workspace, entry, grant=grant, told=display.told, commit=git_commit
+    )
     return display.end(found, signal)
 
 
 @change.command(cls=Command)
 @_entry
-@click.option("--again", is_flag=True, help="Look again, though it was verified: one more result follows the last.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Look again, though it was verified: one more result follows the last.",
+)
 @click.option("--timeout", metavar="TIME", help="How long its check may take [default: 5m].")
-@click.option("--git-commit", is_flag=True, help="If it passes: commit what was changed, naming entry and signatures.")
+@click.option(
+    "--git-commit",
+    is_flag=True,
+    help="If it passes: commit what was changed, naming entry and signatures.",
+)
 @pass_globals
 def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_commit: bool) -> int:
     """Look at what the cut of ENTRY really left: exactly the approved files, nothing else, and its own check.
@@ -267,16 +322,22 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
     from onceward.lifecycles.plan_words import duration_of
 
     seconds = (
-        duration_of("--timeout", int(timeout) if timeout.isdecimal() else timeout) if timeout is not None else None
+        duration_of("--timeout", int(timeout) if timeout.isdecimal() else timeout)
+        if timeout is not None
+        else None
     )
     workspace = given.workspace()
     if serves(workspace):
         order = VerifyChange(entry=entry, again=again, timeout=seconds, commit=git_commit)
         return follow(
             *(given, "changes.verify", order),
-            lambda store, subject: verified(change_verdict(store, subject["entry_id"], workspace.policy), given.json),
+            lambda store, subject: verified(
+                change_verdict(store, subject["entry_id"], workspace.policy), given.json
+            ),
         )
-    found, signal = changing.verify(workspace, entry, again=again, timeout=seconds, commit=git_commit)
+    found, signal = changing.verify(
+        workspace, entry, again=again, timeout=seconds, commit=git_commit
+    )
     return signal or verified(found, given.json)
 
 
@@ -288,4 +349,8 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
 def abandon(given: Globals, entry: str, reason: str) -> int:
     """Give ENTRY up for good, from wherever it is. What was cut stays; a cut that was cut off is closed first."""
     asked = ask(given, "changes.abandon", {"entry": entry, "reason": reason})
-    return tell(given, asked, lambda value: render.say(f"{value['entry_id']} is {status_of(value['status'])}"))
+    return tell(
+        given,
+        asked,
+        lambda value: render.say(f"{value['entry_id']} is {status_of(value['status'])}"),
+    )

@@ -28,7 +28,9 @@ def cancel(given: Globals, subject: str) -> int:
     elif asked.value.get("build_id"):
         render.say(f"{asked.value['build_id']} is {asked.value['state']}")
     elif asked.value["receipts"]:
-        render.table(("child", "outcome"), [(r["child_id"], r["outcome"]) for r in asked.value["receipts"]])
+        render.table(
+            ("child", "outcome"), [(r["child_id"], r["outcome"]) for r in asked.value["receipts"]]
+        )
     else:
         render.say("Nothing of it is running.")
     return 0
@@ -54,7 +56,9 @@ def list_(given: Globals, owner: str | None) -> None:
         rows = [(e["owner"], e["name"], e["kind"], e["size"], e["sha256"][:12]) for e in found]
         render.table(("owner", "name", "kind", "bytes", "sha256"), rows)
     else:
-        render.say("No artifacts yet." if owner is None else f"{render.plain(owner)} has no artifacts.")
+        render.say(
+            "No artifacts yet." if owner is None else f"{render.plain(owner)} has no artifacts."
+        )
 
 
 @artifacts.command(cls=Command)
@@ -76,9 +80,13 @@ def get(given: Globals, digest: str, file: str) -> None:
     """Write an artifact's bytes into FILE, which must not be there yet."""
     path = Path(file).expanduser()
     if path.exists():
-        raise InvalidConfig(f"{path} is there already; nothing was written", context={"file": str(path)})
+        raise InvalidConfig(
+            f"{path} is there already; nothing was written", context={"file": str(path)}
+        )
     if not path.parent.is_dir():
-        raise InvalidConfig(f"there is no folder {path.parent}; nothing was written", context={"file": str(path)})
+        raise InvalidConfig(
+            f"there is no folder {path.parent}; nothing was written", context={"file": str(path)}
+        )
     fresh = path.with_name(f".{path.name}.new")
     with given.workspace().artifacts() as kept:
         try:
@@ -114,17 +122,23 @@ def gc(given: Globals) -> None:
 @click.option("--tokens", metavar="N")
 @click.option("--solver-calls", metavar="N")
 @click.option("--settled", is_flag=True, help="It is spent already.")
-@click.option("--progress", type=click.IntRange(0, 1000), metavar="N", help="How far, in thousandths.")
+@click.option(
+    "--progress", type=click.IntRange(0, 1000), metavar="N", help="How far, in thousandths."
+)
 @click.option("--note", metavar="TEXT", help="What is going on.")
 @pass_globals
-def report(given: Globals, /, settled: bool, progress: int | None, note: str | None, **lanes: str | None) -> int:
+def report(
+    given: Globals, /, settled: bool, progress: int | None, note: str | None, **lanes: str | None
+) -> int:
     """Inside a child: say what it spends and how far it is. Exits 3 when there is no room for the debit."""
     from onceward import child
     from onceward.errors import BudgetExceeded
 
     spend = {lane: amount for lane, amount in lanes.items() if amount is not None}
     if not spend and progress is None and note is None:
-        raise InvalidConfig("say at least one of --usd, --tokens, --solver-calls, --progress and --note")
+        raise InvalidConfig(
+            "say at least one of --usd, --tokens, --solver-calls, --progress and --note"
+        )
     try:
         child.say(spend=spend, settled=settled, progress=progress, note=note or "")
     except BudgetExceeded as refused:

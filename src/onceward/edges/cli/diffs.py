@@ -10,7 +10,12 @@ import click
 from onceward.edges.cli import render
 from onceward.engine.diffs import FileDiff, Line
 
-_SIGNS = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "renamed": (">", "cyan")}
+_SIGNS = {
+    "added": ("+", "green"),
+    "removed": ("-", "red"),
+    "changed": ("~", "yellow"),
+    "renamed": (">", "cyan"),
+}
 
 
 def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
@@ -21,9 +26,13 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
     for diff in diffs:
         sign, colour = _SIGNS.get(diff.what, ("m", "magenta"))
         counts = f"  {click.style(f'+{diff.added}', fg='green')} {click.style(f'-{diff.removed}', fg='red')}"
-        click.echo(f"{click.style(sign, fg=colour)} {_name(diff)}{counts if diff.added or diff.removed else ''}")
+        click.echo(
+            f"{click.style(sign, fg=colour)} {_name(diff)}{counts if diff.added or diff.removed else ''}"
+        )
     added, removed = sum(diff.added for diff in diffs), sum(diff.removed for diff in diffs)
-    click.echo(f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} more, {removed:,} less")
+    click.echo(
+        f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} more, {removed:,} less"
+    )
 
 
 def show_terms(target: str, check: Sequence[str]) -> None:
@@ -39,7 +48,11 @@ def _name(diff: FileDiff) -> str:
     old = f"{diff.old_path} -> " if diff.old_path else ""
     changed = diff.before_mode and diff.after_mode and diff.before_mode != diff.after_mode
     modes = f" (mode {diff.before_mode} -> {diff.after_mode})" if changed else ""
-    made = f" ({diff.after_mode})" if diff.what == "added" and diff.after_mode not in (None, "644") else ""
+    made = (
+        f" ({diff.after_mode})"
+        if diff.what == "added" and diff.after_mode not in (None, "644")
+        else ""
+    )
     return render.plain(f"{old}{diff.path}{modes}{made}{f' ({diff.note})' if diff.note else ''}")
 
 

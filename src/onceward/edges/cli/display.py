@@ -69,7 +69,9 @@ class Display:
             passed = how.reason == "completed"
             if self._json:
                 detail = dict(how.detail)
-                self._line({"type": "ended", "child_id": child_id, "reason": how.reason, "detail": detail})
+                self._line(
+                    {"type": "ended", "child_id": child_id, "reason": how.reason, "detail": detail}
+                )
             else:
                 self._flush(child_id)
                 self._erase()
@@ -102,7 +104,9 @@ class Display:
             )
             return
         self._erase()
-        spent = ", ".join(_spent(lane) for lane in lanes if lane["total"] or lane["limit"] is not None)
+        spent = ", ".join(
+            _spent(lane) for lane in lanes if lane["total"] or lane["limit"] is not None
+        )
         if spent:
             click.echo(f"spent: {spent}", err=True)
         click.secho(f"more: onceward status {self._session}", dim=True, err=True)
@@ -165,9 +169,15 @@ def _why(how: Ended) -> str:
 def explain(reason: str, detail: Mapping[str, Any]) -> str:
     """Why a child ended as it did, where there is more to say than the reason."""
     if reason == "budget_exceeded" and "lane" in detail:
-        name, total, limit = shown({"lane": detail["lane"], "total": detail["observed"], "limit": detail["limit"]})
-        _, asked, _ = shown({"lane": detail["lane"], "total": detail.get("asked", 0), "limit": None})
-        return f": {name} is at {total} of {limit}" + (f", {asked} more asked" if detail.get("asked") else "")
+        name, total, limit = shown(
+            {"lane": detail["lane"], "total": detail["observed"], "limit": detail["limit"]}
+        )
+        _, asked, _ = shown(
+            {"lane": detail["lane"], "total": detail.get("asked", 0), "limit": None}
+        )
+        return f": {name} is at {total} of {limit}" + (
+            f", {asked} more asked" if detail.get("asked") else ""
+        )
     if detail.get("message"):
         return f": {render.plain(' '.join(str(detail['message']).split()))}"
     if reason not in ("completed", "cancelled") and detail.get("exit") is not None:

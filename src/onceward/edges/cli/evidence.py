@@ -14,7 +14,14 @@ import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
-from onceward.edges.cli.main import Command, Globals, asking_options, complete_build, file_argument, pass_globals
+from onceward.edges.cli.main import (
+    Command,
+    Globals,
+    asking_options,
+    complete_build,
+    file_argument,
+    pass_globals,
+)
 from onceward.errors import NotFound, Recovery
 from onceward.evidence.findings import Findings
 
@@ -23,19 +30,33 @@ _SHOWN = 20
 
 @click.command(cls=Command)
 @click.argument("file", required=False)
-@click.option("--against", "seals", multiple=True, metavar="SEAL", help="A seal kept elsewhere. May be repeated.")
 @click.option(
-    "--key", "trusted", multiple=True, metavar="KEY", help="For a bundle: accept only signatures of this key."
+    "--against",
+    "seals",
+    multiple=True,
+    metavar="SEAL",
+    help="A seal kept elsewhere. May be repeated.",
+)
+@click.option(
+    "--key",
+    "trusted",
+    multiple=True,
+    metavar="KEY",
+    help="For a bundle: accept only signatures of this key.",
 )
 @pass_globals
-def verify(given: Globals, file: str | None, seals: tuple[str, ...], trusted: tuple[str, ...]) -> int:
+def verify(
+    given: Globals, file: str | None, seals: tuple[str, ...], trusted: tuple[str, ...]
+) -> int:
     """Check everything that is recorded against everything else, offline; or a bundle or seal FILE, with nothing else.
 
     Exit 5 where something is wrong: each fault with its rule and its place.
     """
     with progress_bar(given) as progress:
         if file is not None:
-            found = _verify_file(file_argument(file), [file_argument(seal) for seal in seals], trusted, progress)
+            found = _verify_file(
+                file_argument(file), [file_argument(seal) for seal in seals], trusted, progress
+            )
         else:
             if trusted:
                 raise click.UsageError("--key is for a bundle; a workspace knows its keys")
@@ -67,13 +88,16 @@ def _word(what: str, count: int) -> str:
     return what if count != 1 else {"children": "child"}.get(what, what.removesuffix("s"))
 
 
-def _verify_file(path: Path, seals: list[Path], trusted: tuple[str, ...], progress: Any) -> Findings:
+def _verify_file(
+    path: Path, seals: list[Path], trusted: tuple[str, ...], progress: Any
+) -> Findings:
     from onceward.evidence.bundle_check import verify_bundle
     from onceward.evidence.seal import follows, read_receipt
 
     if not path.is_file():
         raise NotFound(
-            f"there is no file {path}", recovery=[Recovery("verify the workspace itself", "onceward verify")]
+            f"there is no file {path}",
+            recovery=[Recovery("verify the workspace itself", "onceward verify")],
         )
     with path.open("rb") as file:
         is_seal = file.read(1) == b"{"
@@ -81,8 +105,12 @@ def _verify_file(path: Path, seals: list[Path], trusted: tuple[str, ...], progre
         return verify_bundle(path, seals=seals, trusted=trusted, progress=progress)
     findings = Findings()
     newer = read_receipt(path.read_bytes(), path.name)
-    findings.notes.append(f"signed by {newer.said['principal']} with the key {newer.envelope.fingerprint}")
-    if trusted and not newer.envelope.fingerprint.startswith(tuple(key.strip().lower() for key in trusted)):
+    findings.notes.append(
+        f"signed by {newer.said['principal']} with the key {newer.envelope.fingerprint}"
+    )
+    if trusted and not newer.envelope.fingerprint.startswith(
+        tuple(key.strip().lower() for key in trusted)
+    ):
         findings.fault("signature", path.name, "nobody who is trusted signed it")
     findings.count("seals")
     findings.count("heads", len(newer.heads))
@@ -121,7 +149,9 @@ def progress_bar(given: Globals) -> Iterator[Callable[[str, int, int], None] | N
 
 @click.command(cls=Command)
 @click.option(
-    "--out", metavar="FILE", help="Keep the seal here too, best on another machine; an older one is replaced."
+    "--out",
+    metavar="FILE",
+    help="Keep the seal here too, best on another machine; an older one is replaced.",
 )
 @asking_options
 @pass_globals
@@ -156,11 +186,15 @@ def seal(given: Globals, out: str | None) -> int:
 @pass_globals
 def export(given: Globals, subject: str, out: str | None, digests: bool) -> None:
     """Write everything that proves a build or session into one file, which needs nothing else to be verified."""
-    path, page = given.workspace().export(subject, file_argument(out).absolute() if out else None, not digests)
+    path, page = given.workspace().export(
+        subject, file_argument(out).absolute() if out else None, not digests
+    )
     if given.json:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        render.document({"file": str(path), "kind": page.kind, "subject": page.subject, "sha256": sha256})
+        render.document(
+            {"file": str(path), "kind": page.kind, "subject": page.subject, "sha256": sha256}
+        )
         return
     render.say(f"{render.plain(path)}: {path.stat().st_size:,} bytes")
     if not page.workspace:

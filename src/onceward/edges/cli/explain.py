@@ -12,7 +12,9 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build)
+@click.argument(
+    "words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build
+)
 @pass_globals
 def explain(given: Globals, words: tuple[str, ...]) -> None:
     """Say what something is, why it is in its state, how it got there, what it waits for, who may act, what it cost,
@@ -29,7 +31,9 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
         render.document(msgspec.to_builtins(found))
         return
     colour = render.STATES.get(found.state)
-    click.echo(f"{click.style(render.plain(found.id), bold=True)}  {click.style(found.state, fg=colour)}")
+    click.echo(
+        f"{click.style(render.plain(found.id), bold=True)}  {click.style(found.state, fg=colour)}"
+    )
     _lines("is", found.what)
     _lines("because", found.why)
     _lines("story", found.story)
@@ -41,7 +45,9 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="[BUILD] STEP", shell_complete=complete_build)
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[BUILD] STEP", shell_complete=complete_build
+)
 @pass_globals
 def why(given: Globals, words: tuple[str, ...]) -> None:
     """Say why a STEP of BUILD, or of the newest build, ran or did not: which of its inputs changed.
@@ -59,7 +65,9 @@ def why(given: Globals, words: tuple[str, ...]) -> None:
         render.document(found)
         return
     state = click.style(found["status"], fg=render.STATES.get(found["status"]))
-    click.echo(f"{click.style(render.plain(found['step']), bold=True)}  {state}  in {found['build_id']}")
+    click.echo(
+        f"{click.style(render.plain(found['step']), bold=True)}  {state}  in {found['build_id']}"
+    )
     _lines("because", found["because"])
     _lines("since", [found["since"]] if "since" in found else [])
 

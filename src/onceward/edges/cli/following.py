@@ -123,7 +123,9 @@ def follow_session(given: Globals, order: Any, shown: Any) -> int:
     try:
         with served.workspace.artifacts() as kept:
             for child_id in children:
-                for name, data in lines_of(kept, Spool(served.workspace.folder / "running"), child_id, True):
+                for name, data in lines_of(
+                    kept, Spool(served.workspace.folder / "running"), child_id, True
+                ):
                     shown.output(child_id, "err" if name == "stderr" else "out", data)
                 ends[child_id] = ended_of(kept.store, child_id)
                 shown.ended(child_id, ends[child_id])
@@ -135,14 +137,18 @@ def follow_session(given: Globals, order: Any, shown: Any) -> int:
     return int(any(end.reason != "completed" for end in ends.values()))
 
 
-def follow(given: Globals, verb: str, order: Any, look: Callable[[Any, Mapping[str, Any]], T]) -> T | int:
+def follow(
+    given: Globals, verb: str, order: Any, look: Callable[[Any, Mapping[str, Any]], T]
+) -> T | int:
     """Work that a server does; answers what `look` makes of how it stands when it is over."""
     served = Served(given, verb, order)
     if served.asked.pending:
         return served.pending()
     if not given.json:
         click.secho(
-            f"asked the server: {render.plain(', '.join(map(str, served.subject.values())))}", dim=True, err=True
+            f"asked the server: {render.plain(', '.join(map(str, served.subject.values())))}",
+            dim=True,
+            err=True,
         )
     try:
         for _ in served.followed():

@@ -17,11 +17,23 @@ from onceward.engine.plans import Resolved
 from onceward.errors import NotFound
 
 _EACH = 40
-_WORDS = {"run": "would run", "reuse": "would be reused", "skip": "would be skipped", "ask": "would ask a person"}
+_WORDS = {
+    "run": "would run",
+    "reuse": "would be reused",
+    "skip": "would be skipped",
+    "ask": "would ask a person",
+}
 _COLOURS = {"run": "cyan", "ask": "yellow"}
 
 
-def tell(given: Globals, resolved: Resolved, limits: Mapping[str, int], *, reuse: bool, build_id: str = "") -> int:
+def tell(
+    given: Globals,
+    resolved: Resolved,
+    limits: Mapping[str, int],
+    *,
+    reuse: bool,
+    build_id: str = "",
+) -> int:
     """Nothing is written, not even a workspace where there is none. What a run would refuse is refused here, too."""
     workspace = given.workspace()
     with ExitStack() as open_:
@@ -31,7 +43,9 @@ def tell(given: Globals, resolved: Resolved, limits: Mapping[str, int], *, reuse
             artifacts = None
         if artifacts is not None and not build_id:
             require_no_doubt(artifacts.store, resolved.plan.name)
-        left = room_left(artifacts.store, build_id, limits) if artifacts is not None else dict(limits)
+        left = (
+            room_left(artifacts.store, build_id, limits) if artifacts is not None else dict(limits)
+        )
         steps = Forecast(resolved, artifacts, reuse=reuse, build_id=build_id).steps()
     counts = {what: sum(step.what == what for step in steps) for what in _WORDS}
     totals = _total(steps)
@@ -76,7 +90,9 @@ def _total(steps: Sequence[Expected]) -> dict[str, int]:
 
 
 def _amounts(estimate: Mapping[str, int]) -> list[tuple[str, str]]:
-    return [shown({"lane": lane, "total": n, "limit": None})[:2] for lane, n in estimate.items() if n]
+    return [
+        shown({"lane": lane, "total": n, "limit": None})[:2] for lane, n in estimate.items() if n
+    ]
 
 
 def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping[str, int]) -> None:
@@ -84,7 +100,15 @@ def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping
     unknown = sum(not step.estimate for step in guessed)
     for lane in sorted(lane for lane, amount in totals.items() if amount):
         name, total, limit = shown({"lane": lane, "total": totals[lane], "limit": limits.get(lane)})
-        beyond = click.style("; it would pause", fg="yellow") if totals[lane] > limits.get(lane, totals[lane]) else ""
-        render.say(f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}")
+        beyond = (
+            click.style("; it would pause", fg="yellow")
+            if totals[lane] > limits.get(lane, totals[lane])
+            else ""
+        )
+        render.say(
+            f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}"
+        )
     if guessed and unknown:
-        render.say(f"no estimate for {render.counted(unknown, 'step')}: say estimate in the plan, or run it once")
+        render.say(
+            f"no estimate for {render.counted(unknown, 'step')}: say estimate in the plan, or run it once"
+        )

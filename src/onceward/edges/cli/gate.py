@@ -29,8 +29,15 @@ def gate() -> None:
 
 @gate.command(cls=Command)
 @click.argument("manifest")
-@click.option("--expect", default="", metavar="HASH", help="The manifest's hash, as somebody kept it elsewhere.")
-@click.option("--page", "page_file", metavar="FILE", help="Write the report as a page for people, too.")
+@click.option(
+    "--expect",
+    default="",
+    metavar="HASH",
+    help="The manifest's hash, as somebody kept it elsewhere.",
+)
+@click.option(
+    "--page", "page_file", metavar="FILE", help="Write the report as a page for people, too."
+)
 @pass_globals
 def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> int:
     """Execute every fixture of MANIFEST three times in fresh processes, and compare with what is locked.
@@ -71,12 +78,18 @@ def _say(found: dict[str, Any]) -> None:
         own = [one for one in found["fixtures"] if one["metric"] == metric]
         good = value >= found["thresholds"][metric]
         said = click.style(f"{value:5.1f}", fg="green" if good else "red")
-        render.say(f"{said}  {metric}  ({sum(one['passed'] for one in own)} of {render.counted(len(own), 'fixture')})")
+        render.say(
+            f"{said}  {metric}  ({sum(one['passed'] for one in own)} of {render.counted(len(own), 'fixture')})"
+        )
         for one in own:
             if not one["passed"]:
                 render.say(f"       {one['fixture']}: {one['reason']}")
                 render.say(f"         {render.plain(one['where'])[:400]}")
-    verdict = "open: every metric is at its threshold" if found["all_passed"] else "closed: it did not pass"
+    verdict = (
+        "open: every metric is at its threshold"
+        if found["all_passed"]
+        else "closed: it did not pass"
+    )
     render.say(f"The gate is {click.style(verdict, fg='green' if found['all_passed'] else 'red')}.")
     render.say(f"{HASH} {found[HASH]} (keep it elsewhere, for --expect)")
 
@@ -106,14 +119,22 @@ def play(given: Globals, fixtures: tuple[str, ...]) -> int:
         _show_lines(fixture, found.lines)
         as_locked = not fixture.expected or found.lines == fixture.expected
         failed = failed or not as_locked
-        said = "" if not fixture.expected else "as locked" if as_locked else _not_as_locked(fixture, found.lines)
+        said = (
+            ""
+            if not fixture.expected
+            else "as locked"
+            if as_locked
+            else _not_as_locked(fixture, found.lines)
+        )
         total = f"{len(found.lines)} lines of transcript, sha256 {found.sha256}"
         render.say(found.error or found.wrong or "; ".join(filter(None, (said, total))))
     return 1 if failed else 0
 
 
 def _not_as_locked(fixture: Fixture, lines: list[str]) -> str:
-    return click.style("not as locked", fg="red") + f": {render.plain(apart(fixture.expected, lines))}"
+    return (
+        click.style("not as locked", fg="red") + f": {render.plain(apart(fixture.expected, lines))}"
+    )
 
 
 def _show_lines(fixture: Fixture, lines: list[str]) -> None:
@@ -164,14 +185,18 @@ def _show_manifest(path: Path) -> None:
         render.say(f"{metric}: {METRICS[metric]}")
         for entry in entries.get(metric, []):
             about = read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture).about
-            render.say(f"  {entry.sha256[:12]}  {entry.fixture.removesuffix('.json'):28s} {render.plain(about)}")
+            render.say(
+                f"  {entry.sha256[:12]}  {entry.fixture.removesuffix('.json'):28s} {render.plain(about)}"
+            )
     render.say(f"{HASH} {manifest_hash(entries)}")
 
 
 def _show_fixture(fixture: Fixture) -> None:
     render.say(f"{fixture.name}: {render.plain(fixture.about)}")
     if fixture.rows:
-        render.say(f"begins with {sum(len(some.rows) for some in fixture.rows)} rows that somebody left")
+        render.say(
+            f"begins with {sum(len(some.rows) for some in fixture.rows)} rows that somebody left"
+        )
     _show_lines(fixture, fixture.expected)
 
 
@@ -212,7 +237,9 @@ def record(
         played_anew = [(own, *lock(fixture, play_in)) for own, fixture in locked(_there(manifest))]
         said = {fresh.name: write(path, own, fresh, played) for own, fresh, played in played_anew}
         if given.json:
-            render.document([{"fixture": name, "changed": changed} for name, changed in said.items()])
+            render.document(
+                [{"fixture": name, "changed": changed} for name, changed in said.items()]
+            )
             return 0
         for name, changed in said.items():
             render.say(f"{name}: {'locked anew' if changed else 'as it was'}")
@@ -225,7 +252,11 @@ def record(
 
         with play_in() as scratch:
             fixture = frozen(fixture, rows_after, scratch)
-    known = next((own for own, one in locked(path) if one.name == fixture.name), None) if path.exists() else None
+    known = (
+        next((own for own, one in locked(path) if one.name == fixture.name), None)
+        if path.exists()
+        else None
+    )
     if metric is None and known is None:
         raise click.UsageError("a fixture that is not in the manifest needs --metric")
     fresh, played = lock(fixture, play_in)
@@ -235,10 +266,18 @@ def record(
     before = {entry.fixture: entry.sha256 for _, entry in _entries(path)}.get(f"{fresh.name}.json")
     write(path, chosen, fresh, played)
     if given.json:
-        render.document({"fixture": fresh.name, "lines": len(played.lines), "sha256": played.sha256})
+        render.document(
+            {"fixture": fresh.name, "lines": len(played.lines), "sha256": played.sha256}
+        )
     else:
-        render.say(f"locked {fresh.name}: {len(fresh.script)} lines of script, sha256 {played.sha256}")
-        idle = [n for n, line in enumerate(fresh.expected[: len(fresh.script)], 1) if '"skipped"' in line]
+        render.say(
+            f"locked {fresh.name}: {len(fresh.script)} lines of script, sha256 {played.sha256}"
+        )
+        idle = [
+            n
+            for n, line in enumerate(fresh.expected[: len(fresh.script)], 1)
+            if '"skipped"' in line
+        ]
         if idle:
             render.say(f"  lines that came to nothing: {', '.join(map(str, idle))}")
         if before is not None and before != played.sha256:
@@ -258,7 +297,10 @@ def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixt
         found = read_fixture(path.read_bytes(), path.name)
         return msgspec.structs.replace(found, name=name or found.name, about=about or found.about)
     if means_file(subject):
-        raise NotFound(f"there is no file {path}", recovery=[Recovery("see what a gate needs", "onceward gate --help")])
+        raise NotFound(
+            f"there is no file {path}",
+            recovery=[Recovery("see what a gate needs", "onceward gate --help")],
+        )
     if name is None:
         raise click.UsageError("a session that ran needs a --name as a fixture")
     (again,) = given.workspace().replay(subject)
@@ -267,11 +309,16 @@ def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixt
             f"{subject} is not what follows from its records, and nothing to lock",
             recovery=[Recovery("see where it differs", f"onceward replay {subject}")],
         )
-    return given.workspace().telling(subject, lambda records, session: told(records, session, name, about or subject))
+    return given.workspace().telling(
+        subject, lambda records, session: told(records, session, name, about or subject)
+    )
 
 
 def _there(name: str) -> Path:
     path = file_argument(name)
     if not path.is_file():
-        raise NotFound(f"there is no file {path}", recovery=[Recovery("see what a gate needs", "onceward gate --help")])
+        raise NotFound(
+            f"there is no file {path}",
+            recovery=[Recovery("see what a gate needs", "onceward gate --help")],
+        )
     return path

@@ -11,7 +11,14 @@ import msgspec
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import Asked, ask, pending, tell
-from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
+from onceward.edges.cli.main import (
+    Command,
+    Globals,
+    Group,
+    asking_options,
+    file_argument,
+    pass_globals,
+)
 from onceward.edges.cli.sagas import json_of
 
 
@@ -22,8 +29,12 @@ def grant() -> None:
 
 def _subject_options(command: Any) -> Any:
     for option in (
-        click.option("--executor", metavar="PRINCIPAL", help="Who is to carry it out [default: you]."),
-        click.option("--input", "given_", metavar="JSON|@FILE", default="null", help="What a saga is given."),
+        click.option(
+            "--executor", metavar="PRINCIPAL", help="Who is to carry it out [default: you]."
+        ),
+        click.option(
+            "--input", "given_", metavar="JSON|@FILE", default="null", help="What a saga is given."
+        ),
     ):
         command = option(command)
     return command
@@ -50,7 +61,14 @@ def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
 
 @grant.command(cls=Command)
 @click.argument("what", metavar="GRANT|FILE")
-@click.option("--for", "lasts", default="1h", show_default=True, metavar="TIME", help="How long: 90s, 15m, 1h, 7d.")
+@click.option(
+    "--for",
+    "lasts",
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="How long: 90s, 15m, 1h, 7d.",
+)
 @_subject_options
 @asking_options
 @pass_globals
@@ -73,14 +91,20 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
         grant_id = drafted.value["grant_id"]
         # The request id, if one was given, is the draft's; the issue is another request.
         given.request_id = f"{given.request_id}.issue" if given.request_id else None
-    asked: Asked = ask(given, "grants.issue", {"grant": grant_id, "scope": scope, "seconds": seconds})
+    asked: Asked = ask(
+        given, "grants.issue", {"grant": grant_id, "scope": scope, "seconds": seconds}
+    )
 
     def say(value: dict[str, Any]) -> None:
         render.say(f"{value['grant_id']}  {value['status']}, for {lasts}, once")
         _say_about(about)
         _say_scope(scope)
-        word = {"assembly": "registry apply", "rollback": "registry rollback run"}.get((about or {}).get("kind", ""))
-        render.say(f"next, by {scope['executor']}: onceward {word or 'saga run'} FILE --grant {value['grant_id']}")
+        word = {"assembly": "registry apply", "rollback": "registry rollback run"}.get(
+            (about or {}).get("kind", "")
+        )
+        render.say(
+            f"next, by {scope['executor']}: onceward {word or 'saga run'} FILE --grant {value['grant_id']}"
+        )
 
     return tell(given, asked, say)
 
@@ -149,14 +173,20 @@ def show(given: Globals, name: str) -> None:
     click.echo(f"{click.style(found['grant_id'], bold=True)}  {found['status']}")
     _say_about(found.get("about"))
     _say_scope(found["scope"])
-    for word, label in (("granter", "given by"), ("expires_at", "until"), ("consumed_by_root", "used by")):
+    for word, label in (
+        ("granter", "given by"),
+        ("expires_at", "until"),
+        ("consumed_by_root", "used by"),
+    ):
         if word in found:
             render.say(f"  {label:16s} {render.plain(found[word])}")
 
 
 def _say_scope(scope: Mapping[str, Any]) -> None:
     for name, value in scope.items():
-        render.say(f"  {name:16s} {render.plain(', '.join(value) if isinstance(value, list | tuple) else value)}")
+        render.say(
+            f"  {name:16s} {render.plain(', '.join(value) if isinstance(value, list | tuple) else value)}"
+        )
 
 
 def _say_about(about: Mapping[str, Any] | None) -> None:
@@ -167,17 +197,27 @@ def _say_about(about: Mapping[str, Any] | None) -> None:
         for value in about["plan"]["value"]:
             also = f", in place of {value['supersedes']}" if value.get("supersedes") else ""
             key = f"{value['operation_code']}@{value['protocol_version']}"
-            render.say(render.plain(f"  + {key}  {value['act_type']}  {value['governing_authority_ref']}{also}"))
+            render.say(
+                render.plain(
+                    f"  + {key}  {value['act_type']}  {value['governing_authority_ref']}{also}"
+                )
+            )
     elif about["kind"] == "rollback":
         for step in about["plan"]["step"]:
-            render.say(render.plain(f"  {step['target']} gives way to {step['successor']} ({step['rollback_ref']})"))
+            render.say(
+                render.plain(
+                    f"  {step['target']} gives way to {step['successor']} ({step['rollback_ref']})"
+                )
+            )
     else:
         render.say(render.plain(f"  input            {json.dumps(about['input'])[:2000]}"))
         for name, action in about["work"]["actions"].items():
             for word in ("do", "undo"):
                 if word in action:
                     what = action[word].get("run") or [f"code {action[word]['function'][:16]}"]
-                    render.say(render.plain(f"  {'' if word == 'do' else 'undo '}{name}: {' '.join(what)}"))
+                    render.say(
+                        render.plain(f"  {'' if word == 'do' else 'undo '}{name}: {' '.join(what)}")
+                    )
 
 
 def _wanted(given: Globals, file: str, executor: str | None, text: str) -> dict[str, Any]:
@@ -186,7 +226,9 @@ def _wanted(given: Globals, file: str, executor: str | None, text: str) -> dict[
 
     workspace = given.workspace()
     subject, value = saga_running.governed(workspace, file_argument(file)), json_of(text)
-    scope = subject.scope(value, workspace.settings.grants.environment, executor or workspace.principal)
+    scope = subject.scope(
+        value, workspace.settings.grants.environment, executor or workspace.principal
+    )
     return {"scope": msgspec.to_builtins(scope), "about": subject.about(value)}
 
 

@@ -27,8 +27,14 @@ def new(given: Globals) -> int:
     workspace = given.workspace()
     with workspace.reading() as store:
         standing = standing_of(store, workspace.keyring, workspace.principal)
-        signer = workspace.keyring.make(workspace.principal, standing.workspace, another=standing.known)
-    said: dict[str, Any] = {"key": signer.key.fingerprint, "principal": workspace.principal, "offer": signer.offer()}
+        signer = workspace.keyring.make(
+            workspace.principal, standing.workspace, another=standing.known
+        )
+    said: dict[str, Any] = {
+        "key": signer.key.fingerprint,
+        "principal": workspace.principal,
+        "offer": signer.offer(),
+    }
     if standing.able:
         return tell(given, ask(given, "keys.add", {"key": signer.offer()}), _say_new)
     if given.json:
@@ -38,12 +44,16 @@ def new(given: Globals) -> int:
     render.say(
         f"made the key {said['key'][:16]} of {render.plain(said['principal'])}. It counts once an admin takes it:"
     )
-    render.say(f"  onceward principals add {shlex.quote(said['principal'])}{role} --key {said['offer']}")
+    render.say(
+        f"  onceward principals add {shlex.quote(said['principal'])}{role} --key {said['offer']}"
+    )
     return 3
 
 
 def _say_new(value: dict[str, Any]) -> None:
-    render.say(f"{render.plain(value['principal'])} acts with the key {value['key'][:16]} from now on.")
+    render.say(
+        f"{render.plain(value['principal'])} acts with the key {value['key'][:16]} from now on."
+    )
 
 
 @keys.command("list", cls=Command)
@@ -59,7 +69,12 @@ def list_(given: Globals) -> None:
         render.document(found)
         return
     rows = [
-        (k["key"][:16], k["principal"], "revoked" if "revoked_seq" in k else "in force", "here" if k["here"] else "")
+        (
+            k["key"][:16],
+            k["principal"],
+            "revoked" if "revoked_seq" in k else "in force",
+            "here" if k["here"] else "",
+        )
         for k in found
     ]
     render.table(("key", "of", "", "file"), rows)
@@ -91,4 +106,8 @@ def show(given: Globals, key: str | None) -> None:
 def revoke(given: Globals, key: str, reason: str) -> int:
     """Let KEY be in force no more, from now on. What it signed before stays signed."""
     asked = ask(given, "keys.revoke", {"key": key.lower(), "reason": reason})
-    return tell(given, asked, lambda value: render.say(f"revoked {value['key'][:16]} of {value['principal']}"))
+    return tell(
+        given,
+        asked,
+        lambda value: render.say(f"revoked {value['key'][:16]} of {value['principal']}"),
+    )

@@ -31,7 +31,13 @@ _STILL_SECONDS = 1.0
 """How long a terminal that stands still is waited for."""
 _WINDOW = 60
 """How many ends the rate is taken from."""
-_WORDS = {"SUCCESS": "done", "SKIPPED": "skipped", "REUSED": "reused", "FAILED": "failed", "CANCELLED": "failed"}
+_WORDS = {
+    "SUCCESS": "done",
+    "SKIPPED": "skipped",
+    "REUSED": "reused",
+    "FAILED": "failed",
+    "CANCELLED": "failed",
+}
 
 
 class _Terminal(Console):
@@ -85,9 +91,17 @@ class StageBar:
         failed, whole = self.counts.get("failed", 0), self.over == self.total
         colour = "red" if failed else "green" if whole else "cyan"
         bar = ProgressBar(
-            *(self.total, self.over), width=30, complete_style=colour, finished_style=colour, style="bright_black"
+            *(self.total, self.over),
+            width=30,
+            complete_style=colour,
+            finished_style=colour,
+            style="bright_black",
         )
-        notes = [f"{self.counts[word]:,} {word}" for word in ("skipped", "reused", "failed") if self.counts.get(word)]
+        notes = [
+            f"{self.counts[word]:,} {word}"
+            for word in ("skipped", "reused", "failed")
+            if self.counts.get(word)
+        ]
         return (
             Text(render.plain(self.name), style="" if self.done else "bright_black", no_wrap=True),
             bar,
@@ -102,7 +116,9 @@ class LiveDisplay(BuildDisplay):
     def __init__(self) -> None:
         super().__init__()
         self._console = _Terminal(file=sys.stderr, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(
+            console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
         self._paint = threading.RLock()
         """One at a time: a line above and a new picture must not cross."""
         self._asked: dict[str, str] = {}
@@ -195,11 +211,15 @@ class LiveDisplay(BuildDisplay):
         hidden = len(self._bars) - len(bars)
         if hidden:
             what = "more" if last else "done or yet to come"
-            lines.append(Text(f"and {render.counted(hidden, 'stage')} {what}", style="bright_black"))
+            lines.append(
+                Text(f"and {render.counted(hidden, 'stage')} {what}", style="bright_black")
+            )
         for step, text in asked:
             words = f"  ? {render.plain(step)} waits for a person: {render.plain(text)}"
             lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
-        for at_work in sorted(busy, key=lambda b: -b.seconds)[: max(1, room - len(bars) - len(asked) - 2)]:
+        for at_work in sorted(busy, key=lambda b: -b.seconds)[
+            : max(1, room - len(bars) - len(asked) - 2)
+        ]:
             lines.append(_at_work(at_work, self._console.size.width))
         lines.append(self._money(bool(busy)))
         return Group(*lines)
@@ -214,10 +234,14 @@ class LiveDisplay(BuildDisplay):
 
     def _money(self, working: bool) -> Text:
         parts = [render.duration(int(time.monotonic() - self._at))]
-        lanes = {name: lane for name, lane in self._lanes.items() if lane.total or lane.limit is not None}
+        lanes = {
+            name: lane for name, lane in self._lanes.items() if lane.total or lane.limit is not None
+        }
         for lane in sorted(lanes.values(), key=lambda lane: lane.lane, reverse=True):
             if lane.lane != "duration_secs" or lane.limit is not None:
-                name, total, limit = shown({"lane": lane.lane, "total": lane.total, "limit": lane.limit})
+                name, total, limit = shown(
+                    {"lane": lane.lane, "total": lane.total, "limit": lane.limit}
+                )
                 parts.append(f"{total}{f' of {limit}' if limit else ''} {name}")
         left = sum(bar.total - bar.over for bar in self._bars.values())
         if len(self._ends) > 2 and working:

@@ -29,7 +29,10 @@ def list_(given: Globals) -> None:
     if given.json:
         render.document(found)
     elif found:
-        rows = [(e["target"], e["liveness"], e.get("pid", "-"), e.get("createdAt", "-"), e["why"]) for e in found]
+        rows = [
+            (e["target"], e["liveness"], e.get("pid", "-"), e.get("createdAt", "-"), e["why"])
+            for e in found
+        ]
         render.table(("target", "holder", "pid", "since", "why"), rows)
     else:
         render.say("No targets are locked.")
@@ -54,7 +57,9 @@ def show(given: Globals, target: str) -> None:
 
 @locks.command(cls=Command)
 @click.argument("target")
-@click.option("--yes", "nonce", metavar="NONCE", help="Do not ask; the claim's nonce, as `show` prints it.")
+@click.option(
+    "--yes", "nonce", metavar="NONCE", help="Do not ask; the claim's nonce, as `show` prints it."
+)
 @asking_options
 @pass_globals
 def clear(given: Globals, target: str, nonce: str | None) -> int:

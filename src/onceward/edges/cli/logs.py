@@ -11,7 +11,13 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 
 
 @click.command(cls=Command)
-@click.argument("words", nargs=-1, required=True, metavar="[BUILD|SAGA] STEP|CHILD", shell_complete=complete_build)
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="[BUILD|SAGA] STEP|CHILD",
+    shell_complete=complete_build,
+)
 @click.option("--follow", "-f", "follow", is_flag=True, help="Go on until it has ended.")
 @pass_globals
 def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
@@ -37,7 +43,9 @@ def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
         for name, data in lines_of(kept, Spool(workspace.folder / "running"), child_id, follow):
             nothing = False
             if given.json:
-                render.document({"child_id": child_id, "log": name, "text": data.decode("utf-8", "replace")})
+                render.document(
+                    {"child_id": child_id, "log": name, "text": data.decode("utf-8", "replace")}
+                )
                 continue
             to = sys.stderr if name == "stderr" else sys.stdout
             to.buffer.write(data)

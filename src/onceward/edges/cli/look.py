@@ -17,7 +17,9 @@ from onceward.errors import InvalidConfig, NotFound
 @pass_globals
 def version(given: Globals) -> None:
     """Print the version."""
-    render.document({"version": __version__}) if given.json else render.say(f"onceward {__version__}")
+    render.document({"version": __version__}) if given.json else render.say(
+        f"onceward {__version__}"
+    )
 
 
 @click.command(cls=Command)
@@ -57,13 +59,19 @@ def canon(given: Globals, file: str, digest: bool) -> None:
     try:
         data = sys.stdin.buffer.read() if file == "-" else _read(file)
     except OSError as error:
-        raise InvalidConfig(f"cannot read {file}: {error.strerror}", context={"file": file}) from None
+        raise InvalidConfig(
+            f"cannot read {file}: {error.strerror}", context={"file": file}
+        ) from None
     try:
         data = canonical(parse(data))
     except InvalidConfig as error:
-        raise InvalidConfig(f"{file}: {error.message}", context={"file": file, **error.context}) from None
+        raise InvalidConfig(
+            f"{file}: {error.message}", context={"file": file, **error.context}
+        ) from None
     if digest:
-        render.document({"sha256": sha256_hex(data)}) if given.json else render.say(sha256_hex(data))
+        render.document({"sha256": sha256_hex(data)}) if given.json else render.say(
+            sha256_hex(data)
+        )
         return
     sys.stdout.buffer.write(data + b"\n")
     sys.stdout.buffer.flush()

@@ -34,7 +34,10 @@ COMMANDS = {
     "saga": ("sagas", "work that must reach several places: done, or stopped and undone"),
     "grant": ("grants", "an authority for exactly one thing, used once"),
     "registry": ("registry", "operations that mean one thing for ever, by version"),
-    "change": ("changes", "what is proposed, as it was approved, once, and checked by somebody else"),
+    "change": (
+        "changes",
+        "what is proposed, as it was approved, once, and checked by somebody else",
+    ),
     "logs": ("logs", "print what a step or child said"),
     "output": ("output", "write what a build made into a folder"),
     "why": ("explain", "why a step ran, or did not"),
@@ -104,7 +107,9 @@ def complete_build(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
     try:
         with ctx.ensure_object(Globals).workspace().reading() as store:
-            return [b["build_id"] for b in build_list(store) if b["build_id"].startswith(incomplete)]
+            return [
+                b["build_id"] for b in build_list(store) if b["build_id"].startswith(incomplete)
+            ]
     except OncewardError:
         return []
 
@@ -153,7 +158,13 @@ def global_options(*, outermost: bool = False) -> list[click.Option]:
             callback=_keep("principal"),
             help="Act as this principal [default: you].",
         ),
-        click.Option(["--json"], is_flag=True, expose_value=False, callback=_keep("json"), help="Answer in JSON."),
+        click.Option(
+            ["--json"],
+            is_flag=True,
+            expose_value=False,
+            callback=_keep("json"),
+            help="Answer in JSON.",
+        ),
     ]
 
 
@@ -226,7 +237,9 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"onceward.edges.cli.{COMMANDS[cmd_name][0]}")
         # A command whose name is also Python's own stands under it with an underscore.
-        found: click.Command = getattr(module, f"{cmd_name}_" if hasattr(builtins, cmd_name) else cmd_name)
+        found: click.Command = getattr(
+            module, f"{cmd_name}_" if hasattr(builtins, cmd_name) else cmd_name
+        )
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -292,7 +305,9 @@ def _system_error(failure: OSError, as_json: bool) -> int:
 
     if failure.filename is None:
         render.problem(
-            "EXECUTION_FAILED", f"the command ran, but its answer could not be written: {failure.strerror}", as_json
+            "EXECUTION_FAILED",
+            f"the command ran, but its answer could not be written: {failure.strerror}",
+            as_json,
         )
         return 1
     render.problem("INVALID_CONFIG", f"{failure.strerror}: {failure.filename}", as_json)

@@ -26,9 +26,14 @@ def status(given: Globals) -> None:
     if given.json:
         render.document(found)
     elif not found:
-        render.say("No sinks are configured. Add a [[sink]] to onceward.toml to have events delivered.")
+        render.say(
+            "No sinks are configured. Add a [[sink]] to onceward.toml to have events delivered."
+        )
     else:
-        rows = [(s["sink"], s["waiting"], s["parked"], s.get("oldest", "-"), s.get("last_error", "-")) for s in found]
+        rows = [
+            (s["sink"], s["waiting"], s["parked"], s.get("oldest", "-"), s.get("last_error", "-"))
+            for s in found
+        ]
         render.table(("sink", "waiting", "parked", "oldest", "last error"), rows)
 
 
@@ -43,15 +48,24 @@ def flush(given: Globals) -> int:
     failures = [d for d in asked.deliveries or () if d.failed]
     if given.json:
         told = [
-            {"sink": d.sink, "delivered": d.delivered, "failed": d.failed, "last_error": d.last_error}
+            {
+                "sink": d.sink,
+                "delivered": d.delivered,
+                "failed": d.failed,
+                "last_error": d.last_error,
+            }
             for d in asked.deliveries or ()
         ]
         render.document({**asked.value, "sinks": told})
     elif asked.deliveries is None:
-        render.say(f"{render.counted(asked.value['due'], 'event')} due; the live kernel delivers them now.")
+        render.say(
+            f"{render.counted(asked.value['due'], 'event')} due; the live kernel delivers them now."
+        )
     else:
         sent = sum(d.delivered for d in asked.deliveries)
         render.say(f"delivered {sent} of {asked.value['due']} due.")
         for delivery in failures:
-            render.say(render.plain(f"  {delivery.sink}: {delivery.failed} failed: {delivery.last_error}"))
+            render.say(
+                render.plain(f"  {delivery.sink}: {delivery.failed} failed: {delivery.last_error}")
+            )
     return 1 if failures else 0

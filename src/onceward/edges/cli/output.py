@@ -12,7 +12,9 @@ from onceward.edges.cli.main import Command, Globals, build_argument, file_argum
 
 @click.command(cls=Command)
 @build_argument(required=False)
-@click.option("--project", metavar="NAME", default="output", show_default=True, help="What it is kept under.")
+@click.option(
+    "--project", metavar="NAME", default="output", show_default=True, help="What it is kept under."
+)
 @click.option("--to", "to", metavar="DIR", help="Write it as this new folder instead.")
 @pass_globals
 def output(given: Globals, build: str | None, project: str, to: str | None) -> None:
@@ -39,7 +41,9 @@ def output(given: Globals, build: str | None, project: str, to: str | None) -> N
         )
         return
     render.say(f"{render.plain(written.folder)}")
-    render.say(f"{render.counted(written.files, 'file')}, {render.counted(written.bytes, 'byte')}, verified")
+    render.say(
+        f"{render.counted(written.files, 'file')}, {render.counted(written.bytes, 'byte')}, verified"
+    )
     render.say(f"manifest {written.manifest_sha256}")
     there = shlex.quote(str(written.folder))
     render.say(f"look at it: {render.plain(there)}/handoff.html (or HANDOFF.md)")

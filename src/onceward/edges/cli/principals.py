@@ -38,7 +38,12 @@ def list_(given: Globals) -> None:
 @principals.command(cls=Command)
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="May be repeated.")
-@click.option("--key", default="", metavar="OFFER", help="A key of theirs, as `keys new` or `keys show` printed it.")
+@click.option(
+    "--key",
+    default="",
+    metavar="OFFER",
+    help="A key of theirs, as `keys new` or `keys show` printed it.",
+)
 @asking_options
 @pass_globals
 def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
@@ -51,7 +56,13 @@ def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
 
 @principals.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--take", "roles", multiple=True, type=click.Choice(ROLES), help="Take a role away. May be repeated.")
+@click.option(
+    "--take",
+    "roles",
+    multiple=True,
+    type=click.Choice(ROLES),
+    help="Take a role away. May be repeated.",
+)
 @asking_options
 @pass_globals
 def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
@@ -67,7 +78,9 @@ def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
             render.table(("role", "may"), [(role, ALLOWS[role]) for role in ROLES])
         return 0
     if roles:
-        return tell(given, ask(given, "principals.take", {"name": name, "roles": sorted(set(roles))}), _say)
+        return tell(
+            given, ask(given, "principals.take", {"name": name, "roles": sorted(set(roles))}), _say
+        )
     with given.workspace().reading() as store:
         found = principal_named(store, name)
     if given.json:

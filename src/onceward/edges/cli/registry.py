@@ -39,29 +39,46 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
     if given.json:
         render.document(found)
         return int(bool(found["objections"]))
-    click.secho(f"{found['plan']} into the collection {found['collection']} ({found['collection_is']})", bold=True)
+    click.secho(
+        f"{found['plan']} into the collection {found['collection']} ({found['collection_is']})",
+        bold=True,
+    )
     for value in found["values"]:
         also = f", in place of {value['supersedes']}" if value.get("supersedes") else ""
-        render.say(render.plain(f"  + {value['value']}  {value['act_type']}  {value['governing_authority_ref']}{also}"))
+        render.say(
+            render.plain(
+                f"  + {value['value']}  {value['act_type']}  {value['governing_authority_ref']}{also}"
+            )
+        )
     render.say("a grant must name:")
     for name, value in found["scope"].items():
-        render.say(render.plain(f"  {name:16s} {', '.join(value) if isinstance(value, list | tuple) else value}"))
+        render.say(
+            render.plain(
+                f"  {name:16s} {', '.join(value) if isinstance(value, list | tuple) else value}"
+            )
+        )
     for why in found["objections"]:
         click.echo(f"{click.style('against it:', fg='red')} {render.plain(why)}")
     if found["objections"]:
         return 1
     if grant is None:
-        render.say(f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT")
+        render.say(
+            f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT"
+        )
         render.say(f"then: onceward registry apply {file} --grant GRANT")
     else:
-        render.say(f"nothing stands against it; carry it out: onceward registry apply {file} --grant {grant}")
+        render.say(
+            f"nothing stands against it; carry it out: onceward registry apply {file} --grant {grant}"
+        )
     return 0
 
 
 @registry.command(cls=Command)
 @click.argument("file", metavar="PLAN")
 @click.option("--grant", metavar="GRANT", help="The grant that allows exactly this plan.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done, and whether the grant allows it.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only say what would be done, and whether the grant allows it."
+)
 @pass_globals
 def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
     """Bring the values of PLAN into the registry: all of them, or it stops at a named place.
@@ -159,7 +176,11 @@ def check(given: Globals, file: str) -> int:
 
     workspace = given.workspace()
     path = file_argument(file)
-    plan = saga_running.in_file(path, saga_running.to_roll_back, workspace).plan if path.exists() else None
+    plan = (
+        saga_running.in_file(path, saga_running.to_roll_back, workspace).plan
+        if path.exists()
+        else None
+    )
     with workspace.reading() as store:
         verdict = judged(store, plan)
     if given.json:
@@ -170,7 +191,9 @@ def check(given: Globals, file: str) -> int:
         if verdict.why:
             render.say(render.plain(f"  {where}{verdict.why}"))
         if verdict.valid:
-            render.say(f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT")
+            render.say(
+                f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT"
+            )
             render.say(f"then: onceward registry rollback run {file} --grant GRANT")
     return 0 if verdict.valid else 1
 

@@ -67,7 +67,11 @@ def error(failure: OncewardError, as_json: bool) -> None:
         click.echo(json.dumps({"error": failure.document()}, sort_keys=True), err=True)
         return
     colours = colour()
-    click.echo(f"{click.style(failure.code, fg='red', bold=True)}: {plain(failure.message)}", err=True, color=colours)
+    click.echo(
+        f"{click.style(failure.code, fg='red', bold=True)}: {plain(failure.message)}",
+        err=True,
+        color=colours,
+    )
     for way in failure.recovery:
         risk = "" if way.risk == "none" else f"  [risk: {way.risk}]"
         if way.command:
@@ -90,7 +94,9 @@ def problem(code: str, message: str, as_json: bool) -> None:
         told = {"code": code, "message": message, "context": {}, "retryable": False, "recovery": []}
         click.echo(json.dumps({"error": told}, sort_keys=True), err=True)
     else:
-        click.echo(plain(message) if code == "EXECUTION_FAILED" else f"{code}: {plain(message)}", err=True)
+        click.echo(
+            plain(message) if code == "EXECUTION_FAILED" else f"{code}: {plain(message)}", err=True
+        )
 
 
 def colour() -> bool | None:
@@ -109,7 +115,13 @@ def duration(seconds: int) -> str:
     """A time as people say it."""
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+    return (
+        f"{hours}h {minutes:02d}m"
+        if hours
+        else f"{minutes}m {rest:02d}s"
+        if minutes
+        else f"{rest}s"
+    )
 
 
 def counted(number: int, noun: str) -> str:

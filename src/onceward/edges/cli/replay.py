@@ -18,8 +18,12 @@ from onceward.evidence.replay import Replayed, replay_bundle
 
 
 @click.command(cls=Command)
-@click.argument("subject", required=False, metavar="[BUILD|SESSION|BUNDLE]", shell_complete=complete_build)
-@click.option("--runs", type=click.IntRange(1, 100), default=1, show_default=True, help="How often to do it.")
+@click.argument(
+    "subject", required=False, metavar="[BUILD|SESSION|BUNDLE]", shell_complete=complete_build
+)
+@click.option(
+    "--runs", type=click.IntRange(1, 100), default=1, show_default=True, help="How often to do it."
+)
 @pass_globals
 def replay(given: Globals, subject: str | None, runs: int) -> int:
     """Make the order of dispatch, streams, totals and states again, from the records alone, and compare byte by byte.
@@ -50,15 +54,22 @@ def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> l
     if path is not None and path.is_file():
         return [replay_bundle(path, seen) for _ in range(runs)]
     if subject is not None and means_file(subject):
-        raise NotFound(f"there is no file {path}", recovery=[Recovery("see which builds there are", "onceward list")])
+        raise NotFound(
+            f"there is no file {path}",
+            recovery=[Recovery("see which builds there are", "onceward list")],
+        )
     return given.workspace().replay(subject, runs, seen)
 
 
 def _say(found: Replayed, identical: bool, subject: str | None, runs: int) -> None:
-    looked = f"{render.counted(found.events, 'event')} of {render.counted(found.sessions, 'session')}"
+    looked = (
+        f"{render.counted(found.events, 'event')} of {render.counted(found.sessions, 'session')}"
+    )
     often = f" {runs} times" if runs > 1 else ""
     if identical:
-        render.say(f"{click.style('identical', fg='green')}: {looked} made again{often}, byte for byte")
+        render.say(
+            f"{click.style('identical', fg='green')}: {looked} made again{often}, byte for byte"
+        )
         render.say(f"sha256 {found.sha256}")
         return
     render.say(f"{click.style('not identical', fg='red')}: the first difference after {looked}")

@@ -16,14 +16,27 @@ from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.builds import prints_aside
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.following import follow, serves
-from onceward.edges.cli.main import Command, Globals, Group, asking_options, file_argument, pass_globals
+from onceward.edges.cli.main import (
+    Command,
+    Globals,
+    Group,
+    asking_options,
+    file_argument,
+    pass_globals,
+)
 from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig
 
 EXITS = {"done": 0, "stopped": 1, "given up": 1, "stuck": 3, "unfinished": 1, "running": 1}
 """How a command that carried a run ends: 3 where a person must decide."""
 _COLOURS = {
-    **{"done": "green", "stopped": "red", "failed": "red", "stuck": "yellow", "unfinished": "yellow"},
+    **{
+        "done": "green",
+        "stopped": "red",
+        "failed": "red",
+        "stuck": "yellow",
+        "unfinished": "yellow",
+    },
     "given up": "yellow",
 }
 
@@ -35,19 +48,35 @@ def saga() -> None:
 
 def _budget_option(command: Any) -> Any:
     return click.option(
-        "--budget", "budgets", multiple=True, metavar="LANE=N", help="A limit: usd tokens solver_calls duration_secs."
+        "--budget",
+        "budgets",
+        multiple=True,
+        metavar="LANE=N",
+        help="A limit: usd tokens solver_calls duration_secs.",
     )(command)
 
 
 @saga.command(cls=Command)
 @click.argument("file", type=click.Path())
-@click.option("--input", "given_", metavar="JSON|@FILE", default="null", help="What the run is given.")
-@click.option("--root", metavar="ROOT", help="The run's own name: the same root is the same run [default: a new one].")
+@click.option(
+    "--input", "given_", metavar="JSON|@FILE", default="null", help="What the run is given."
+)
+@click.option(
+    "--root",
+    metavar="ROOT",
+    help="The run's own name: the same root is the same run [default: a new one].",
+)
 @click.option("--grant", metavar="GRANT", help="The grant it runs under.")
 @_budget_option
 @pass_globals
 def run(
-    given: Globals, /, file: str, given_: str, root: str | None, grant: str | None, budgets: tuple[str, ...]
+    given: Globals,
+    /,
+    file: str,
+    given_: str,
+    root: str | None,
+    grant: str | None,
+    budgets: tuple[str, ...],
 ) -> int:
     """Carry out the saga that FILE, a .py file, makes. Makes the workspace if there is none.
 
@@ -60,14 +89,18 @@ def run(
 
     limits, value = limits_of(budgets), json_of(given_)
     if root == "":
-        raise InvalidConfig("an empty root is nobody's; leave --root out for a new run", context={"field": "--root"})
+        raise InvalidConfig(
+            "an empty root is nobody's; leave --root out for a new run", context={"field": "--root"}
+        )
     workspace = given.workspace()
     found = saga_in(file_argument(file))
     workspace.ensure()
     display = SagaDisplay(given.json)
     if serves(workspace):
         place = running.place_of(workspace, file_argument(file).absolute())
-        order = RunSaga(file=place, input=value, root=root or "", grant=grant, budget=budget_of(budgets))
+        order = RunSaga(
+            file=place, input=value, root=root or "", grant=grant, budget=budget_of(budgets)
+        )
         return follow(given, "sagas.run", order, display.followed)
     with prints_aside(given.json):
         outcome, signal = saga_running.run(
@@ -83,7 +116,9 @@ def run(
     return display.end(outcome, signal)
 
 
-def _go_on(given: Globals, name: str, file: str | None, budgets: tuple[str, ...], retry: bool) -> int:
+def _go_on(
+    given: Globals, name: str, file: str | None, budgets: tuple[str, ...], retry: bool
+) -> int:
     from onceward import saga_running
     from onceward.engine.work_orders import ResumeSaga
 
@@ -139,7 +174,9 @@ def abandon(given: Globals, run_: str) -> int:
         elif value["at_work"]:
             render.say("the kernel that runs it undoes it now")
         else:
-            render.say(f"what it did is still to be undone: onceward saga resume {value['saga_id']}")
+            render.say(
+                f"what it did is still to be undone: onceward saga resume {value['saga_id']}"
+            )
 
     return tell(given, ask(given, "sagas.abandon", {"saga": run_}), say)
 
@@ -161,7 +198,10 @@ def list_(given: Globals) -> None:
 
 
 def saga_table(found: Sequence[Mapping[str, Any]]) -> None:
-    rows = [(s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19]) for s in found]
+    rows = [
+        (s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19])
+        for s in found
+    ]
     render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
 
 
@@ -179,8 +219,13 @@ def show(given: Globals, run_: str) -> None:
 
 def show_saga(found: Mapping[str, Any]) -> None:
     how = click.style(found["standing"], fg=_COLOURS.get(found["standing"], "cyan"))
-    click.echo(f"{click.style(found['saga_id'], bold=True)}  {render.plain(found['name'])}  {found['state']}  {how}")
-    render.say(f"root {render.plain(found['root'])}" + (f", grant {found['grant_id']}" if "grant_id" in found else ""))
+    click.echo(
+        f"{click.style(found['saga_id'], bold=True)}  {render.plain(found['name'])}  {found['state']}  {how}"
+    )
+    render.say(
+        f"root {render.plain(found['root'])}"
+        + (f", grant {found['grant_id']}" if "grant_id" in found else "")
+    )
     held = "held" if found["lease_held"] else "free"
     render.say(f"lease {render.plain(found['lease'])} ({held})")
     for step in found["steps"]:
@@ -209,7 +254,9 @@ def _reasons(found: Mapping[str, Any]) -> None:
 def _spent(found: Mapping[str, Any], err: bool) -> None:
     lanes = [shown(lane) for lane in found["lanes"] if lane["total"] or lane["limit"] is not None]
     if lanes:
-        said = ", ".join(f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes)
+        said = ", ".join(
+            f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes
+        )
         with suppress(OSError):
             click.echo(f"spent: {said}", err=err)
 
@@ -223,14 +270,27 @@ class SagaDisplay:
 
     def begun(self, run: Any, how: str) -> None:
         if self._json:
-            self._line({"type": "saga", "saga_id": run.saga_id, "name": run.name, "root": run.idempotency_root})
+            self._line(
+                {
+                    "type": "saga",
+                    "saga_id": run.saga_id,
+                    "name": run.name,
+                    "root": run.idempotency_root,
+                }
+            )
             return
         also = {"": "", "over": " (this root has run already)", "resumed": " (resumed)"}[how]
         self._say(click.style(f"saga {render.plain(run.name)}: {run.saga_id}{also}", dim=True))
 
     def told(self, said: Mapping[str, Any]) -> None:
         if self._json:
-            self._line({"type": "step", **{key: said[key] for key in said if key != "why"}, **_reason(said)})
+            self._line(
+                {
+                    "type": "step",
+                    **{key: said[key] for key in said if key != "why"},
+                    **_reason(said),
+                }
+            )
             return
         if said["side"] == "compensation" and not self._undoing:
             self._undoing = True
@@ -239,7 +299,9 @@ class SagaDisplay:
             return
         name = said["step"] if said["side"] == "action" else f"undo {said['step']}"
         colour = {"done": "green", "failed": "red"}.get(said["status"], "yellow")
-        why = "" if said["status"] == "done" else explain(said["why"].get("reason", ""), said["why"])
+        why = (
+            "" if said["status"] == "done" else explain(said["why"].get("reason", ""), said["why"])
+        )
         self._say(f"  {click.style(said['status'], fg=colour)} {render.plain(name)}{why}")
 
     def end(self, outcome: dict[str, Any], signal: int) -> int:
@@ -254,7 +316,9 @@ class SagaDisplay:
                 self._say(click.style(f"  left: {render.plain(left)}", fg="yellow"))
             _spent(outcome, err=True)
             if outcome["standing"] != "done":
-                self._say(f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}")
+                self._say(
+                    f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}"
+                )
         return signal or EXITS[outcome["standing"]]
 
     def followed(self, store: Any, subject: Mapping[str, Any]) -> int:
@@ -282,7 +346,11 @@ def _summary(outcome: Mapping[str, Any]) -> str:
     return {
         "done": f"{click.style('DONE', fg='green')}: {name}",
         "stopped": f"{click.style(state, fg='red')}: {name} stopped"
-        + (" before it changed anything" if state.startswith("ABORT_") else ", and its compensation is done"),
+        + (
+            " before it changed anything"
+            if state.startswith("ABORT_")
+            else ", and its compensation is done"
+        ),
         "given up": f"{click.style(state, fg='yellow')}: {name} was given up; not all of it is undone",
         "stuck": f"{click.style(state, fg='yellow')}: {name} is stuck; a compensation failed and waits for you",
     }.get(outcome["standing"], f"{click.style(state, fg='yellow')}: {name} is not finished")
@@ -293,9 +361,15 @@ def json_of(text: str) -> Any:
     from onceward.kernel.canon import parse
 
     try:
-        data = Path(text[1:]).expanduser().read_bytes() if text.startswith("@") and text != "@-" else text.encode()
+        data = (
+            Path(text[1:]).expanduser().read_bytes()
+            if text.startswith("@") and text != "@-"
+            else text.encode()
+        )
         return parse(sys.stdin.buffer.read() if text == "@-" else data)
     except OSError as error:
-        raise InvalidConfig(f"cannot read {text[1:]}: {error.strerror}", context={"field": "--input"}) from None
+        raise InvalidConfig(
+            f"cannot read {text[1:]}: {error.strerror}", context={"field": "--input"}
+        ) from None
     except InvalidConfig as error:
         raise InvalidConfig(f"--input: {error.message}", context={"field": "--input"}) from None

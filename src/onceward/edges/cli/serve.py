@@ -16,11 +16,31 @@ from onceward.errors import InvalidConfig, NotFound, Recovery
 
 @click.command(cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=7423, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-@click.option("--name", "names", multiple=True, metavar="NAME", help="A name it is reached under. May be repeated.")
-@click.option("--tls-cert", "certificate", metavar="FILE", default="", help="A certificate, to be reached safely.")
+@click.option(
+    "--port",
+    default=7423,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0: any that is free.",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="A name it is reached under. May be repeated.",
+)
+@click.option(
+    "--tls-cert",
+    "certificate",
+    metavar="FILE",
+    default="",
+    help="A certificate, to be reached safely.",
+)
 @click.option("--tls-key", "key", metavar="FILE", default="", help="Its key.")
-@click.option("--without-tls", is_flag=True, help="Listen where others can reach it, and read what is said.")
+@click.option(
+    "--without-tls", is_flag=True, help="Listen where others can reach it, and read what is said."
+)
 @click.option("--open", "open_", is_flag=True, help="Open it in a browser.")
 @pass_globals
 def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> None:
@@ -44,8 +64,14 @@ def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> No
         if given.json:
             render.document({"url": served.url, "state": served.service.state, "link": link})
         else:
-            how = "its kernel" if served.service.state == "kernel" else "a standby of the kernel that lives"
-            render.say(f"serving {workspace.folder.parent} at {served.url} as {how}; Ctrl-C ends it")
+            how = (
+                "its kernel"
+                if served.service.state == "kernel"
+                else "a standby of the kernel that lives"
+            )
+            render.say(
+                f"serving {workspace.folder.parent} at {served.url} as {how}; Ctrl-C ends it"
+            )
             render.say(f"sign in (once, within five minutes): {link}")
         if open_:
             _browse(link)

@@ -20,14 +20,24 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@click.option("--session", metavar="ID", help="Go on in this session: its budgets and its stream [default: a new one].")
+@click.option(
+    "--session",
+    metavar="ID",
+    help="Go on in this session: its budgets and its stream [default: a new one].",
+)
 @click.option("--new", "new", is_flag=True, help="The session may be a new one of that ID.")
 @click.option("--jobs", type=click.IntRange(1, 1000), help="How many run at once [default: 2].")
 @click.option(
-    "--budget", "budgets", multiple=True, metavar="LANE=N", help="Lanes: usd tokens solver_calls duration_secs."
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="LANE=N",
+    help="Lanes: usd tokens solver_calls duration_secs.",
 )
 @click.option("--target", metavar="NAME", help="Hold this target's lock meanwhile.")
-@click.option("--timeout", type=Seconds(), metavar="SECONDS", help="End it after so long [default: no limit].")
+@click.option(
+    "--timeout", type=Seconds(), metavar="SECONDS", help="End it after so long [default: no limit]."
+)
 @click.option(
     "--attempts",
     type=click.IntRange(1, 100),
@@ -35,15 +45,42 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
     show_default=True,
     help="Tries, where it exits with 75, 76 or 77.",
 )
-@click.option("--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="The same, and redact its value everywhere.")
-@click.option("--operation", default="", metavar="CODE@VERSION", help="The registered operation that it is.")
-@click.option("--effect", default="", metavar="ACT", help="The kind of act that it is; the operation must be for it.")
-@click.option("--each", "each", multiple=True, metavar="VALUE", help="Once per VALUE, put in for {} (- reads lines).")
+@click.option(
+    "--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours."
+)
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="The same, and redact its value everywhere.",
+)
+@click.option(
+    "--operation", default="", metavar="CODE@VERSION", help="The registered operation that it is."
+)
+@click.option(
+    "--effect",
+    default="",
+    metavar="ACT",
+    help="The kind of act that it is; the operation must be for it.",
+)
+@click.option(
+    "--each",
+    "each",
+    multiple=True,
+    metavar="VALUE",
+    help="Once per VALUE, put in for {} (- reads lines).",
+)
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_globals
 def spawn(
-    given: Globals, /, session: str | None, new: bool, jobs: int | None, argv: tuple[str, ...], **asked: Any
+    given: Globals,
+    /,
+    session: str | None,
+    new: bool,
+    jobs: int | None,
+    argv: tuple[str, ...],
+    **asked: Any,
 ) -> int:
     """Run ARGV... in the foreground as a child of a session: with budgets, a time limit, a lock and a record.
 
@@ -67,7 +104,9 @@ def spawn(
     new = new or session is None
     session = session or workspace.sources.new_id("ses")
     if not _SESSION.fullmatch(session):
-        raise InvalidConfig(f"{session[:60]!a} is not a session's id", context={"field": "--session"})
+        raise InvalidConfig(
+            f"{session[:60]!a} is not a session's id", context={"field": "--session"}
+        )
     if not new:
         session = workspace.session(session)
     order = Spawn(
@@ -76,17 +115,25 @@ def spawn(
         budget=budget_of(asked["budgets"]),
         jobs=jobs,
         each=tuple(values),
-        **{name: asked[name] for name in ("target", "timeout", "attempts", "env", "secrets", "operation", "effect")},
+        **{
+            name: asked[name]
+            for name in ("target", "timeout", "attempts", "env", "secrets", "operation", "effect")
+        },
     )
     shown = Display(given.json, session, len(values) or 1)
-    works = [msgspec.structs.replace(work, on_output=shown.output) for work in commands_of(order, Path.cwd())]
+    works = [
+        msgspec.structs.replace(work, on_output=shown.output)
+        for work in commands_of(order, Path.cwd())
+    ]
     if serves(workspace):
         return follow_session(given, order, shown)
     stop = threading.Event()
     with Signals(stop, leaving=True) as signals:
         kernel = workspace.kernel()
         try:
-            ended = foreground.run(kernel, session, jobs, limits, works, stop, shown.begun, shown.ended)
+            ended = foreground.run(
+                kernel, session, jobs, limits, works, stop, shown.begun, shown.ended
+            )
         finally:
             kernel.close()
     shown.summary(workspace.spending(session), ended.values())
@@ -103,11 +150,15 @@ def _status(ends: Iterable[Any]) -> int:
 def _values(each: Sequence[str]) -> list[str]:
     found: list[str] = []
     if "-" in each and sys.stdin is None:
-        raise InvalidConfig("--each - reads standard input, and that is closed", context={"field": "--each"})
+        raise InvalidConfig(
+            "--each - reads standard input, and that is closed", context={"field": "--each"}
+        )
     for value in each:
         found += filter(None, sys.stdin.read().splitlines()) if value == "-" else [value]
     if each and not found:
-        raise InvalidConfig("--each - found no lines on standard input", context={"field": "--each"})
+        raise InvalidConfig(
+            "--each - found no lines on standard input", context={"field": "--each"}
+        )
     return found
 
 
@@ -125,7 +176,9 @@ def budget_of(budgets: Sequence[str]) -> dict[str, str]:
     for text in budgets:
         lane, equals, amount = text.partition("=")
         if not equals:
-            raise InvalidConfig(f"--budget takes LANE=N, not {text[:60]!a}", context={"field": "--budget"})
+            raise InvalidConfig(
+                f"--budget takes LANE=N, not {text[:60]!a}", context={"field": "--budget"}
+            )
         if lane in said:
             raise InvalidConfig(f"--budget names {lane[:40]} twice", context={"field": "--budget"})
         said[lane] = amount

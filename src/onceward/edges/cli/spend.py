@@ -18,8 +18,12 @@ _OTHERS = 74
 
 
 @click.command(cls=Command)
-@click.option("--by", type=click.Choice(["build", "stage", "day"]), default="build", show_default=True)
-@click.option("--last", type=click.IntRange(1, 100_000), default=30, show_default=True, help="How many lines.")
+@click.option(
+    "--by", type=click.Choice(["build", "stage", "day"]), default="build", show_default=True
+)
+@click.option(
+    "--last", type=click.IntRange(1, 100_000), default=30, show_default=True, help="How many lines."
+)
 @pass_globals
 def spend(given: Globals, by: str, last: int) -> None:
     """What was spent in this workspace, by build, by stage or by day."""
@@ -58,6 +62,10 @@ def _total(found: dict[str, Any]) -> None:
     for lane in sorted(found["lanes"], reverse=True):
         if lane == "duration_secs":
             continue
-        name, total, limit = shown({"lane": lane, "total": found["lanes"][lane], "limit": found["limits"].get(lane)})
-        said.append(f"{total}{f' of the {limit} that the workspace may spend,' if limit else ''} {name}")
+        name, total, limit = shown(
+            {"lane": lane, "total": found["lanes"][lane], "limit": found["limits"].get(lane)}
+        )
+        said.append(
+            f"{total}{f' of the {limit} that the workspace may spend,' if limit else ''} {name}"
+        )
     render.say(f"in all: {', '.join(said)}" if said else "in all: no money")

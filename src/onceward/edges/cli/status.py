@@ -22,8 +22,15 @@ _EACH = 12
 
 
 @click.command(cls=Command)
-@click.argument("subject", metavar="[BUILD|SAGA|SESSION|CHILD]", required=False, shell_complete=complete_build)
-@click.option("--children", "children", is_flag=True, help="Of a build or saga: its children instead of its steps.")
+@click.argument(
+    "subject", metavar="[BUILD|SAGA|SESSION|CHILD]", required=False, shell_complete=complete_build
+)
+@click.option(
+    "--children",
+    "children",
+    is_flag=True,
+    help="Of a build or saga: its children instead of its steps.",
+)
 @click.option("--all", "everything", is_flag=True, help="Every step, however many.")
 @pass_globals
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
@@ -35,7 +42,11 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
 
     with given.workspace().reading() as store:
         if subject is None:
-            sessions = [s for s in session_list(store) if not s["session_id"].startswith(("bld_", "sga_", "vfy_"))]
+            sessions = [
+                s
+                for s in session_list(store)
+                if not s["session_id"].startswith(("bld_", "sga_", "vfy_"))
+            ]
             builds, sagas = build_list(store, 10), saga_list(store, 10)
             changes = change_list(store, tuple(WAITING), limit=10)
         elif subject.startswith("sga_") and not children:
@@ -51,7 +62,9 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             render.document(found) if given.json else _session(found)
             return
     if given.json:
-        render.document({"builds": builds, "changes": changes, "sagas": sagas, "sessions": sessions})
+        render.document(
+            {"builds": builds, "changes": changes, "sagas": sagas, "sessions": sessions}
+        )
     else:
         _newest(builds, sagas, sessions, changes)
 
@@ -69,7 +82,10 @@ def _newest(
     if sagas:
         saga_table(sagas)
     if sessions:
-        rows = [(s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"]) for s in sessions]
+        rows = [
+            (s["session_id"], s["created_at"][:19], s["children"], s["open"], s["failed"])
+            for s in sessions
+        ]
         render.table(("session", "opened", "children", "open", "failed"), rows)
     if changes:
         change_table(changes)
@@ -102,8 +118,15 @@ def _stage_line(stage: str, steps: Sequence[dict[str, Any]]) -> str:
     cost = sum(to_micros(step.get("cost_usd", "0.00")) for step in steps)
     paid = f"  {to_usd(cost)} usd" if cost else ""
     seconds = sum(step.get("seconds", 0) for step in steps)
-    took = f"  {render.duration(int(seconds)) if seconds >= 10 else f'{seconds:.1f}s'}" if seconds else ""
-    name, far = click.style(render.plain(stage), bold=True), click.style(f"{done}/{len(steps)}", fg=colour)
+    took = (
+        f"  {render.duration(int(seconds)) if seconds >= 10 else f'{seconds:.1f}s'}"
+        if seconds
+        else ""
+    )
+    name, far = (
+        click.style(render.plain(stage), bold=True),
+        click.style(f"{done}/{len(steps)}", fg=colour),
+    )
     return f"{name}  {far}{paid}{took}"
 
 
@@ -129,7 +152,11 @@ def _step_line(step: dict[str, Any], width: int) -> str:
     tries = f"{step['attempts']} tries" if step.get("attempts", 1) > 1 else ""
     took = f"{step['seconds']:.1f}s" if "seconds" in step else ""
     paid = step.get("cost_usd", "")
-    word = click.style(f"{step['status']:9s}", fg=render.STATES.get(step["status"]), dim=step["status"] == "waiting")
+    word = click.style(
+        f"{step['status']:9s}",
+        fg=render.STATES.get(step["status"]),
+        dim=step["status"] == "waiting",
+    )
     cells = (paid if paid != "0.00" else "", took, tries, render.plain(left or why[:80]))
     rest = "  ".join(cell for cell in cells if cell)
     return f"{render.plain(step['target']):{width}s}  {word} {rest}".rstrip()
@@ -142,12 +169,17 @@ def _lanes(found: dict[str, Any]) -> None:
 
 
 def _session(found: dict[str, Any]) -> None:
-    render.say(f"session {found['session_id']}, {found['max_active_children']} at once, opened {found['created_at']}")
+    render.say(
+        f"session {found['session_id']}, {found['max_active_children']} at once, opened {found['created_at']}"
+    )
     _lanes(found)
     rows = []
     for child in found["children"]:
         work = " ".join(child["work"].get("argv", [])) or child["work"].get("function", "")
-        spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in child["spent"].items())
+        spent = " ".join(
+            "=".join(shown({"lane": k, "total": v, "limit": None})[:2])
+            for k, v in child["spent"].items()
+        )
         rows.append((child["child_id"], _how(child), child["attempt"], spent or "-", work[:60]))
     if rows:
         render.table(("child", "how", "try", "spent", "work"), rows)
@@ -157,8 +189,14 @@ def _how(child: dict[str, Any]) -> str:
     """A child's state in a word, and why."""
     if child["phase"] != "terminal":
         return (
-            "cancelling" if "cancel_request_id" in child else {"started": "running"}.get(child["phase"], child["phase"])
+            "cancelling"
+            if "cancel_request_id" in child
+            else {"started": "running"}.get(child["phase"], child["phase"])
         )
     detail = child.get("detail", {})
-    word = "stopped" if detail.get("stopped") else {"completed": "passed"}.get(child["reason"], child["reason"])
+    word = (
+        "stopped"
+        if detail.get("stopped")
+        else {"completed": "passed"}.get(child["reason"], child["reason"])
+    )
     return f"{word}{explain(child['reason'], detail)}"[:70]

@@ -20,7 +20,13 @@ def tokens() -> None:
 
 
 @tokens.command(cls=Command)
-@click.option("--for", "lasting", default="30d", show_default=True, help="How long it is good, like 12h or 30d.")
+@click.option(
+    "--for",
+    "lasting",
+    default="30d",
+    show_default=True,
+    help="How long it is good, like 12h or 30d.",
+)
 @click.option("--note", default="", help="What it is for.")
 @asking_options
 @pass_globals
@@ -31,7 +37,9 @@ def new(given: Globals, lasting: str, note: str) -> int:
 
     seconds = int(duration_of("--for", int(lasting) if lasting.isdecimal() else lasting))
     token = f"{SIGN}{given.workspace().sources.secret()}"
-    asked = ask(given, "tokens.new", {"token_hash": hash_of(token), "seconds": seconds, "note": note})
+    asked = ask(
+        given, "tokens.new", {"token_hash": hash_of(token), "seconds": seconds, "note": note}
+    )
     # Shown even while the kernel has not answered: it is nowhere else.
     asked.value = {**asked.value, "token": token}
     if asked.pending and not given.json:
@@ -60,7 +68,13 @@ def list_(given: Globals) -> None:
         render.document(found)
         return
     rows = [
-        (one["token_id"], one["principal"], one["state"], one["expires_at"][:16].replace("T", " "), one["note"])
+        (
+            one["token_id"],
+            one["principal"],
+            one["state"],
+            one["expires_at"][:16].replace("T", " "),
+            one["note"],
+        )
         for one in found
     ]
     render.table(("token", "of", "", "until", "for"), rows)

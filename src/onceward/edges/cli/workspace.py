@@ -19,7 +19,9 @@ def init(given: Globals) -> None:
     # Opening it once makes whoever runs this its admin; a live kernel has done that already.
     workspace.engine().close()
     if given.json:
-        render.document({"workspace": str(workspace.folder), "made": made, "principal": workspace.principal})
+        render.document(
+            {"workspace": str(workspace.folder), "made": made, "principal": workspace.principal}
+        )
         return
     if not made:
         render.say(f"The workspace {render.plain(workspace.folder)} is already there.")
@@ -50,7 +52,9 @@ def doctor(given: Globals) -> int:
     failed = [check for check in checks if check.status == "fail"]
     status = 5 if any(check.name == "evidence" for check in failed) else bool(failed)
     if given.json:
-        listed = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
+        listed = [
+            {"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks
+        ]
         render.document({"ok": not failed, "checks": listed})
         return int(status)
     render.table(("check", "", "found"), [(c.name, c.status, c.detail) for c in checks])
@@ -68,12 +72,16 @@ def migrate(given: Globals, check: bool) -> None:
     workspace = given.workspace()
     done = workspace.pending_migrations() if check else workspace.migrate()
     if given.json:
-        render.document({"pending" if check else "applied": [f"{m.number:04d}_{m.name}" for m in done]})
+        render.document(
+            {"pending" if check else "applied": [f"{m.number:04d}_{m.name}" for m in done]}
+        )
         return
     if not done:
         render.say("The store is up to date.")
     for migration in done:
-        render.say(f"{'would apply' if check else 'applied'} {migration.number:04d}_{migration.name}")
+        render.say(
+            f"{'would apply' if check else 'applied'} {migration.number:04d}_{migration.name}"
+        )
 
 
 @click.command(cls=Command)
@@ -86,7 +94,9 @@ def backup(given: Globals, file: str) -> None:
     workspace = given.workspace()
     store = workspace.store()
     try:
-        made = write_backup(store, file_argument(file).absolute(), workspace.new_file, workspace.old_file)
+        made = write_backup(
+            store, file_argument(file).absolute(), workspace.new_file, workspace.old_file
+        )
     finally:
         store.close()
     if given.json:
@@ -95,7 +105,9 @@ def backup(given: Globals, file: str) -> None:
     render.say(
         f"{render.plain(made['file'])}: {made['rows']:,} rows, {render.counted(made['events'], 'event')}, verified."
     )
-    render.say(f"Keys and artifacts are files: copy {render.plain(workspace.folder)}/keys and /artifacts, too.")
+    render.say(
+        f"Keys and artifacts are files: copy {render.plain(workspace.folder)}/keys and /artifacts, too."
+    )
 
 
 @click.command(cls=Command)
@@ -114,4 +126,6 @@ def restore(given: Globals, file: str) -> None:
     keys = workspace.folder / "keys"
     if not keys.is_dir():
         render.say(f"Bring your key files into {render.plain(keys)} before you act here.")
-    render.say(f"restored {done['rows']:,} rows and {events} from {render.plain(done['file'])}, verified.")
+    render.say(
+        f"restored {done['rows']:,} rows and {events} from {render.plain(done['file'])}, verified."
+    )

@@ -81,7 +81,9 @@ class Session(msgspec.Struct):
 class Doors:
     """Every way to be let in, all of them gone with this process."""
 
-    def __init__(self, service: Service, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, service: Service, port: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._service, self._clock = service, clock
         self.cookie = COOKIE.format(port=port)
         self._codes: dict[str, tuple[str, float, str]] = {}
@@ -139,7 +141,11 @@ class Doors:
         hashed = sha256_hex(cookie.encode())
         with self._mutex:
             found = self._sessions.get(hashed)
-        if found is None or found.until <= self._clock() or self._bearer(found.token) != found.principal:
+        if (
+            found is None
+            or found.until <= self._clock()
+            or self._bearer(found.token) != found.principal
+        ):
             raise Refused("the session is over; sign in again")
         return self._with_a_role(Caller(found.principal, hashed, found.csrf, found.token))
 
@@ -158,7 +164,9 @@ class Doors:
 
     def require_header(self, caller: Caller, csrf: str) -> None:
         """A browser shows that it is our own page that asks."""
-        if caller.session and not hmac.compare_digest(caller.csrf.encode(), csrf.encode("utf-8", "replace")):
+        if caller.session and not hmac.compare_digest(
+            caller.csrf.encode(), csrf.encode("utf-8", "replace")
+        ):
             raise Forbidden("this does not come from a page of this server")
 
     def _redeem(self, code: str) -> str:
@@ -197,11 +205,15 @@ class Origins:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return "this server is not known under that name"
-        if len(origins) > 1 or (origins and origins[0].lower() not in {f"{self.scheme}://{h}" for h in self.hosts}):
+        if len(origins) > 1 or (
+            origins and origins[0].lower() not in {f"{self.scheme}://{h}" for h in self.hosts}
+        ):
             return "this comes from a page of somebody else"
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin"):
-            visiting = method in ("GET", "HEAD") and page and headers.get("sec-fetch-mode") == "navigate"
+            visiting = (
+                method in ("GET", "HEAD") and page and headers.get("sec-fetch-mode") == "navigate"
+            )
             if not visiting:
                 return "this comes from a page of somebody else"
         return ""

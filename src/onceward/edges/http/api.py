@@ -42,7 +42,14 @@ _SERVER: Final = (
         public=True,
         kind="signin",
     ),
-    act("server", "/signout", "signOut", "end a browser's session", takes=reads.Nothing, kind="signout"),
+    act(
+        "server",
+        "/signout",
+        "signOut",
+        "end a browser's session",
+        takes=reads.Nothing,
+        kind="signout",
+    ),
     act(
         "server",
         "/codes",
@@ -68,10 +75,24 @@ _SERVER: Final = (
         shapes.Overview,
         lambda c: overview(c.store),
     ),
-    look("server", "/metrics", "metrics", "numbers for Prometheus", str, reads.metrics, kind="text"),
-    look("server", "/doctor", "doctor", "everything looked over, and what to fix", shapes.Doctor, reads.examined),
     look(
-        "server", "/error-codes", "listErrorCodes", "every error code and what it means", list[shapes.Code], reads.codes
+        "server", "/metrics", "metrics", "numbers for Prometheus", str, reads.metrics, kind="text"
+    ),
+    look(
+        "server",
+        "/doctor",
+        "doctor",
+        "everything looked over, and what to fix",
+        shapes.Doctor,
+        reads.examined,
+    ),
+    look(
+        "server",
+        "/error-codes",
+        "listErrorCodes",
+        "every error code and what it means",
+        list[shapes.Code],
+        reads.codes,
     ),
     look(
         "server",
@@ -107,7 +128,9 @@ _WORK: Final = (
         "showCosts",
         "what a build spent over time, by lane",
         list[shapes.Curve],
-        lambda c: spent_over_time(c.store, build_reading.build_named(c.store, c.path["build"]).build_id),
+        lambda c: spent_over_time(
+            c.store, build_reading.build_named(c.store, c.path["build"]).build_id
+        ),
     ),
     look(
         "builds",
@@ -117,7 +140,13 @@ _WORK: Final = (
         shapes.Said,
         lambda c: why(c.store, build_of(c.store, c.path["build"]), c.path["step"]),
     ),
-    act("builds", "/builds", "runBuild", "run a plan that is in the workspace's folder", "builds.run"),
+    act(
+        "builds",
+        "/builds",
+        "runBuild",
+        "run a plan that is in the workspace's folder",
+        "builds.run",
+    ),
     act("builds", "/builds/{build}/resume", "resumeBuild", "go on with a build", "builds.resume"),
     act(
         "builds",

@@ -54,7 +54,16 @@ EVIDENCE: Final = (
         query=reads.After,
         kind="stream",
     ),
-    look("events", "/events", "followAll", "every event as it comes", str, None, query=reads.After, kind="stream"),
+    look(
+        "events",
+        "/events",
+        "followAll",
+        "every event as it comes",
+        str,
+        None,
+        query=reads.After,
+        kind="stream",
+    ),
     look(
         "evidence",
         "/explain",
@@ -91,7 +100,14 @@ EVIDENCE: Final = (
         query=reads.Whole,
         kind="bundle",
     ),
-    act("evidence", "/seals", "seal", "sign the heads of all streams", takes=reads.Seal, act=reads.seal),
+    act(
+        "evidence",
+        "/seals",
+        "seal",
+        "sign the heads of all streams",
+        takes=reads.Seal,
+        act=reads.seal,
+    ),
     look(
         "gate",
         "/gate",
@@ -117,7 +133,13 @@ EVIDENCE: Final = (
         list[shapes.Principal],
         lambda c: reading.principal_list(c.store),
     ),
-    act("principals", "/principals", "addPrincipal", "add somebody, or give them roles", "principals.add"),
+    act(
+        "principals",
+        "/principals",
+        "addPrincipal",
+        "add somebody, or give them roles",
+        "principals.add",
+    ),
     act("principals", "/principals/{name}/take", "takeRoles", "take roles away", "principals.take"),
     look(
         "keys",
@@ -128,7 +150,13 @@ EVIDENCE: Final = (
         lambda c: reading.key_list(c.store, c.workspace.keyring),
     ),
     act("keys", "/keys", "addKey", "make a key of your own known", "keys.add"),
-    act("keys", "/keys/{key}/revoke", "revokeKey", "let a key be good for nothing from now on", "keys.revoke"),
+    act(
+        "keys",
+        "/keys/{key}/revoke",
+        "revokeKey",
+        "let a key be good for nothing from now on",
+        "keys.revoke",
+    ),
     look(
         "tokens",
         "/tokens",
@@ -137,8 +165,16 @@ EVIDENCE: Final = (
         list[shapes.Token],
         lambda c: token_list(c.store),
     ),
-    act("tokens", "/tokens", "newToken", "make a token of your own known by its hash", "tokens.new"),
-    act("tokens", "/tokens/{token}/revoke", "revokeToken", "let a token be good for nothing", "tokens.revoke"),
+    act(
+        "tokens", "/tokens", "newToken", "make a token of your own known by its hash", "tokens.new"
+    ),
+    act(
+        "tokens",
+        "/tokens/{token}/revoke",
+        "revokeToken",
+        "let a token be good for nothing",
+        "tokens.revoke",
+    ),
     look(
         "outbox",
         "/outbox",

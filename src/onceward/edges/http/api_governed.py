@@ -54,7 +54,13 @@ GOVERNED: Final = (
         lambda c: saga_reading.grant_named(c.store, c.path["grant"]),
     ),
     act("grants", "/grants", "draftGrant", "draft a grant", "grants.draft"),
-    act("grants", "/grants/{grant}/issue", "issueGrant", "issue a grant, all of it signed", "grants.issue"),
+    act(
+        "grants",
+        "/grants/{grant}/issue",
+        "issueGrant",
+        "issue a grant, all of it signed",
+        "grants.issue",
+    ),
     act("grants", "/grants/{grant}/revoke", "revokeGrant", "revoke a grant", "grants.revoke"),
     act("grants", "/expire-grants", "expireGrants", "mark what has run out", "grants.expire"),
     look(
@@ -91,7 +97,11 @@ GOVERNED: Final = (
         "the queue of changes",
         list[governed.Change],
         lambda c: change_reading.change_list(
-            c.store, [c.query.status] if c.query.status else [], c.query.author, c.query.limit, c.query.before
+            c.store,
+            [c.query.status] if c.query.status else [],
+            c.query.author,
+            c.query.limit,
+            c.query.before,
         ),
         query=reads.Some,
     ),
@@ -119,12 +129,34 @@ GOVERNED: Final = (
         list[governed.Arrow],
         lambda c: change_reading.change_history(c.store, c.path["entry"]),
     ),
-    act("changes", "/changes", "markChange", "mark a change whose contents were brought", "changes.mark"),
+    act(
+        "changes",
+        "/changes",
+        "markChange",
+        "mark a change whose contents were brought",
+        "changes.mark",
+    ),
     act("changes", "/sweep", "sweepChanges", "pass over the queue", "changes.sweep"),
     act(
-        "changes", "/changes/{entry}/review", "reviewChange", "approve, defer or reject exactly this", "changes.review"
+        "changes",
+        "/changes/{entry}/review",
+        "reviewChange",
+        "approve, defer or reject exactly this",
+        "changes.review",
     ),
     act("changes", "/changes/{entry}/cut", "cutChange", "cut what was approved", "changes.cut"),
-    act("changes", "/changes/{entry}/verify", "verifyChange", "verify what was cut", "changes.verify"),
-    act("changes", "/changes/{entry}/abandon", "abandonChange", "give a change up", "changes.abandon"),
+    act(
+        "changes",
+        "/changes/{entry}/verify",
+        "verifyChange",
+        "verify what was cut",
+        "changes.verify",
+    ),
+    act(
+        "changes",
+        "/changes/{entry}/abandon",
+        "abandonChange",
+        "give a change up",
+        "changes.abandon",
+    ),
 )

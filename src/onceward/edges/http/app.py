@@ -36,7 +36,10 @@ SAFE: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_UNFIT: Final = {404: NotFound("there is nothing here"), 405: Unfit("that cannot be done here", 405)}
+_UNFIT: Final = {
+    404: NotFound("there is nothing here"),
+    405: Unfit("that cannot be done here", 405),
+}
 _LONG: Final = re.compile(r"\{(step|name)\}")
 """What may have a slash in its name."""
 _ASKING: Final = 32
@@ -62,7 +65,11 @@ class Gate:
                 said = {name for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
-                    *((n.lower().encode(), v.encode()) for n, v in SAFE.items() if n.lower().encode() not in said),
+                    *(
+                        (n.lower().encode(), v.encode())
+                        for n, v in SAFE.items()
+                        if n.lower().encode() not in said
+                    ),
                 ]
             await send(message)
 
@@ -80,14 +87,19 @@ class Gate:
 
 def _overdone(headers: list[tuple[bytes, bytes]]) -> Unfit | None:
     """What is said beside a request: not too much, and of its length in one way only."""
-    if len(headers) > _HEADERS or sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES:
+    if (
+        len(headers) > _HEADERS
+        or sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES
+    ):
         return Unfit("too much is said in the headers", 431)
     if {b"transfer-encoding", b"content-length"} <= {name for name, _ in headers}:
         return Unfit("the length of a body is said in one way only", 400)
     return None
 
 
-def application(service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Special) -> ASGIApp:
+def application(
+    service: Service, doors: Doors, origins: Origins, table: Sequence[Route], special: Special
+) -> ASGIApp:
     """Everything under one roof. Whatever goes wrong is a problem document, and says nothing of how we are made."""
     paths: dict[str, dict[str, Route]] = {}
     for route in table:
@@ -95,10 +107,19 @@ def application(service: Service, doors: Doors, origins: Origins, table: Sequenc
     answering = Answering(service, doors, special)
     served = Starlette(
         routes=[
-            Path(_LONG.sub(r"{\1:path}", path), answering.endpoint(methods), methods=list(methods), name=path)
+            Path(
+                _LONG.sub(r"{\1:path}", path),
+                answering.endpoint(methods),
+                methods=list(methods),
+                name=path,
+            )
             for path, methods in paths.items()
         ],
-        exception_handlers={OncewardError: refusing(special), HTTPException: refusing(special), Exception: _bug},
+        exception_handlers={
+            OncewardError: refusing(special),
+            HTTPException: refusing(special),
+            Exception: _bug,
+        },
     )
     served.router.redirect_slashes = False
     return Gate(served, origins)
@@ -185,7 +206,9 @@ def refusing(special: Special) -> Any:
         if isinstance(error, OncewardError):
             return special.refused(request, error)
         assert isinstance(error, HTTPException)
-        answer = special.refused(request, _UNFIT.get(error.status_code, Unfit("the request does not fit", 400)))
+        answer = special.refused(
+            request, _UNFIT.get(error.status_code, Unfit("the request does not fit", 400))
+        )
         answer.headers.update(error.headers or {})
         return answer
 

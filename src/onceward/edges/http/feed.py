@@ -151,7 +151,9 @@ class Feed:
 
     async def before(self, stream: str | None, after: int) -> AsyncIterator[tuple[int, bytes]]:
         """What came since an id, page by page, each with the last id in it."""
-        while some := await asyncio.to_thread(events_after, self._service.store, stream, after, _TOGETHER):
+        while some := await asyncio.to_thread(
+            events_after, self._service.store, stream, after, _TOGETHER
+        ):
             after, page = some[-1].id_in(stream), b"".join(event.sent(stream) for event in some)
             del some
             yield after, page
@@ -181,7 +183,9 @@ class Feed:
                 beaten = time.monotonic()
             busy = time.thread_time() - busy
             if pieces or beat:
-                busy += self._on_loop(lambda some=everybody, new=pieces, beat=beat: _hand_out(some, new, beat))
+                busy += self._on_loop(
+                    lambda some=everybody, new=pieces, beat=beat: _hand_out(some, new, beat)
+                )
             # With very many who listen, and very much to tell, they are behind rather than in the way of who works.
             self._stop.wait(max(0.0 if more else FEED_SECONDS, busy * FEED_SHARE))
         self._looking.set()
@@ -219,7 +223,9 @@ class Feed:
 class Listening(Response):
     """The answer to somebody who listens: it ends when they go, or are let go of."""
 
-    def __init__(self, feed: Feed, stream: str | None, after: int, allowed: Callable[[], bool]) -> None:
+    def __init__(
+        self, feed: Feed, stream: str | None, after: int, allowed: Callable[[], bool]
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._feed, self._stream, self._after, self._allowed = feed, stream, after, allowed
@@ -279,7 +285,9 @@ def _pieces(streams: set[str | None], events: list[Fed]) -> dict[str | None, Pie
             parts = [event.sent(stream) for event in own]
             starts = [0, *accumulate(map(len, parts))][:-1]
             told = b"".join(parts)
-            found[stream] = Piece([event.id_in(stream) for event in own], starts, told, _framed(told))
+            found[stream] = Piece(
+                [event.id_in(stream) for event in own], starts, told, _framed(told)
+            )
     return found
 
 

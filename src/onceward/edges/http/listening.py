@@ -22,9 +22,7 @@ from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.limits import HTTP_BODY_SECONDS, HTTP_HEAD_SECONDS
 
 _THREADS: Final = 40
-_LATE: Final = (
-    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-)
+_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -96,7 +94,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._told) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self._told) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -149,7 +149,11 @@ class Waiting(H11Protocol):
         if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
             # They have their answer, and what they still may send is not waited for for ever.
             self.loop.call_later(HTTP_BODY_SECONDS, self._close_unread, self.cycle)
-        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+        if (
+            not self.transport.is_closing()
+            and self.conn.their_state is h11.IDLE
+            and self.conn.trailing_data[0]
+        ):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,7 +235,9 @@ def server(app: Any, place: Place) -> Server:
     try:
         config.load()
     except (OSError, ValueError) as error:
-        raise InvalidConfig(f"the certificate or its key cannot be used: {error}", context={"field": "tls"}) from None
+        raise InvalidConfig(
+            f"the certificate or its key cannot be used: {error}", context={"field": "tls"}
+        ) from None
     return Server(config)
 
 

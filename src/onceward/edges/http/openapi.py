@@ -14,7 +14,11 @@ from onceward.edges.http.access import COOKIE, CSRF
 from onceward.edges.http.routes import Route
 
 _REF: Final = "#/components/schemas/{name}"
-_MEDIA: Final = {"stream": "text/event-stream", "text": "text/plain", "bytes": "application/octet-stream"}
+_MEDIA: Final = {
+    "stream": "text/event-stream",
+    "text": "text/plain",
+    "bytes": "application/octet-stream",
+}
 _FILE: Final = {"bundle": "application/x-tar", "upload": "application/octet-stream"}
 
 
@@ -42,7 +46,11 @@ def document(table: tuple[Route, ...]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "`onceward tokens new`"},
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "`onceward tokens new`",
+                },
                 "browser": {
                     "type": "apiKey",
                     "in": "cookie",
@@ -84,7 +92,10 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_path(route: Route) -> list[dict[str, Any]]:
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.parameters]
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.parameters
+    ]
 
 
 def _in_query(route: Route) -> list[dict[str, Any]]:
@@ -104,10 +115,19 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[int, dict[str, Any]]
         content: dict[str, Any] = {media: {}}
         if route.kind == "bytes":
             content["text/plain"] = {}
-            return {200: {"description": "all of it", "content": content}, 206: {"description": "a part of it"}}
+            return {
+                200: {"description": "all of it", "content": content},
+                206: {"description": "a part of it"},
+            }
         return {200: {"description": route.summary, "content": content}}
-    told = {"description": route.summary, "content": {"application/json": {"schema": schemas[repr(route.answer)]}}}
+    told = {
+        "description": route.summary,
+        "content": {"application/json": {"schema": schemas[repr(route.answer)]}},
+    }
     if route.verb or route.act is not None:
         # What a standby forwards may be answered later: asked again with the same id, it is told.
-        return {route.status: told, 202: {**told, "description": f"{route.summary}: taken, and not yet done"}}
+        return {
+            route.status: told,
+            202: {**told, "description": f"{route.summary}: taken, and not yet done"},
+        }
     return {route.status: told}

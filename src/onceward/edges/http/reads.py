@@ -123,7 +123,12 @@ def health(call: Call) -> dict[str, Any]:
 
 def codes(call: Call) -> list[dict[str, Any]]:
     return [
-        {"code": code, "meaning": facts.meaning, "status": facts.http_status, "retryable": facts.retryable}
+        {
+            "code": code,
+            "meaning": facts.meaning,
+            "status": facts.http_status,
+            "retryable": facts.retryable,
+        }
         for code, facts in CODES.items()
     ]
 
@@ -133,14 +138,19 @@ def machines(call: Call) -> list[dict[str, Any]]:
 
 
 def metrics(call: Call) -> str:
-    serving = {"serving_as_kernel": float(call.service.state == "kernel"), "browser_sessions": call.doors.sessions}
+    serving = {
+        "serving_as_kernel": float(call.service.state == "kernel"),
+        "browser_sessions": call.doors.sessions,
+    }
     return numbers(call.store, serving)
 
 
 def examined(call: Call) -> dict[str, Any]:
     with _alone(_verifying):
         checks = doctor.examine_machine(__version__)
-        checks += doctor.examine_store(call.store, call.workspace.settings.sinks(), call.workspace.seal_file)
+        checks += doctor.examine_store(
+            call.store, call.workspace.settings.sinks(), call.workspace.seal_file
+        )
     said = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
     return {"ok": not any(check.status == "fail" for check in checks), "checks": said}
 
@@ -172,16 +182,23 @@ def told(call: Call, of: str) -> dict[str, Any]:
 def verify(call: Call) -> dict[str, Any]:
     """One at a time; given up when the server is to end."""
     with _alone(_verifying):
-        said: dict[str, Any] = call.workspace.verify([], lambda *_: call.service.require_going()).document()
+        said: dict[str, Any] = call.workspace.verify(
+            [], lambda *_: call.service.require_going()
+        ).document()
         return said
 
 
 def replay(call: Call) -> dict[str, Any]:
     with _alone(_verifying):
-        (found,) = call.workspace.replay(call.query.of or None, 1, lambda _: call.service.require_going())
+        (found,) = call.workspace.replay(
+            call.query.of or None, 1, lambda _: call.service.require_going()
+        )
     said = {"identical": found.difference is None, "sha256": found.sha256, "events": found.events}
     said |= {"children": found.children, "sessions": found.sessions}
-    return {**said, **({"first_difference": msgspec.to_builtins(found.difference)} if found.difference else {})}
+    return {
+        **said,
+        **({"first_difference": msgspec.to_builtins(found.difference)} if found.difference else {}),
+    }
 
 
 def foreseen(call: Call) -> dict[str, Any]:
@@ -194,7 +211,9 @@ def clear_lock(call: Call) -> dict[str, Any] | Pending:
     target, nonce = call.path["target"], call.body["nonce"]
     known = call.service.answered(call.principal, "locks.clear", call.body["client_request_id"])
     entry = known["claim"] if known else claim_of(call.workspace.locks, target, nonce)
-    said = asked(call, "locks.clear", {"target": target, "claim": entry}, call.body["client_request_id"])
+    said = asked(
+        call, "locks.clear", {"target": target, "claim": entry}, call.body["client_request_id"]
+    )
     if isinstance(said, Pending):
         return said
     return {"target": target, "outcome": call.workspace.locks.clear(target, entry.get("nonce"))}
@@ -224,9 +243,13 @@ def gate_run(call: Call) -> dict[str, Any]:
                 return known
         manifest = call.workspace.inside(call.body["manifest"])
         if not manifest.is_file():
-            raise NotFound(f"there is no file {call.body['manifest'][:100]!a} in the workspace's folder")
+            raise NotFound(
+                f"there is no file {call.body['manifest'][:100]!a} in the workspace's folder"
+            )
         found = run_gate(manifest, call.body.get("expect", "").strip().lower(), "sqlite")
-        return reports.keep(call.workspace.folder, name, call.body["manifest"], call.store.sources.now(), found)
+        return reports.keep(
+            call.workspace.folder, name, call.body["manifest"], call.store.sources.now(), found
+        )
 
 
 def code(call: Call) -> dict[str, Any]:

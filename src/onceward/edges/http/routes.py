@@ -108,13 +108,29 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return 202 if self.verb in WORKS else 200
 
 
-def look(noun: str, path: str, name: str, summary: str, answer: Any, read: Read | None, **more: Any) -> Route:
-    said: dict[str, Any] = {"noun": noun, "name": name, "summary": summary, "answer": answer, "read": read, **more}
+def look(
+    noun: str, path: str, name: str, summary: str, answer: Any, read: Read | None, **more: Any
+) -> Route:
+    said: dict[str, Any] = {
+        "noun": noun,
+        "name": name,
+        "summary": summary,
+        "answer": answer,
+        "read": read,
+        **more,
+    }
     return Route(method="GET", path=PREFIX + path, **said)
 
 
 def act(noun: str, path: str, name: str, summary: str, verb: str = "", **more: Any) -> Route:
-    said: dict[str, Any] = {"method": "POST", "noun": noun, "name": name, "summary": summary, "verb": verb, **more}
+    said: dict[str, Any] = {
+        "method": "POST",
+        "noun": noun,
+        "name": name,
+        "summary": summary,
+        "verb": verb,
+        **more,
+    }
     return Route(path=PREFIX + path, **said)
 
 
@@ -144,7 +160,9 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
     try:
         return msgspec.convert(said, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"the query does not fit: {error}", context={"field": "query"}) from None
+        raise InvalidConfig(
+            f"the query does not fit: {error}", context={"field": "query"}
+        ) from None
 
 
 def body_of(kind: type[Any], data: bytes) -> dict[str, Any]:
@@ -183,7 +201,10 @@ def _body(verb: str, path: str) -> type[Any]:
     fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in said]
     name = "".join(word.capitalize() for word in verb.split("."))
     return msgspec.defstruct(
-        *(name, [("client_request_id", RequestId), *fields]), kw_only=True, frozen=True, forbid_unknown_fields=True
+        *(name, [("client_request_id", RequestId), *fields]),
+        kw_only=True,
+        frozen=True,
+        forbid_unknown_fields=True,
     )
 
 

@@ -35,7 +35,9 @@ class Served:
         self.feed = Feed(self.service)
         origins = Origins(place.scheme, place.known_as(self.port))
         web = Web(self.feed, self.doors, secure=place.scheme == "https")
-        self._server = server(application(self.service, self.doors, origins, (*ROUTES, *PAGES), web), place)
+        self._server = server(
+            application(self.service, self.doors, origins, (*ROUTES, *PAGES), web), place
+        )
 
         self._server.ending = self._end
 

@@ -12,7 +12,13 @@ from typing import Any, Final
 
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 
 from onceward.edges.http import problems
 from onceward.edges.http.access import SESSION_SECONDS, Doors, Unfit
@@ -70,7 +76,9 @@ class Special:
         pieces = _cut(call.artifacts.read(digest), start, end)
         # Whether its file is there shows before anything is said.
         first = await asyncio.to_thread(next, pieces, b"")
-        media = "text/plain; charset=utf-8" if call.query.as_ == "text" else "application/octet-stream"
+        media = (
+            "text/plain; charset=utf-8" if call.query.as_ == "text" else "application/octet-stream"
+        )
         return StreamingResponse(_all(first, pieces), 206 if part else 200, headers, media)
 
     async def bundle(self, call: Call, request: Request) -> Response:
@@ -95,7 +103,9 @@ class Special:
         nobody's."""
         digest = call.path["sha256"]
         if not _DIGEST.fullmatch(digest):
-            raise InvalidConfig("a content is named by its sha256, 64 letters", context={"field": "sha256"})
+            raise InvalidConfig(
+                "a content is named by its sha256, 64 letters", context={"field": "sha256"}
+            )
         await asyncio.to_thread(call.service.require, call.principal, "operator")
         most = call.artifacts.limit
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
@@ -108,10 +118,13 @@ class Special:
             size = await received(request, most, take)
             if made.hexdigest() != digest:
                 raise InvalidConfig(
-                    f"what came is {made.hexdigest()}, and not what it is named", context={"field": "sha256"}
+                    f"what came is {made.hexdigest()}, and not what it is named",
+                    context={"field": "sha256"},
                 )
             file.seek(0)
-            await asyncio.to_thread(call.artifacts.offer, {digest: iter(lambda: file.read(_IN_MEMORY), b"")})
+            await asyncio.to_thread(
+                call.artifacts.offer, {digest: iter(lambda: file.read(_IN_MEMORY), b"")}
+            )
         return JSONResponse({"sha256": digest, "size": size})
 
     async def signin(self, call: Call, request: Request) -> Response:
@@ -132,7 +145,9 @@ class Special:
         if call.caller is not None:
             call.doors.sign_out(call.caller)
         answer = JSONResponse({})
-        answer.delete_cookie(call.doors.cookie, path="/", secure=self._secure, httponly=True, samesite="strict")
+        answer.delete_cookie(
+            call.doors.cookie, path="/", secure=self._secure, httponly=True, samesite="strict"
+        )
         return answer
 
 

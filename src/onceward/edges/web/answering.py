@@ -18,7 +18,12 @@ from onceward.engine.feeding import position_now
 from onceward.engine.reading import principal_named
 from onceward.errors import CODES, NotFound, OncewardError
 
-_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
+_TYPES: Final = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".LICENSE": "text/plain",
+}
 _KEPT: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
@@ -41,10 +46,16 @@ class Web(Special):
         if request.url.path.startswith("/api/"):
             return super().refused(request, error)
         if error.http_status == 401:
-            answer = HTMLResponse(rendered("signin.html", over=self._doors.cookie in request.cookies), 401)
+            answer = HTMLResponse(
+                rendered("signin.html", over=self._doors.cookie in request.cookies), 401
+            )
             answer.headers["WWW-Authenticate"] = 'Bearer realm="onceward"'
             return answer
-        said = {"error": error.document(), "status": error.http_status, "meaning": _meaning(error.code)}
+        said = {
+            "error": error.document(),
+            "status": error.http_status,
+            "meaning": _meaning(error.code),
+        }
         return HTMLResponse(rendered("error.html", **said), error.http_status)
 
     def _rendered(self, call: Call, path: str) -> str:

@@ -47,7 +47,11 @@ class Form(msgspec.Struct, frozen=True):
 
 @cache
 def _forms() -> dict[str, Form]:
-    return {route.name: _form(route) for route in ROUTES if route.method != "GET" and route.kind not in _HIDDEN}
+    return {
+        route.name: _form(route)
+        for route in ROUTES
+        if route.method != "GET" and route.kind not in _HIDDEN
+    }
 
 
 def acts() -> dict[str, list[Form]]:
@@ -62,7 +66,9 @@ def form_of(name: str, /, **given: Any) -> Form:
     """An operation's form; what is given is filled in."""
     form = _forms()[name]
     fields = [
-        msgspec.structs.replace(one, value=_written(given[one.name], one.kind)) if one.name in given else one
+        msgspec.structs.replace(one, value=_written(given[one.name], one.kind))
+        if one.name in given
+        else one
         for one in form.fields
     ]
     return msgspec.structs.replace(form, fields=fields)

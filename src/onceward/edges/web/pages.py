@@ -75,13 +75,23 @@ class Given(Query, frozen=True):
 
 
 def _page(path: str, name: str, template: str, read: Read, **more: Any) -> Route:
-    said: dict[str, Any] = {"noun": "pages", "summary": f"a page: {name}", "kind": "page", "page": template, **more}
+    said: dict[str, Any] = {
+        "noun": "pages",
+        "summary": f"a page: {name}",
+        "kind": "page",
+        "page": template,
+        **more,
+    }
     return Route(method="GET", path=path, name=f"page {name}", read=read, answer=str, **said)
 
 
 def _overview(call: Call) -> dict[str, Any]:
     days = spending(call.store, "day")["groups"][:30]
-    return {"seen": overview(call.store), "days": views.days(days), "builds": build_reading.build_list(call.store, 8)}
+    return {
+        "seen": overview(call.store),
+        "days": views.days(days),
+        "builds": build_reading.build_list(call.store, 8),
+    }
 
 
 def _builds(call: Call) -> dict[str, Any]:
@@ -94,7 +104,9 @@ def _build(call: Call) -> dict[str, Any]:
     return {
         "build": found,
         "graph": views.graph(found),
-        "timeline": _timeline(call, session, found["state"] == "ACTIVE" and not found.get("orphaned")),
+        "timeline": _timeline(
+            call, session, found["state"] == "ACTIVE" and not found.get("orphaned")
+        ),
         "tally": views.tally(found["steps"]),
         "raised": views.raised(found),
         "told": _told(call, found["build_id"]),
@@ -145,13 +157,20 @@ def _child(call: Call) -> dict[str, Any]:
 
 
 def _artifact(call: Call) -> dict[str, Any]:
-    return {**views.shown(call.artifacts, call.path["sha256"]), "told": _told(call, call.path["sha256"])}
+    return {
+        **views.shown(call.artifacts, call.path["sha256"]),
+        "told": _told(call, call.path["sha256"]),
+    }
 
 
 def _changes(call: Call) -> dict[str, Any]:
     status = [call.query.status] if call.query.status else []
     found = change_reading.change_list(call.store, status, "", 50, call.query.before)
-    return {"changes": found, "counts": change_reading.change_counts(call.store), "chosen": call.query.status}
+    return {
+        "changes": found,
+        "counts": change_reading.change_counts(call.store),
+        "chosen": call.query.status,
+    }
 
 
 def _change(call: Call) -> dict[str, Any]:
@@ -212,7 +231,11 @@ def _spend(call: Call) -> dict[str, Any]:
 
 
 def _evidence(call: Call) -> dict[str, Any]:
-    look: dict[str, Read] = {"verify": reads.verify, "replay": views.replayed, "doctor": reads.examined}
+    look: dict[str, Read] = {
+        "verify": reads.verify,
+        "replay": views.replayed,
+        "doctor": reads.examined,
+    }
     checked = look[call.query.check](call) if call.query.check else None
     sinks = reading.outbox_status(call.store, call.workspace.settings.sinks())
     return {"check": call.query.check, "found": checked, "sinks": sinks}
@@ -241,7 +264,12 @@ def _explain(call: Call) -> dict[str, Any]:
             found = reads.told(call, of)
         except OncewardError as refused:
             error = refused.message
-    return {"of": of, "told": found, "error": error, "place": views.place_of(found) if found else None}
+    return {
+        "of": of,
+        "told": found,
+        "error": error,
+        "place": views.place_of(found) if found else None,
+    }
 
 
 def _acts(call: Call) -> dict[str, Any]:
@@ -256,7 +284,12 @@ PAGES: Final[tuple[Route, ...]] = (
     _page("/", "overview", "overview.html", _overview),
     _page("/builds", "builds", "builds.html", _builds),
     _page("/builds/{build}", "build", "build.html", _build, query=Chosen),
-    _page("/sessions", "sessions", "sessions.html", lambda c: {"sessions": reading.session_list(c.store, 200)}),
+    _page(
+        "/sessions",
+        "sessions",
+        "sessions.html",
+        lambda c: {"sessions": reading.session_list(c.store, 200)},
+    ),
     _page("/sessions/{session}", "session", "session.html", _session),
     _page("/children/{child}", "child", "child.html", _child),
     _page("/artifacts/{sha256}", "artifact", "artifact.html", _artifact),

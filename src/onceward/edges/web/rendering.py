@@ -28,7 +28,9 @@ _TONES: Final = {
 }
 TONE: Final = {word: tone for tone, words in _TONES.items() for word in words.split()}
 # What would move the cursor, colour the terminal or turn the text round is shown, and does nothing.
-_ODD: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_ODD: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 
 
 def visible(text: Any) -> str:
@@ -43,7 +45,9 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def _short(line: str) -> str:
-    return line if len(line) <= _LINE else f"{line[:_LINE]} … ({len(line) - _LINE:,} more characters)"
+    return (
+        line if len(line) <= _LINE else f"{line[:_LINE]} … ({len(line) - _LINE:,} more characters)"
+    )
 
 
 def tone(word: Any) -> str:
@@ -59,7 +63,13 @@ def short(ident: Any) -> str:
     """An id as people tell it apart: what kind it is, and its end."""
     text = str(ident)
     kind, _, rest = text.rpartition("_")
-    return f"{kind}_…{rest[-8:]}" if kind and len(rest) > 14 else text if len(text) <= 20 else f"{text[:12]}…"
+    return (
+        f"{kind}_…{rest[-8:]}"
+        if kind and len(rest) > 14
+        else text
+        if len(text) <= 20
+        else f"{text[:12]}…"
+    )
 
 
 def moment(said: Any) -> str:

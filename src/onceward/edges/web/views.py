@@ -45,7 +45,12 @@ def tally(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many steps stand how, and how much of the work is done."""
     counts = Counter(step["status"] for step in steps)
     done = sum(counts[status] for status in ("SUCCESS", "SKIPPED", "REUSED"))
-    return {"counts": dict(counts), "done": done, "total": len(steps), "share": _share(done, len(steps))}
+    return {
+        "counts": dict(counts),
+        "done": done,
+        "total": len(steps),
+        "share": _share(done, len(steps)),
+    }
 
 
 def raised(build: Mapping[str, Any]) -> dict[str, str]:
@@ -76,30 +81,53 @@ def graph(build: Mapping[str, Any]) -> dict[str, Any]:
     for step in steps:
         targets.setdefault(step["stage"], []).append(step["target"])
     nodes = [
-        {"id": step_name(s["stage"], s["target"]), "label": step_name(s["stage"], s["target"]), "status": s["status"]}
+        {
+            "id": step_name(s["stage"], s["target"]),
+            "label": step_name(s["stage"], s["target"]),
+            "status": s["status"],
+        }
         for s in steps
     ]
     edges = []
     for step in steps:
         own = step_name(step["stage"], step["target"])
         for need in needs.get(step["stage"], ()):
-            alike = [step["target"]] if step["target"] in targets.get(need, ()) else targets.get(need, [])
+            alike = (
+                [step["target"]]
+                if step["target"] in targets.get(need, ())
+                else targets.get(need, [])
+            )
             edges += [[step_name(need, target), own] for target in alike]
     return {"nodes": nodes, "edges": edges}
 
 
-def _stages(needs: Mapping[str, Sequence[str]], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _stages(
+    needs: Mapping[str, Sequence[str]], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     found: dict[str, Counter[str]] = {}
     for step in steps:
         found.setdefault(step["stage"], Counter())[step["status"]] += 1
-    order = ("running", "FAILED", "IN_DOUBT", "BLOCKED", "queued", "waiting", "SUCCESS", "REUSED", "SKIPPED")
+    order = (
+        "running",
+        "FAILED",
+        "IN_DOUBT",
+        "BLOCKED",
+        "queued",
+        "waiting",
+        "SUCCESS",
+        "REUSED",
+        "SKIPPED",
+    )
     nodes = []
     for stage, counts in found.items():
         status = next((one for one in order if counts[one]), "waiting")
         done = sum(counts[one] for one in ("SUCCESS", "SKIPPED", "REUSED"))
         label = f"{stage} {done:,}/{sum(counts.values()):,}"
         nodes.append({"id": stage, "label": label, "status": status})
-    return {"nodes": nodes, "edges": [[need, stage] for stage, some in needs.items() for need in some]}
+    return {
+        "nodes": nodes,
+        "edges": [[need, stage] for stage, some in needs.items() for need in some],
+    }
 
 
 def timeline(children: Sequence[Mapping[str, Any]], running: bool, now: float) -> dict[str, Any]:
@@ -119,7 +147,10 @@ def timeline(children: Sequence[Mapping[str, Any]], running: bool, now: float) -
         bars.append(
             {
                 **{"child_id": child["child_id"], "label": _label(child), "status": _ended(child)},
-                **{"x": _share(start - first, whole), "width": max(_share(end - start, whole), 0.4)},
+                **{
+                    "x": _share(start - first, whole),
+                    "width": max(_share(end - start, whole), 0.4),
+                },
                 "seconds": lasting(end - start),
             }
         )
@@ -174,7 +205,11 @@ def shown(artifacts: Artifacts, digest: str) -> dict[str, Any]:
             text = data[:_TEXT].decode("utf-8")
         except UnicodeDecodeError as error:
             # A letter may be cut in two where we stopped.
-            text = data[: error.start].decode("utf-8") if size > _TEXT and error.start > _TEXT - 4 else None
+            text = (
+                data[: error.start].decode("utf-8")
+                if size > _TEXT and error.start > _TEXT - 4
+                else None
+            )
     return {"sha256": whole, "size": size, "text": text, "cut": size > _TEXT}
 
 
@@ -187,7 +222,11 @@ def files(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
         found.append(
             {
                 **{"path": one["path"], "what": one["what"], "note": one.get("note", "")},
-                **{"old_path": one.get("old_path", ""), "added": one.get("added", 0), "removed": one.get("removed", 0)},
+                **{
+                    "old_path": one.get("old_path", ""),
+                    "added": one.get("added", 0),
+                    "removed": one.get("removed", 0),
+                },
                 **{"before": one.get("before"), "after": one.get("after")},
                 **{"before_mode": one.get("before_mode"), "after_mode": one.get("after_mode")},
                 **{"lines": kept, "pairs": _pairs(kept), "left_out": len(lines) - len(kept)},
@@ -204,7 +243,12 @@ def _pairs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
 
     def even() -> None:
         for number in range(max(len(gone), len(came))):
-            found.append((gone[number] if number < len(gone) else None, came[number] if number < len(came) else None))
+            found.append(
+                (
+                    gone[number] if number < len(gone) else None,
+                    came[number] if number < len(came) else None,
+                )
+            )
         gone.clear()
         came.clear()
 
@@ -223,7 +267,10 @@ def _pairs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
 def events(store: Any, stream: str) -> dict[str, Any]:
     """The newest events of a stream, the newest first."""
     told, total = newest_events(store, stream, 200)
-    return {"events": [msgspec.json.decode(one.line) | {"seq": one.seq} for one in told], "total": total}
+    return {
+        "events": [msgspec.json.decode(one.line) | {"seq": one.seq} for one in told],
+        "total": total,
+    }
 
 
 def replayed(call: Call) -> dict[str, Any]:

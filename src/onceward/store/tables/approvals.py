@@ -25,7 +25,9 @@ class Approval(msgspec.Struct, frozen=True):
     decided_at: Micros | None
 
 
-def want_approval(tx: Writes, build_id: str, stage: str, target: str, digest: str, text: str, now: Micros) -> None:
+def want_approval(
+    tx: Writes, build_id: str, stage: str, target: str, digest: str, text: str, now: Micros
+) -> None:
     tx.write(
         "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at) VALUES (?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (build_id, stage, target, digest) DO UPDATE SET wanted_at = excluded.wanted_at",
@@ -36,7 +38,8 @@ def want_approval(tx: Writes, build_id: str, stage: str, target: str, digest: st
 def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
     """All of a build, the newest content of each step last."""
     found = rows.read(
-        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? ORDER BY stage, target, wanted_at, digest", (build_id,)
+        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? ORDER BY stage, target, wanted_at, digest",
+        (build_id,),
     )
     return [Approval(*row) for row in found]
 
@@ -54,7 +57,9 @@ def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
     return [Approval(*row) for row in found]
 
 
-def find_approval(rows: Reads, build_id: str, stage: str, target: str, digest: str) -> Approval | None:
+def find_approval(
+    rows: Reads, build_id: str, stage: str, target: str, digest: str
+) -> Approval | None:
     found = rows.read(
         f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
         (build_id, stage, target, digest),
@@ -62,7 +67,9 @@ def find_approval(rows: Reads, build_id: str, stage: str, target: str, digest: s
     return Approval(*found[0]) if found else None
 
 
-def decide_approval(tx: Writes, found: Approval, decision: str, actor: str, note: str, now: Micros) -> None:
+def decide_approval(
+    tx: Writes, found: Approval, decision: str, actor: str, note: str, now: Micros
+) -> None:
     tx.write(
         "UPDATE approvals SET decision = ?, actor = ?, note = ?, decided_at = ?"
         " WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",

@@ -29,11 +29,16 @@ _REF = (
 
 
 def refs_of(rows: Reads, owner: str) -> list[Ref]:
-    return [Ref(*row) for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name, r.kind", (owner,))]
+    return [
+        Ref(*row)
+        for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name, r.kind", (owner,))
+    ]
 
 
 def newest_refs(rows: Reads, limit: int) -> list[Ref]:
-    found = rows.read(f"{_REF} ORDER BY r.created_at DESC, r.owner, r.name, r.kind LIMIT ?", (limit,))
+    found = rows.read(
+        f"{_REF} ORDER BY r.created_at DESC, r.owner, r.name, r.kind LIMIT ?", (limit,)
+    )
     return [Ref(*row) for row in found]
 
 
@@ -52,7 +57,8 @@ def find(rows: Reads, prefix: str) -> tuple[str, int, bytes | None]:
 def digests_named(rows: Reads, prefix: str) -> list[str]:
     """Up to two artifacts whose digests begin so."""
     found = rows.read(
-        "SELECT sha256 FROM artifacts WHERE sha256 >= ? AND sha256 < ? ORDER BY sha256 LIMIT 2", (prefix, prefix + "g")
+        "SELECT sha256 FROM artifacts WHERE sha256 >= ? AND sha256 < ? ORDER BY sha256 LIMIT 2",
+        (prefix, prefix + "g"),
     )
     return [sha256 for (sha256,) in found]
 
@@ -61,7 +67,8 @@ def owners_of(rows: Reads, sha256: str) -> tuple[int, list[tuple[str, str, str]]
     """The size of an artifact, and who calls it what."""
     ((size,),) = rows.read("SELECT size FROM artifacts WHERE sha256 = ?", (sha256,))
     found = rows.read(
-        "SELECT owner, name, kind FROM artifact_refs WHERE sha256 = ? ORDER BY owner, name, kind", (sha256,)
+        "SELECT owner, name, kind FROM artifact_refs WHERE sha256 = ? ORDER BY owner, name, kind",
+        (sha256,),
     )
     return size, [(owner, name, kind) for owner, name, kind in found]
 
@@ -70,7 +77,15 @@ BAD = "bad"
 """The mark of an artifact that was found changed or gone: the next one who makes it again heals it."""
 
 
-def put(tx: Writes, sha256: str, size: int, data: bytes | None, mark: str | None, now: Micros, fileless: bool) -> None:
+def put(
+    tx: Writes,
+    sha256: str,
+    size: int,
+    data: bytes | None,
+    mark: str | None,
+    now: Micros,
+    fileless: bool,
+) -> None:
     """A new artifact, or one that is known; `fileless` says that it has no file, so its bytes must be in the row."""
     tx.write(
         "INSERT INTO artifacts (sha256, size, created_at, data, mark) VALUES (?, ?, ?, ?, ?)"
@@ -85,7 +100,8 @@ def put(tx: Writes, sha256: str, size: int, data: bytes | None, mark: str | None
 def find_many(rows: Reads, digests: Sequence[str]) -> dict[str, Row]:
     """Digest, size, row copy and mark of many artifacts."""
     found = rows.read(
-        f"SELECT sha256, size, data, mark FROM artifacts WHERE sha256 IN ({', '.join('?' * len(digests))})", digests
+        f"SELECT sha256, size, data, mark FROM artifacts WHERE sha256 IN ({', '.join('?' * len(digests))})",
+        digests,
     )
     return {row[0]: row for row in found}
 
@@ -96,7 +112,9 @@ def set_marks(tx: Writes, marks: Mapping[str, str]) -> None:
 
 
 def bytes_in_rows(rows: Reads) -> int:
-    ((held,),) = rows.read("SELECT CAST(coalesce(sum(size), 0) AS BIGINT) FROM artifacts WHERE data IS NOT NULL")
+    ((held,),) = rows.read(
+        "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) FROM artifacts WHERE data IS NOT NULL"
+    )
     return int(held)
 
 
@@ -109,7 +127,10 @@ def refer(tx: Writes, owner: str, name: str, kind: str, sha256: str, now: Micros
 
 
 def unspilled(rows: Reads, limit: int) -> list[Row]:
-    return rows.read("SELECT sha256, data FROM artifacts WHERE data IS NOT NULL ORDER BY sha256 LIMIT ?", (limit,))
+    return rows.read(
+        "SELECT sha256, data FROM artifacts WHERE data IS NOT NULL ORDER BY sha256 LIMIT ?",
+        (limit,),
+    )
 
 
 def drop_copies(tx: Writes, marks: Mapping[str, str]) -> None:

@@ -27,7 +27,14 @@ def set_limit(tx: Writes, session_id: str, lane: str, limit: int | None, mode: s
 
 
 def add_debit(
-    tx: Writes, session_id: str, lane: str, child_id: str, amount: int, carried: int, settled: bool, at: Micros
+    tx: Writes,
+    session_id: str,
+    lane: str,
+    child_id: str,
+    amount: int,
+    carried: int,
+    settled: bool,
+    at: Micros,
 ) -> None:
     """One debit and the total it makes: the two are one write, or none."""
     tx.write(
@@ -62,7 +69,9 @@ def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
 
 def workspace_lanes(rows: Reads) -> list[Row]:
     """Lane, limit and total of what the whole workspace may spend."""
-    return rows.read("SELECT budget_lane, limit_amount, total FROM workspace_budget ORDER BY budget_lane")
+    return rows.read(
+        "SELECT budget_lane, limit_amount, total FROM workspace_budget ORDER BY budget_lane"
+    )
 
 
 def set_workspace_limits(tx: Writes, limits: Mapping[str, int]) -> None:
@@ -101,7 +110,9 @@ def debits_by_child(rows: Reads) -> list[Row]:
 
 def lane_totals(rows: Reads) -> list[tuple[str, int]]:
     """What was ever spent in each lane."""
-    found = rows.read("SELECT budget_lane, CAST(sum(total) AS BIGINT) FROM budget_totals GROUP BY 1 ORDER BY 1")
+    found = rows.read(
+        "SELECT budget_lane, CAST(sum(total) AS BIGINT) FROM budget_totals GROUP BY 1 ORDER BY 1"
+    )
     return [(lane, int(total)) for lane, total in found]
 
 

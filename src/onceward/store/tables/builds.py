@@ -28,14 +28,17 @@ class Builds:
         return found
 
     def in_state(self, state: str) -> list[Build]:
-        found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,))
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,)
+        )
         return [Build(*row) for row in found]
 
     def newest(self, limit: int, state: str = "") -> list[Build]:
         """The newest first; of one state, if it is said."""
         where, params = ("WHERE state = ? ", (state,)) if state else ("", ())
         found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM builds {where}ORDER BY created_at DESC, build_id DESC LIMIT ?", (*params, limit)
+            f"SELECT {_COLUMNS} FROM builds {where}ORDER BY created_at DESC, build_id DESC LIMIT ?",
+            (*params, limit),
         )
         return [Build(*row) for row in found]
 
@@ -51,7 +54,9 @@ class Builds:
         if prefix and len(exact or found) == 1:
             return Build(*(exact or found)[0])
         raise NotFound(
-            f"more than one build begins with {prefix[:80]}" if found else f"there is no build {prefix[:80]}",
+            f"more than one build begins with {prefix[:80]}"
+            if found
+            else f"there is no build {prefix[:80]}",
             context={"build_id": prefix[:128]},
             recovery=[Recovery("it is a saga's run", f"onceward saga show {prefix[:80]}")]
             if prefix.startswith("sga_")
@@ -64,20 +69,26 @@ class Builds:
             return self.named(prefix)
         newest = self.newest(1)
         if not newest:
-            raise NotFound("there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")])
+            raise NotFound(
+                "there is no build yet", recovery=[Recovery("run one", "onceward run PLAN")]
+            )
         return newest[0]
 
 
 def last_detail(rows: Reads, build_id: str) -> dict[str, Any]:
     """What a build's last move says beside its state."""
     found = rows.read(
-        "SELECT e.body FROM builds b JOIN events e ON e.position = b.position WHERE b.build_id = ?", (build_id,)
+        "SELECT e.body FROM builds b JOIN events e ON e.position = b.position WHERE b.build_id = ?",
+        (build_id,),
     )
     return dict(msgspec.json.decode(found[0][0])["detail"]) if found else {}
 
 
 def keep_plan(tx: Writes, plan_hash: str, body: str) -> None:
-    tx.write("INSERT INTO plans (plan_hash, body) VALUES (?, ?) ON CONFLICT (plan_hash) DO NOTHING", (plan_hash, body))
+    tx.write(
+        "INSERT INTO plans (plan_hash, body) VALUES (?, ?) ON CONFLICT (plan_hash) DO NOTHING",
+        (plan_hash, body),
+    )
 
 
 def plan_body(rows: Reads, plan_hash: str) -> str | None:

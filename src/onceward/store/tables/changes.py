@@ -55,7 +55,12 @@ class Changes:
         """The one entry that an id, or its beginning, means; `latest` is the newest."""
         if prefix == "latest" and (newest := self.newest(1)):
             return newest[0][0]
-        found = self._all(Entry, "entry_id >= ? AND entry_id < ?", (prefix, prefix + "\U0010ffff"), "entry_id LIMIT 2")
+        found = self._all(
+            Entry,
+            "entry_id >= ? AND entry_id < ?",
+            (prefix, prefix + "\U0010ffff"),
+            "entry_id LIMIT 2",
+        )
         exact = [entry for entry in found if entry.entry_id == prefix]
         if prefix and len(exact or found) == 1:
             return (exact or found)[0]
@@ -91,7 +96,9 @@ class Changes:
 
     def counts(self) -> dict[str, int]:
         """How many entries are in each status."""
-        return dict(self._rows.read("SELECT status, count(*) FROM decision_backlog_entry GROUP BY status"))
+        return dict(
+            self._rows.read("SELECT status, count(*) FROM decision_backlog_entry GROUP BY status")
+        )
 
     def envelope(self, entry_id: str) -> Envelope:
         """What an entry proposes now."""
@@ -103,7 +110,8 @@ class Changes:
 
     def depends_on(self, entry_id: str) -> list[Entry]:
         found = self._rows.read(
-            "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ? ORDER BY depends_on", (entry_id,)
+            "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ? ORDER BY depends_on",
+            (entry_id,),
         )
         return [self.get(row[0]) for row in found]
 
@@ -118,12 +126,20 @@ class Changes:
     def set_named(self, change_set_id: str) -> ChangeSet:
         found = self._all(ChangeSet, "change_set_id = ?", (change_set_id,))
         if not found:
-            raise NotFound(f"there is no change set {change_set_id[:80]}", context={"change_set_id": change_set_id})
+            raise NotFound(
+                f"there is no change set {change_set_id[:80]}",
+                context={"change_set_id": change_set_id},
+            )
         return found[0]
 
     def live_set(self, entry_id: str) -> ChangeSet | None:
         """The carrying-out of its approval that counts: under way, in its place, or stuck."""
-        found = self._all(ChangeSet, "entry_id = ? AND kind = 'cut' AND status <> 'undone'", (entry_id,), "position")
+        found = self._all(
+            ChangeSet,
+            "entry_id = ? AND kind = 'cut' AND status <> 'undone'",
+            (entry_id,),
+            "position",
+        )
         return found[-1] if found else None
 
     def undoing(self, change_set_id: str) -> ChangeSet | None:
@@ -175,7 +191,9 @@ class Changes:
         found = self._all(VerifyResult, "change_set_id = ?", (change_set_id,))
         after = {one.prior_verify_result_id: one for one in found}
         ordered: list[VerifyResult] = []
-        while (following := after.get(ordered[-1].verify_result_id if ordered else None)) is not None:
+        while (
+            following := after.get(ordered[-1].verify_result_id if ordered else None)
+        ) is not None:
             ordered.append(following)
         return ordered
 
@@ -194,13 +212,17 @@ class Changes:
 
     def _all(self, kind: type[T], where: str, params: Sequence[Any], order: str = "") -> list[T]:
         ordered = f" ORDER BY {order}" if order else ""
-        found = self._rows.read(f"SELECT {_columns(kind)} FROM {_TABLES[kind]} WHERE {where}{ordered}", params)
+        found = self._rows.read(
+            f"SELECT {_columns(kind)} FROM {_TABLES[kind]} WHERE {where}{ordered}", params
+        )
         return [kind(*row) for row in found]
 
 
 def _absent(name: str, many: bool = False) -> NotFound:
     return NotFound(
-        f"more than one change begins with {name[:80]}" if many else f"there is no change {name[:80]}",
+        f"more than one change begins with {name[:80]}"
+        if many
+        else f"there is no change {name[:80]}",
         context={"entry_id": name[:128]},
         recovery=[Recovery("see which there are", "onceward change list")],
     )
@@ -225,10 +247,15 @@ def add_units(tx: Writes, manifest_id: str, units: Sequence[Unit]) -> None:
 
 
 def add_dependency(tx: Writes, entry_id: str, depends_on: str) -> None:
-    tx.write("INSERT INTO decision_backlog_dependency (entry_id, depends_on) VALUES (?, ?)", (entry_id, depends_on))
+    tx.write(
+        "INSERT INTO decision_backlog_dependency (entry_id, depends_on) VALUES (?, ?)",
+        (entry_id, depends_on),
+    )
 
 
-def add_sweep(tx: Writes, sweep_id: str, actor: str, now: Micros, promoted: int, waiting: int, position: int) -> None:
+def add_sweep(
+    tx: Writes, sweep_id: str, actor: str, now: Micros, promoted: int, waiting: int, position: int
+) -> None:
     tx.write(
         "INSERT INTO decision_backlog_sweep_log (sweep_id, actor, at, promoted, waiting, position)"
         " VALUES (?, ?, ?, ?, ?, ?)",

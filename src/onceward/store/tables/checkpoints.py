@@ -54,13 +54,16 @@ def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:
 
 
 def checkpoints_of_stage(rows: Reads, build_id: str, stage: str) -> list[Checkpoint]:
-    found = rows.read(f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ?", (build_id, stage))
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ?", (build_id, stage)
+    )
     return [Checkpoint(*row) for row in found]
 
 
 def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Checkpoint | None:
     found = rows.read(
-        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target)
+        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?",
+        (build_id, stage, target),
     )
     return Checkpoint(*found[0]) if found else None
 
@@ -78,7 +81,10 @@ def put_checkpoint(tx: Writes, checkpoint: Checkpoint, now: Micros) -> None:
 
 
 def drop_checkpoint(tx: Writes, build_id: str, stage: str, target: str) -> None:
-    tx.write("DELETE FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target))
+    tx.write(
+        "DELETE FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?",
+        (build_id, stage, target),
+    )
 
 
 def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
@@ -89,7 +95,9 @@ def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
     return [Checkpoint(*row) for row in found]
 
 
-def reusable(rows: Reads, hashes: Sequence[str], but: str, only: str | None = None) -> dict[str, Checkpoint]:
+def reusable(
+    rows: Reads, hashes: Sequence[str], but: str, only: str | None = None
+) -> dict[str, Checkpoint]:
     """For each context hash the newest result that another build has of it, or that one build has."""
     found: dict[str, Checkpoint] = {}
     how, builds = (" AND build_id <> ?", but) if only is None else (" AND build_id = ?", only)
@@ -116,7 +124,9 @@ def recorded_costs(rows: Reads, name: str, stage: str, limit: int) -> list[tuple
     return [(cost, tokens) for cost, tokens in found]
 
 
-def last_success(rows: Reads, name: str, stage: str, target: str, before: str = "") -> Checkpoint | None:
+def last_success(
+    rows: Reads, name: str, stage: str, target: str, before: str = ""
+) -> Checkpoint | None:
     """A step's newest result in the builds of that name; only in those that were begun before the one given."""
     fields = ", ".join(f"c.{field.strip()}" for field in _FIELDS.split(","))
     older = " AND b.build_id < ?" if before else ""

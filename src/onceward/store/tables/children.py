@@ -85,7 +85,9 @@ class Tokens:
         self._rows = rows
 
     def get(self, child_id: str) -> Token:
-        found = self._rows.read(f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE child_id = ?", (child_id,))
+        found = self._rows.read(
+            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE child_id = ?", (child_id,)
+        )
         if not found:
             raise NotFound(f"there is no child {child_id}", context={"child_id": child_id})
         return Token(*found[0])
@@ -108,21 +110,25 @@ class Tokens:
 
     def closing(self, child_id: str) -> Standing:
         """What may have changed about a running child and its session since it began, in one look."""
-        ((asked, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = self._rows.read(
-            "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
-            " s.queue_high, s.dispatch_high,"
-            " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
-            " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
-            " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id"
-            "  AND m.phase = 'queued' AND m.phase <> 'terminal')"
-            " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
-            " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
-            " AND b.budget_lane = 'duration_secs' LEFT JOIN builds d ON d.build_id = t.parent_session_id"
-            " WHERE t.child_id = ?",
-            (child_id,),
+        ((asked, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
+            self._rows.read(
+                "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                " s.queue_high, s.dispatch_high,"
+                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
+                " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
+                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id"
+                "  AND m.phase = 'queued' AND m.phase <> 'terminal')"
+                " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
+                " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
+                " AND b.budget_lane = 'duration_secs' LEFT JOIN builds d ON d.build_id = t.parent_session_id"
+                " WHERE t.child_id = ?",
+                (child_id,),
+            )
         )
         last = (max(queue_mark, queued or 0), max(dispatch_mark, dispatched or 0))
-        return Standing(asked, state or "", tuple(lane), (queue_mark, dispatch_mark), last, waiting is not None)
+        return Standing(
+            asked, state or "", tuple(lane), (queue_mark, dispatch_mark), last, waiting is not None
+        )
 
     def next_due(self, session_id: str) -> Micros | None:
         """When the next queued child is due, if any is queued."""
@@ -194,7 +200,12 @@ class Tokens:
 
 
 def is_terminal(rows: Reads, child_id: str) -> bool:
-    return bool(rows.read("SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'", (child_id,)))
+    return bool(
+        rows.read(
+            "SELECT 1 FROM urm_dispatch_token WHERE child_id = ? AND phase = 'terminal'",
+            (child_id,),
+        )
+    )
 
 
 def resolve(rows: Reads, prefix: str) -> list[str]:
@@ -208,7 +219,9 @@ def resolve(rows: Reads, prefix: str) -> list[str]:
     )
     if len(found) != 1:
         why = "more than one child begins" if found else "there is no build, session or child"
-        raise NotFound(f"{why} {'with ' if found else ''}{prefix[:80]}", context={"subject": prefix[:128]})
+        raise NotFound(
+            f"{why} {'with ' if found else ''}{prefix[:80]}", context={"subject": prefix[:128]}
+        )
     return [found[0][0]]
 
 
@@ -240,7 +253,9 @@ def set_high(tx: Writes, session_id: str, kind: str, before: int, now: int) -> N
     tx.write(
         f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ? AND {kind}_high = ?",
         (now, session_id, before),
-        lambda: LeaseConflict(f"another dispatch of {session_id} came between", context={"session_id": session_id}),
+        lambda: LeaseConflict(
+            f"another dispatch of {session_id} came between", context={"session_id": session_id}
+        ),
     )
 
 
@@ -250,7 +265,9 @@ def set_highs(tx: Writes, session_id: str, before: tuple[int, int], now: tuple[i
         "UPDATE sessions SET queue_high = ?, dispatch_high = ?"
         " WHERE session_id = ? AND queue_high = ? AND dispatch_high = ?",
         (*now, session_id, *before),
-        lambda: LeaseConflict(f"another dispatch of {session_id} came between", context={"session_id": session_id}),
+        lambda: LeaseConflict(
+            f"another dispatch of {session_id} came between", context={"session_id": session_id}
+        ),
     )
 
 
@@ -294,7 +311,10 @@ def _last(rows: Reads, child_id: str) -> Any:
 
 def pronounce(tx: Writes, child_id: str, death: str) -> None:
     """Keep the verdict on a child's processes, so that nobody has to look again."""
-    tx.write("UPDATE urm_dispatch_token SET death = ? WHERE child_id = ? AND death IS NULL", (death, child_id))
+    tx.write(
+        "UPDATE urm_dispatch_token SET death = ? WHERE child_id = ? AND death IS NULL",
+        (death, child_id),
+    )
 
 
 def recovery_done(rows: Reads, fence: int) -> bool:

@@ -6,7 +6,11 @@ from typing import Final
 
 from onceward.store.port import Reads
 
-_STATE: Final = {"builds": "state", "urm_dispatch_token": "phase", "decision_backlog_entry": "status"}
+_STATE: Final = {
+    "builds": "state",
+    "urm_dispatch_token": "phase",
+    "decision_backlog_entry": "status",
+}
 
 
 def counted(rows: Reads, table: str) -> dict[str, int]:

@@ -27,7 +27,9 @@ class Grants:
         if prefix and len(exact or found) == 1:
             return Grant(*(exact or found)[0])
         raise NotFound(
-            f"more than one grant begins with {prefix[:80]}" if found else f"there is no grant {prefix[:80]}",
+            f"more than one grant begins with {prefix[:80]}"
+            if found
+            else f"there is no grant {prefix[:80]}",
             context={"grant_id": prefix[:128]},
             recovery=[Recovery("see which there are", "onceward grant list")],
         )
@@ -35,6 +37,7 @@ class Grants:
     def all(self, limit: int = 100) -> list[Grant]:
         """The newest first."""
         found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM grants ORDER BY created_at DESC, grant_id DESC LIMIT ?", (limit,)
+            f"SELECT {_COLUMNS} FROM grants ORDER BY created_at DESC, grant_id DESC LIMIT ?",
+            (limit,),
         )
         return [Grant(*row) for row in found]

@@ -49,11 +49,15 @@ def workspace_id(rows: Reads) -> str:
 
 
 def all_keys(rows: Reads) -> list[Key]:
-    return [Key(*row) for row in rows.read(f"SELECT {_KEY} FROM keys ORDER BY added_seq, fingerprint")]
+    return [
+        Key(*row) for row in rows.read(f"SELECT {_KEY} FROM keys ORDER BY added_seq, fingerprint")
+    ]
 
 
 def keys_of(rows: Reads, principal: str) -> list[Key]:
-    found = rows.read(f"SELECT {_KEY} FROM keys WHERE principal = ? ORDER BY added_seq", (principal,))
+    found = rows.read(
+        f"SELECT {_KEY} FROM keys WHERE principal = ? ORDER BY added_seq", (principal,)
+    )
     return [Key(*row) for row in found]
 
 
@@ -90,7 +94,9 @@ def put_signature(tx: Writes, signature: Signature) -> None:
 
 
 def find_signature(rows: Reads, statement_hash: str) -> Signature | None:
-    found = rows.read(f"SELECT {_SIGNATURE} FROM signatures WHERE statement_hash = ?", (statement_hash,))
+    found = rows.read(
+        f"SELECT {_SIGNATURE} FROM signatures WHERE statement_hash = ?", (statement_hash,)
+    )
     return Signature(*found[0]) if found else None
 
 
@@ -98,7 +104,8 @@ def signatures_about(rows: Reads, subject: str) -> list[Signature]:
     """Statements on how a build or a saga's run ended."""
     name = "saga_id" if subject.startswith("sga_") else "build_id"
     found = rows.read(
-        f"SELECT {_SIGNATURE} FROM signatures WHERE statement LIKE ? ORDER BY seq", (f'%"{name}":"{subject}"%',)
+        f"SELECT {_SIGNATURE} FROM signatures WHERE statement LIKE ? ORDER BY seq",
+        (f'%"{name}":"{subject}"%',),
     )
     return [Signature(*row) for row in found]
 

@@ -52,7 +52,10 @@ def parcels(rows: Reads, sink: str, after: int, limit: int) -> list[Parcel]:
 def delivered(tx: Writes, parcels: Sequence[Parcel]) -> None:
     """Remove what the sink accepted and remember its keys for ever."""
     for parcel in parcels:
-        tx.write("DELETE FROM event_outbox WHERE sink = ? AND position = ?", (parcel.sink, parcel.event.position))
+        tx.write(
+            "DELETE FROM event_outbox WHERE sink = ? AND position = ?",
+            (parcel.sink, parcel.event.position),
+        )
         tx.write(
             "INSERT INTO outbox_used (sink, dedupe_key) VALUES (?, ?) ON CONFLICT (sink, dedupe_key) DO NOTHING",
             (parcel.sink, parcel.dedupe_key),

@@ -19,19 +19,30 @@ def mint_confirmation(tx: Writes, permit: Permit, spent: int, now: Micros) -> No
     tx.write(
         "INSERT INTO confirmation_tokens"
         " (permit_id, build_id, transition_seq, token_hash, spent, minted_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (permit.permit_id, permit.subject, permit.bound, permit.secret_hash, spent, now, permit.expires_at),
+        (
+            permit.permit_id,
+            permit.subject,
+            permit.bound,
+            permit.secret_hash,
+            spent,
+            now,
+            permit.expires_at,
+        ),
     )
 
 
 def newest_confirmations(rows: Reads, limit: int) -> list[Permit]:
     found = rows.read(
-        f"SELECT {_FIELDS} FROM confirmation_tokens ORDER BY minted_at DESC, permit_id DESC LIMIT ?", (limit,)
+        f"SELECT {_FIELDS} FROM confirmation_tokens ORDER BY minted_at DESC, permit_id DESC LIMIT ?",
+        (limit,),
     )
     return [Permit(*row) for row in found]
 
 
 def find_confirmation(rows: Reads, secret_hash: str) -> Permit | None:
-    found = rows.read(f"SELECT {_FIELDS} FROM confirmation_tokens WHERE token_hash = ?", (secret_hash,))
+    found = rows.read(
+        f"SELECT {_FIELDS} FROM confirmation_tokens WHERE token_hash = ?", (secret_hash,)
+    )
     return Permit(*found[0]) if found else None
 
 
@@ -40,5 +51,7 @@ def consume(tx: Writes, table: str, permit: Permit, now: Micros) -> None:
     tx.write(
         f"UPDATE {table} SET consumed_at = ? WHERE permit_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
         (now, permit.permit_id),
-        lambda: PermitInvalid("the permit was used a moment ago", context={"permit_id": permit.permit_id}),
+        lambda: PermitInvalid(
+            "the permit was used a moment ago", context={"permit_id": permit.permit_id}
+        ),
     )

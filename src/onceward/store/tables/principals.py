@@ -19,7 +19,9 @@ class Principals:
         return Principal(name, frozenset(role for (role,) in roles))
 
     def all(self) -> list[Principal]:
-        roles: dict[str, set[str]] = {name: set() for (name,) in self._rows.read("SELECT name FROM principals")}
+        roles: dict[str, set[str]] = {
+            name: set() for (name,) in self._rows.read("SELECT name FROM principals")
+        }
         for name, role in self._rows.read("SELECT name, role FROM principal_roles"):
             roles[name].add(role)
         return [Principal(name, frozenset(roles[name])) for name in sorted(roles)]

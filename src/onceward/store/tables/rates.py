@@ -8,10 +8,14 @@ from onceward.store.port import Reads, Writes
 
 def rate_starts(rows: Reads, scope: str, count: int) -> list[Micros]:
     """The last starts of a scope, oldest first."""
-    found = rows.read("SELECT at FROM rate_starts WHERE scope = ? ORDER BY at DESC LIMIT ?", (scope, count))
+    found = rows.read(
+        "SELECT at FROM rate_starts WHERE scope = ? ORDER BY at DESC LIMIT ?", (scope, count)
+    )
     return [at for (at,) in reversed(found)]
 
 
 def note_start(tx: Writes, scope: str, child_id: str, at: Micros, forget_before: Micros) -> None:
     tx.write("DELETE FROM rate_starts WHERE scope = ? AND at < ?", (scope, forget_before))
-    tx.write("INSERT INTO rate_starts (scope, child_id, at) VALUES (?, ?, ?)", (scope, child_id, at))
+    tx.write(
+        "INSERT INTO rate_starts (scope, child_id, at) VALUES (?, ?, ?)", (scope, child_id, at)
+    )

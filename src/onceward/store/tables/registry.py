@@ -19,18 +19,23 @@ class Registry:
     def collection(self, name: str) -> Collection | None:
         """The collection in force under a name."""
         found = self._rows.read(
-            f"SELECT {_COLLECTION} FROM registry_collections WHERE name = ? AND status = 'active'", (name,)
+            f"SELECT {_COLLECTION} FROM registry_collections WHERE name = ? AND status = 'active'",
+            (name,),
         )
         return Collection(*found[0]) if found else None
 
     def collections(self) -> list[Collection]:
         """Every collection that is in force, by name."""
-        found = self._rows.read(f"SELECT {_COLLECTION} FROM registry_collections WHERE status = 'active' ORDER BY name")
+        found = self._rows.read(
+            f"SELECT {_COLLECTION} FROM registry_collections WHERE status = 'active' ORDER BY name"
+        )
         return [Collection(*row) for row in found]
 
     def meta(self, name: str) -> tuple[str, str] | None:
         """Schema digest and root of what a name was given to."""
-        found = self._rows.read("SELECT schema_digest, root FROM registry_meta WHERE name = ?", (name,))
+        found = self._rows.read(
+            "SELECT schema_digest, root FROM registry_meta WHERE name = ?", (name,)
+        )
         return (found[0][0], found[0][1]) if found else None
 
     def value(self, key: Key) -> Value | None:
@@ -59,7 +64,9 @@ class Registry:
         """The same, and NOT_FOUND where there is none."""
         value = self.find(text)
         if value is None:
-            raise NotFound(f"there is no value {text[:80]} in the registry", context={"value": text[:128]})
+            raise NotFound(
+                f"there is no value {text[:80]} in the registry", context={"value": text[:128]}
+            )
         return value
 
     def values(self, collection_id: str) -> list[Value]:
@@ -82,12 +89,15 @@ class Registry:
     def audit(self, root: str, state: str, subject: str) -> Audit | None:
         """What was written down of a subject in a state of somebody's run."""
         found = self._rows.read(
-            f"SELECT {_AUDIT} FROM registry_audit WHERE root = ? AND state = ? AND subject = ?", (root, state, subject)
+            f"SELECT {_AUDIT} FROM registry_audit WHERE root = ? AND state = ? AND subject = ?",
+            (root, state, subject),
         )
         return Audit(*found[0]) if found else None
 
     def audit_of(self, audit_id: str) -> Audit | None:
-        found = self._rows.read(f"SELECT {_AUDIT} FROM registry_audit WHERE audit_id = ?", (audit_id,))
+        found = self._rows.read(
+            f"SELECT {_AUDIT} FROM registry_audit WHERE audit_id = ?", (audit_id,)
+        )
         return Audit(*found[0]) if found else None
 
     def heirs_of(self, key: Key) -> list[Value]:
@@ -112,5 +122,13 @@ def note_audit(tx: Writes, audit: Audit, now: Micros) -> None:
     """Beside the event that names it, in its transaction."""
     tx.write(
         f"INSERT INTO registry_audit ({_AUDIT}, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (audit.audit_id, audit.root, audit.state, audit.subject, audit.rollback_ref, audit.position, now),
+        (
+            audit.audit_id,
+            audit.root,
+            audit.state,
+            audit.subject,
+            audit.rollback_ref,
+            audit.position,
+            now,
+        ),
     )

@@ -28,7 +28,13 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def request(self) -> Request:
-        return Request(self.verb, self.request_id, msgspec.json.decode(self.payload), self.principal, self.signature)
+        return Request(
+            self.verb,
+            self.request_id,
+            msgspec.json.decode(self.payload),
+            self.principal,
+            self.signature,
+        )
 
     def value(self) -> Any:
         return msgspec.json.decode(self.answer or "null")
@@ -50,19 +56,26 @@ class Requests:
         if found.payload_hash != ours or found.principal != request.principal:
             raise RequestConflict(
                 f"request id {request.request_id!r} was already used for another {request.verb}",
-                context={"stored": found.payload_hash, "given": ours, "request_id": request.request_id},
+                context={
+                    "stored": found.payload_hash,
+                    "given": ours,
+                    "request_id": request.request_id,
+                },
             )
         return found
 
     def under(self, verb: str, request_id: str) -> Ledger | None:
         """The ledger's row of this id, whatever it was for."""
-        rows = self._rows.read(f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?", (verb, request_id))
+        rows = self._rows.read(
+            f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?", (verb, request_id)
+        )
         return Ledger(*rows[0]) if rows else None
 
     def open(self, limit: int) -> list[Ledger]:
         """Requests that wait for an answer, in the order they were filed."""
         rows = self._rows.read(
-            f"SELECT {_COLUMNS} FROM requests WHERE answered_at IS NULL ORDER BY request_no LIMIT ?", (limit,)
+            f"SELECT {_COLUMNS} FROM requests WHERE answered_at IS NULL ORDER BY request_no LIMIT ?",
+            (limit,),
         )
         return [Ledger(*row) for row in rows]
 

@@ -47,12 +47,15 @@ class Runs:
     def newest(self, limit: int = 100) -> list[tuple[Run, Micros]]:
         """The newest first, each with when it began."""
         found = self._rows.read(
-            f"SELECT {_RUN}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?", (limit,)
+            f"SELECT {_RUN}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?",
+            (limit,),
         )
         return [(Run(*row[:-1]), row[-1]) for row in found]
 
     def steps(self, saga_id: str) -> list[Step]:
-        found = self._rows.read(f"SELECT {_STEP} FROM saga_steps WHERE saga_id = ? ORDER BY step, side", (saga_id,))
+        found = self._rows.read(
+            f"SELECT {_STEP} FROM saga_steps WHERE saga_id = ? ORDER BY step, side", (saga_id,)
+        )
         return [Step(*row) for row in found]
 
     def _one(self, where: str, value: str) -> Run | None:
@@ -89,7 +92,10 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
     until = now + LEASE_SECONDS * 1_000_000
     if known is None:
         lease = Lease(name, holder, token, 1, until)
-        tx.write(f"INSERT INTO run_leases ({_LEASE}) VALUES (?, ?, ?, ?, ?)", (name, holder, token, 1, until))
+        tx.write(
+            f"INSERT INTO run_leases ({_LEASE}) VALUES (?, ?, ?, ?, ?)",
+            (name, holder, token, 1, until),
+        )
         return lease
     if known.holder not in ("", holder) and known.expires_at > now:
         return None
@@ -104,7 +110,11 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
 def renew_lease(tx: Writes, lease: Lease, now: Micros) -> bool:
     """Go on holding a lease; False if it is somebody else's by now. Written only when a quarter of its time is gone."""
     known = find_lease(tx, lease.name)
-    if known is None or (known.holder, known.token, known.fence) != (lease.holder, lease.token, lease.fence):
+    if known is None or (known.holder, known.token, known.fence) != (
+        lease.holder,
+        lease.token,
+        lease.fence,
+    ):
         return False
     until = now + LEASE_SECONDS * 1_000_000
     if known.expires_at < until - LEASE_SECONDS * 250_000:

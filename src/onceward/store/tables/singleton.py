@@ -42,7 +42,9 @@ def lock_row(rows: Reads) -> LockRow | None:
     return LockRow(*found[0]) if found else None
 
 
-def take_lock(tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[], OncewardError]) -> None:
+def take_lock(
+    tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[], OncewardError]
+) -> None:
     """Compare-and-set: `taken` replaces exactly what was seen, or `lost`."""
     values = msgspec.structs.astuple(taken)
     if seen is None:
@@ -91,7 +93,10 @@ def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
 
 def show_place(tx: Writes, machine_id: str, root_id: str) -> None:
     """Where the kernel that just took the lock stands."""
-    tx.write("UPDATE kernel_beat SET machine_id = ?, root_id = ?, serves = '' WHERE one = 1", (machine_id, root_id))
+    tx.write(
+        "UPDATE kernel_beat SET machine_id = ?, root_id = ?, serves = '' WHERE one = 1",
+        (machine_id, root_id),
+    )
 
 
 def show_serving(tx: Writes, url: str) -> None:
@@ -119,9 +124,15 @@ def last_beat(rows: Reads) -> Beat | None:
 
 def retire_lock(tx: Writes, token: str) -> None:
     """End a tenure for good: whatever still carries its fence can no longer be committed."""
-    tx.write("UPDATE singleton_lock SET token = '', fence = fence + 1 WHERE lock_id = 1 AND token = ?", (token,))
+    tx.write(
+        "UPDATE singleton_lock SET token = '', fence = fence + 1 WHERE lock_id = 1 AND token = ?",
+        (token,),
+    )
 
 
 def free_lock(tx: Writes, token: str) -> None:
     """Give the lock back; the fence stays, for it only grows."""
-    tx.write("UPDATE singleton_lock SET token = '', build_id = NULL WHERE lock_id = 1 AND token = ?", (token,))
+    tx.write(
+        "UPDATE singleton_lock SET token = '', build_id = NULL WHERE lock_id = 1 AND token = ?",
+        (token,),
+    )

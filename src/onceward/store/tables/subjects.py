@@ -36,5 +36,7 @@ SUBJECTS = {
     "grant": Subject("grants", "grant_id", "status", "entry"),
     "saga": Subject("saga_runs", "saga_id", "state", "saga"),
     "value": Subject("registry_values", "vocab_id", "status", "entry", promises=True),
-    "child": Subject("urm_dispatch_token", "child_id", "phase", "child", silent=("queued", "leased")),
+    "child": Subject(
+        "urm_dispatch_token", "child_id", "phase", "child", silent=("queued", "leased")
+    ),
 }

@@ -50,4 +50,7 @@ def put_token(tx: Writes, token: Token) -> None:
 
 
 def revoke_token(tx: Writes, token_id: str, seq: int) -> None:
-    tx.write("UPDATE tokens SET revoked_seq = ? WHERE token_id = ? AND revoked_seq IS NULL", (seq, token_id))
+    tx.write(
+        "UPDATE tokens SET revoked_seq = ? WHERE token_id = ? AND revoked_seq IS NULL",
+        (seq, token_id),
+    )
