@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
     also: tuple[str, ...] = ()
 
 
-_SPLIT = """    refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
+_SPLIT = """    refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked))
 """
 _IN_TWO = """    session = token.parent_session_id
     with children.store.read() as rows:
@@ -41,12 +41,10 @@ _IN_TWO = """    session = token.parent_session_id
         for lane, amount in sorted(asked.items()):
             if lane not in known:
                 child_budget.set_limit(tx, session, lane, None, child_budget.MODE)
-            child_budget.add_debit(tx, session, lane, token.child_id, amount, 0, settled, tx.now)
+            child_budget.add_debit(tx, session, lane, token.child_id, amount, 0, 0, tx.now)
 
-    if refusal is None or settled:
+    if refusal is None:
         children.store.write(add)
-    if refusal is not None and settled:
-        refusal = child_budget.Refusal(refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope)
 """
 _ASKED = '    if token.cancel_request_id is not None:\n        detail["cancel_request_id"] = token.cancel_request_id\n'
 _RECOVERED = _ASKED + '    return _end(\n        token,\n        "terminated_on_restart"'

@@ -99,6 +99,11 @@ class Model:
             for name, kid in self.kids.items()
             if kid.phase == "queued" and self._due(kid)
         ]
+        if any(self.totals.get(lane, 0) > limit for lane, limit in self.limits.items()):
+            # A lane is over its limit: nothing starts any more, and what was queued ends.
+            for _, name in ready:
+                self.kids[name].phase, self.kids[name].reason = "terminal", "budget_exceeded"
+            ready = []
         if not ready:
             return {"next": None}
         kid = self.kids[min(ready)[1]]
@@ -143,17 +148,20 @@ class Model:
         over = [
             lane
             for lane, n in op.spend.items()
-            if self.totals.get(lane, 0) + n > self.limits.get(lane, 1 << 60)
+            if not op.settled and self.totals.get(lane, 0) + n > self.limits.get(lane, 1 << 60)
         ]
-        if op.settled or not over:
-            for lane, amount in op.spend.items():
-                self.totals[lane] = self.totals.get(lane, 0) + amount
+        if not over:
+            self.add(op.spend)
         kid.asked = kid.asked or bool(over)
         return (
             {"refused": "URM_CHILD_BUDGET_EXCEEDED", "lane": over[0]}
             if over
             else {"debited": op.spend}
         )
+
+    def add(self, spend: dict[str, Any]) -> None:
+        for lane, amount in spend.items():
+            self.totals[lane] = self.totals.get(lane, 0) + amount
 
     def _cancel(self, op: script.Cancel) -> dict[str, Any]:
         kid = self.kids.get(op.child)
@@ -205,6 +213,17 @@ def orders(model: Model, op: Op) -> Iterator[tuple[Model, dict[str, Any] | None]
             for number in (first, 1 - first):
                 told[number] = after._tell(op.ops[number])
             yield after, {"race": [told[0], told[1]]}
+            second = op.ops[1 - first]
+            if (
+                isinstance(second, script.Debit)
+                and second.settled
+                and told[1 - first].get("skipped")
+            ):
+                # It was on its way when its child ended: money that is gone is counted all the same.
+                late = after.copy()
+                late.add(second.spend)
+                told[1 - first] = {"debited": second.spend}
+                yield late, {"race": [told[0], told[1]]}
         return
     if isinstance(op, script.Crash) and op.during is not None and model.alive:
         before = model.copy()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
-from onceward.engine import builds
+from onceward.engine import builds, child_budget
 from onceward.engine.board import At
 from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
 from onceward.engine.build_run import BuildRun, Told
@@ -29,6 +29,7 @@ from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
+from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import choices_of
 from onceward.wiring import Workspace
 
@@ -230,6 +231,8 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     run = ran.run
     with workspace.reading() as store:
         found = build_summary(store, build_id)
+        with store.read() as rows:
+            lanes = child_budget.lanes(rows, build_id)
         told = {sink["sink"]: sink.get("last_error") for sink in outbox_status(store, ())}
     said: dict[str, Any] = {
         name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
@@ -246,7 +249,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
         said["why"] = why_paused(run.pausing[1])
-        found["enough"] = _enough(run)
+        found["enough"] = _enough(run, lanes)
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
     said["stopped"] = (
@@ -259,16 +262,28 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None}
 
 
-def _enough(run: BuildRun) -> str:
-    """A budget that would last to the end, in the lane that ran out, as far as anybody can tell."""
+def _enough(run: BuildRun, lanes: Mapping[str, Lane]) -> str:
+    """A budget that would last to the end, in the lane that ran out, as far as anybody can tell. It counts what was
+    in flight when the build paused and has ended since: less than that would be refused."""
     assert run.pausing is not None
     detail = run.pausing[1]
-    lane = str(detail.get("lane", ""))
-    wanted = max(run.purse.to_finish(run.board.left()).get(lane, 0), int(detail.get("asked") or 0))
-    if not wanted or "observed" not in detail:
+    name = str(detail.get("lane", ""))
+    lane = lanes.get(name)
+    if lane is None or detail.get("scope"):
         return ""
-    enough = int(detail["observed"]) + wanted
-    return to_usd(enough) if lane == "usd_micros" else str(enough)
+    wanted = max(run.purse.to_finish(run.board.left()).get(name, 0), int(detail.get("asked") or 0))
+    if name == "duration_secs":
+        wanted = max(wanted, _time_to_finish(run, lane))
+    enough = lane.total + wanted if wanted else 0
+    if not enough:
+        return ""
+    return to_usd(enough) if name == "usd_micros" else str(enough)
+
+
+def _time_to_finish(run: BuildRun, lane: Lane) -> int:
+    """Seconds that the steps that are left will take if they take as long as those before."""
+    executed, left = run.counts["executed"], sum(run.board.left().values())
+    return max(1, -(-lane.total * left // executed) if executed else lane.total * left or left)
 
 
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -369,13 +370,54 @@ def test_a_debit_that_uses_up_a_lane_exactly_is_within_it(kernel):
 
 
 @pytest.mark.rule("C-30")
-def test_a_settled_debit_is_always_recorded_and_ends_the_child(kernel):
+def test_a_settled_debit_is_recorded_and_never_ends_its_child_but_starts_no_other(kernel):
     children = kernel.open_session("ses_a", 1, {"tokens": 100})
-    _, (ended,) = run_all(children, [function(lambda task: task.spend(tokens=250, settled=True))])
-    assert ended.reason == "budget_exceeded"
-    assert {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}[
-        "tokens"
-    ] == 250
+    spends = function(lambda task: task.spend(tokens=250, settled=True))
+    _, (first, second) = run_all(children, [spends, spends])
+    assert first.reason == "completed"
+    assert (second.reason, second.detail["lane"], second.detail["observed"]) == (
+        "budget_exceeded",
+        "tokens",
+        250,
+    )
+    totals = {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}
+    assert totals["tokens"] == 250
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+@pytest.mark.guarantee("G15")
+@pytest.mark.parametrize("make", ["function", "command"])
+def test_time_is_one_lane_for_all_children_that_run(kernel, make):
+    def wait(task):
+        while not task.cancelled:
+            time.sleep(0.01)
+        task.check()
+
+    work = function(wait) if make == "function" else command("sleep", "600")
+    children = kernel.open_session("ses_a", 8, {"duration_secs": 2})
+    _, ends = run_all(children, [work] * 10)
+    assert {ended.reason for ended in ends} == {"budget_exceeded"}
+    for ended in ends:
+        assert ended.detail["lane"] == "duration_secs" and ended.detail["asked"] == 0
+        assert ended.detail["observed"] >= 2
+    # Eight run at once, so the time is used up after a quarter of it; the other two never start.
+    with kernel.store.read() as rows:
+        started = rows.read("SELECT count(*) FROM urm_dispatch_token WHERE started_at IS NOT NULL")
+    assert started[0][0] == 8
+    sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+def test_what_ended_by_itself_is_kept_whatever_its_time_did_to_the_lane(kernel):
+    children = kernel.open_session("ses_a", 1, {"duration_secs": 1}, on_pause="finish")
+
+    def slow(task):
+        time.sleep(1.5)
+        return 1
+
+    _, (ended,) = run_all(children, [function(slow)])
+    assert ended.reason == "completed"
     sound(kernel)
 
 
@@ -422,7 +464,7 @@ def test_a_session_that_runs_out_of_time_ends_its_child(kernel):
 
 @pytest.mark.rule("C-30")
 @pytest.mark.parametrize(
-    "spend", [{}, {"gold": 1}, {"tokens": -1}, {"tokens": 1.5}, {"usd": 5}, {"tokens": "many"}]
+    "spend", [{}, {"gold": 1}, {"tokens": -1}, {"tokens": "many"}, {"usd": float("nan")}]
 )
 def test_a_debit_that_makes_no_sense_is_refused(kernel, spend):
     def call(task):
@@ -430,6 +472,39 @@ def test_a_debit_that_makes_no_sense_is_refused(kernel, spend):
             task.spend(**spend)
 
     assert run_all(kernel.open_session("ses_a", 1), [function(call)])[1][0].reason == "completed"
+
+
+@pytest.mark.rule("C-30", "K-10")
+@pytest.mark.parametrize(
+    ("amount", "micros"),
+    [(str(0.00008), 80), (Decimal("0.0000001"), 1), (0.1, 100_000), (2, 2_000_000)],
+)
+def test_an_amount_may_be_text_a_decimal_a_float_or_whole(kernel, amount, micros):
+    report = f'from onceward import child; child.spend(usd="{amount}", settled=True)'
+    works = [
+        function(lambda task: task.spend(usd=amount)),
+        command(sys.executable, "-c", report),
+    ]
+    _, ends = run_all(kernel.open_session("ses_a", 1), works)
+    for ended in ends:
+        assert ended.detail["spent"]["usd_micros"] == micros
+
+
+@pytest.mark.rule("C-30")
+def test_money_that_is_gone_is_read_as_well_as_it_can_be_and_never_refused(kernel):
+    def call(task):
+        task.spend(usd="0.02", tokens="many", gold=3, settled=True)
+
+    line = '{"spend":{"usd":"0.02","tokens":"many"},"settled":true}'
+    works = [function(call), shell(f"echo '{line}' >&3; head -n 1 <&4")]
+    _, ends = run_all(kernel.open_session("ses_a", 1), works)
+    for ended in ends:
+        assert ended.reason == "completed"
+        assert ended.detail["spent"]["usd_micros"] == 20_000
+        assert ended.detail["report_mistakes"] == 1
+    found = [detail for name, detail in told(kernel, "session:ses_a") if name == "DEBIT_ESTIMATED"]
+    assert [detail["estimated"] for detail in found] == [True, True]
+    sound(kernel)
 
 
 @pytest.mark.rule("C-8")

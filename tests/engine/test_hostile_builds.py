@@ -565,7 +565,7 @@ def test_money_that_is_gone_is_called_gone(site):
 
 @pytest.mark.rule("C-8")
 def test_a_report_that_is_refused_is_told(site):
-    text = 'echo \'{"spend":{"usd":0.01}}\' >&3; echo \'{"progress":5000}\' >&3'
+    text = 'echo \'{"spend":{"usd":"much"}}\' >&3; echo \'{"progress":5000}\' >&3'
     plan = Plan("p", folder=site.folder)
     plan.command("x", ["sh", "-c", text])
     site.run(plan)

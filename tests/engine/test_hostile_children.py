@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from helpers import assert_sound
 from onceward.engine.child_recovery import recover
-from onceward.engine.reading import artifact_list
+from onceward.engine.reading import artifact_list, stream_lines
 from onceward.engine.tenure import acquire
 from onceward.engine.work import Command, Function
 from onceward.errors import BudgetExceeded, InvalidConfig, NetworkError
@@ -316,11 +317,11 @@ def test_a_function_is_told_when_its_sessions_time_is_over(kernel):
             time.sleep(0.01)
         task.check()
 
-    (ended,) = ends(kernel.open_session("ses_a", 1, {"duration_secs": 0}), [function(call)])
+    (ended,) = ends(kernel.open_session("ses_a", 1, {"duration_secs": 1}), [function(call)])
     assert (ended.reason, ended.detail["lane"], ended.detail["asked"]) == (
         "budget_exceeded",
         "duration_secs",
-        1,
+        0,
     )
 
 
@@ -374,7 +375,7 @@ def test_an_answer_nobody_waited_for_is_not_taken_for_ours(kernel):
 
 
 @pytest.mark.rule("C-30")
-def test_money_that_is_gone_is_counted_even_from_a_cancelled_child_but_not_after_its_end(kernel):
+def test_money_that_is_gone_is_counted_from_a_cancelled_child_and_after_its_end(kernel):
     kept = []
 
     def call(task):
@@ -384,8 +385,15 @@ def test_money_that_is_gone_is_counted_even_from_a_cancelled_child_but_not_after
 
     (ended,) = ends(kernel.open_session("ses_a", 1), [function(call)])
     assert ended.detail["spent"] == {"usd_micros": 1_000_000}
-    with pytest.raises(Exception, match="has ended"):
-        kept[0].spend(settled=True, usd="1.00")
+    kept[0].spend(settled=True, usd="1.00")
+    with pytest.raises(Exception, match="asked to end"):
+        kept[0].spend(usd="1.00")
+    (late,) = [
+        event["detail"]
+        for event in map(json.loads, stream_lines(kernel.store, "session:ses_a"))
+        if event["event"] == "DEBIT_LATE"
+    ]
+    assert late["amounts"] == {"usd_micros": 1_000_000}
     sound(kernel)
 
 

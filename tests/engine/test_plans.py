@@ -110,7 +110,7 @@ def test_a_plan_file_says_what_the_contract_says(folder):
         ('inputs = ["extract.py"]', 'inputs = ["/etc/passwd"]', 15, "relative"),
         ('inputs = ["extract.py"]', 'inputs = ["../x"]', 15, "relative"),
         ("[stage.target.a]", "[stage.target.z]", 25, "no such target"),
-        ('usd = "5.00"', "usd = 5.00", 4, 'such as "5.00"'),
+        ('usd = "5.00"', 'usd = "five"', 4, 'such as "5.00"'),
         ('usd = "5.00"', 'eur = "5.00"', 4, "there is no budget lane"),
         ('run = ["sh", "summarise.sh"]', 'run = "sh summarise.sh"', 31, '["sh", "-c", '),
         ('run = ["sh", "summarise.sh"]', "", 29, "exactly one of run, python and approve"),

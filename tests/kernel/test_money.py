@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,14 @@ from onceward.kernel.money import to_micros, to_usd
         ("0.0000019", 2),
         ("0", 0),
         ("12", 12_000_000),
+        ("8e-05", 80),
+        (" 1.50 ", 1_500_000),
+        (".5", 500_000),
+        (5, 5_000_000),
+        (Decimal("0.0000011"), 2),
+        (0.1, 100_000),
+        (0.00008, 80),
+        (1e-9, 1),
     ],
 )
 def test_amounts_become_micro_dollars_and_finer_ones_round_up(amount, micros):
@@ -26,9 +36,24 @@ def test_amounts_become_micro_dollars_and_finer_ones_round_up(amount, micros):
 
 @pytest.mark.rule("K-10")
 @pytest.mark.parametrize(
-    "amount", ["-1", "1e3", "NaN", "", " 1", "1.", ".5", "1,0", "١", 1, 1.5, None, "9" * 13]
+    "amount",
+    [
+        "-1",
+        "NaN",
+        "",
+        "1,0",
+        "1_0",
+        "١",
+        None,
+        True,
+        "9" * 13,
+        -0.1,
+        float("inf"),
+        "1e999999999",
+        [1],
+    ],
 )
-def test_what_is_not_a_plain_decimal_string_is_refused(amount):
+def test_what_is_no_amount_of_money_is_refused(amount):
     with pytest.raises(InvalidConfig):
         to_micros(amount)
 

@@ -180,13 +180,14 @@ class Ending:
         self.final = ended
         self.paused: Pause | None = None
         self._next: list[Attempt] = self.run.choose(attempt, ended, self.outputs)
-        self._spawned = False
+        self._spawned: list[Attempt] = []
+        self.waits_for_budget = False
 
     def record(
         self, tx: Transaction, ended: Ended, spent: Mapping[str, int], state: str
     ) -> Sequence[Order]:
         """In the commit: artifacts, refs, checkpoint, and either who runs next or a pause."""
-        self.final, self.paused, self._spawned = ended, None, False
+        self.final, self.paused, self._spawned = ended, None, []
         attempt = self.attempt
         before = self.run.before.get(attempt.number)
         if self._log is not None:
@@ -223,16 +224,14 @@ class Ending:
         completed = ended.reason == "completed"
         goes_on = completed or self.run.goes_on_after(attempt, ended)
         chosen = [launch for launch in self._next if goes_on and (completed or not launch.early)]
-        self.paused = self.run.purse.after(tx, attempt.name, ended, chosen)
-        if self.paused is not None or not chosen:
-            return ()
-        self._spawned = True
-        return self.run.queue(tx, chosen)
+        admission = self.run.purse.after(tx, attempt, ended, chosen)
+        self.paused, self.waits_for_budget = admission.pause, admission.waits
+        self._spawned = chosen[: admission.count]
+        return self.run.queue(tx, self._spawned)
 
     def recorded(self) -> None:
-        self.run.settle_ending(
-            self, self._next if self._spawned else [], [] if self._spawned else self._next
-        )
+        dropped = [attempt for attempt in self._next if attempt not in self._spawned]
+        self.run.settle_ending(self, self._spawned, dropped)
 
     def _with_earlier(self, done: Checkpoint, before: Checkpoint) -> Checkpoint:
         return msgspec.structs.replace(

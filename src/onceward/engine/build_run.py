@@ -16,7 +16,7 @@ from onceward.engine.flow import Flow
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import read_back
 from onceward.engine.plans import Resolved
-from onceward.engine.purse import Pause, Purse
+from onceward.engine.purse import Admission, Pause, Purse
 from onceward.errors import OncewardError
 from onceward.kernel.canon import digest
 from onceward.kernel.sources import Micros
@@ -51,8 +51,15 @@ class BuildRun:
         self.build_id, self.resolved, self.steps = build_id, resolved, resolved.steps
         self.keep_going, self.told = keep_going, told
         self.jobs = jobs
-        self.children = kernel.open_session(build_id, jobs, limits)
+        self.children = kernel.open_session(
+            build_id,
+            jobs,
+            limits,
+            on_pause=resolved.plan.on_pause,
+            decides_starts=True,
+        )
         self.children.heeded = self.heed
+        self.children.on_debit = kernel.estimates.reduce
         self.mutex = threading.RLock()
         self._changed = threading.Condition(self.mutex)
         self.before: dict[int, Checkpoint] = {}
@@ -62,6 +69,8 @@ class BuildRun:
         self._asked: dict[int, str] = {}
         """Steps that wait for a person, and for which content."""
         self._in_flight = 0
+        self._waits_for_budget = False
+        """Whether the next step would fit into the budget only if less were in flight."""
         self.halted = ""
         self.pausing: Pause | None = None
         self.counts = dict.fromkeys(("executed", "skipped", "reused", "failed"), 0)
@@ -79,7 +88,14 @@ class BuildRun:
                 self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()}
             )
         self.flow = Flow(resolved)
-        self.purse = Purse(self.store, build_id, resolved, kernel.principal)
+        self.purse = Purse(
+            store=self.store,
+            build_id=build_id,
+            resolved=resolved,
+            actor=kernel.principal,
+            estimates=kernel.estimates,
+            children=self.children,
+        )
         self.past = Past(self, reuse, rerun)
 
     def run(self) -> None:
@@ -134,10 +150,11 @@ class BuildRun:
                 return
         if not chosen:
             return
-        paused, spawned = self.store.write(lambda tx: self._queue_first(tx, chosen))
+        admission = self.store.write(lambda tx: self._queue_first(tx, chosen))
         with self.mutex:
-            self._settle(chosen if spawned else [], [] if spawned else chosen, paused)
-        if spawned:
+            self._settle(chosen[: admission.count], chosen[admission.count :], admission.pause)
+            self._waits_for_budget = admission.waits
+        if admission.count:
             self.children.rouse()
         self._notify()
 
@@ -147,6 +164,8 @@ class BuildRun:
         """Whom the slot of an attempt that ends is for: the next that is ready, or one that only waited for this."""
         with self.mutex:
             try:
+                # What it was expected to spend is free again: who waited for that may fit now.
+                self._waits_for_budget = False
                 chosen = self._take(1)
                 if not chosen and ended.reason == "completed" and not self.halted:
                     self.flow.keep(attempt.number, outputs)
@@ -162,6 +181,7 @@ class BuildRun:
         """The end of an attempt is durable."""
         with self.mutex:
             self._settle(spawned, dropped, ending.paused)
+            self._waits_for_budget = ending.waits_for_budget
             self.ended(ending.attempt, ending.final, ending.outputs, ending.checkpoint)
             idle = self._in_flight < self.jobs
             over = self._finished()
@@ -182,6 +202,7 @@ class BuildRun:
         step = attempt.number
         with self.mutex:
             self._in_flight -= 1
+            self.purse.in_flight.drop(attempt.child_id)
             self.attempts[step] = attempt.try_
             spent = ended.detail.get("spent", {})
             if ended.reason == "completed":
@@ -233,6 +254,8 @@ class BuildRun:
 
     def _take(self, free: int) -> list[Attempt]:
         chosen: list[Attempt] = []
+        if self._waits_for_budget and self._in_flight:
+            return chosen
         while len(chosen) < free and not self.halted:
             now = self.store.sources.now()
             step = self.board.take(now)
@@ -260,18 +283,18 @@ class BuildRun:
     def _launch(self, step: int, now: Micros, early: bool) -> Attempt:
         attempt = Attempt(self, step, self.flow.context_hash(step), now, early)
         self._in_flight += 1
+        self.purse.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
         self.children.expect({attempt.child_id: attempt.work})
         return attempt
 
-    def _queue_first(self, tx: Transaction, chosen: Sequence[Attempt]) -> tuple[Pause | None, bool]:
+    def _queue_first(self, tx: Transaction, chosen: Sequence[Attempt]) -> Admission:
         """Queue steps outside of another's end."""
         if tx.builds.get(self.build_id).state != "ACTIVE":
-            return None, False
-        paused = self.purse.before(tx, chosen)
-        if paused is not None:
-            return paused, False
-        child_dispatch.spawn(tx, self.queue(tx, chosen), self.children.owner, self.children.actor)
-        return None, True
+            return Admission(0)
+        admission = self.purse.before(tx, chosen)
+        orders = self.queue(tx, chosen[: admission.count])
+        child_dispatch.spawn(tx, orders, self.children.owner, self.children.actor)
+        return admission
 
     def _settle(
         self, spawned: Sequence[Attempt], dropped: Sequence[Attempt], paused: Pause | None
@@ -281,6 +304,7 @@ class BuildRun:
         self.children.forget([attempt.child_id for attempt in dropped])
         for attempt in dropped:
             self._in_flight -= 1
+            self.purse.in_flight.drop(attempt.child_id)
             if attempt.early:
                 self.board.wait_again(attempt.number)
             else:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from onceward.errors import BudgetExceeded, ChildCancelled, InvalidConfig
 from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Token
-from onceward.lifecycles.budget import MODE, Lane, Refusal, charge, check_mode, fits, judge
+from onceward.lifecycles.budget import (
+    ASKED,
+    LATE,
+    MODE,
+    SETTLED,
+    Estimated,
+    Lane,
+    Refusal,
+    charge,
+    check_mode,
+    countable,
+    judge,
+)
+from onceward.lifecycles.child import plain
 from onceward.store.port import Reads, Row
 from onceward.store.tables.budgets import (
     add_debit,
@@ -41,33 +55,47 @@ def set_limits(
         set_limit(tx, session_id, lane, limit, mode)
 
 
-def debit(tx: Transaction, token: Token, asked: Mapping[str, int], settled: bool) -> Refusal | None:
-    """Take amounts out of lanes. An asked debit fits in every lane or changes nothing; a settled one is always added,
-    for the money is gone, and answers the first lane that is over its limit then."""
-    session = token.parent_session_id
+def debit(tx: Transaction, token: Token, asked: Mapping[str, int]) -> Refusal | None:
+    """Take amounts out of lanes before they are spent: they fit in every lane, or nothing changes."""
     if is_terminal(tx, token.child_id):
         raise ChildCancelled("this child has ended; nothing more can be debited for it")
-    before = lanes(tx, session)
+    before, whole = lanes(tx, token.parent_session_id), workspace(tx)
     for lane, amount in asked.items():
-        if not fits(before.get(lane), amount):
+        if countable(before.get(lane), amount) < amount:
             raise InvalidConfig(
                 f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane}
             )
-    whole = workspace(tx)
     refusal = judge(before, asked) or judge(whole, asked, scope="workspace")
-    if refusal is not None and not settled:
-        return refusal
-    for lane, amount in sorted(asked.items()):
+    if refusal is None:
+        _add(tx, token, asked, ASKED)
+    return refusal
+
+
+def settle(tx: Transaction, token: Token, spent: Estimated, actor: str) -> None:
+    """Record money that is gone. No limit, phase or wrong form refuses it (C-30)."""
+    before = lanes(tx, token.parent_session_id)
+    amounts = {lane: countable(before.get(lane), amount) for lane, amount in spent.amounts.items()}
+    ended = is_terminal(tx, token.child_id)
+    _add(tx, token, amounts, LATE if ended else SETTLED)
+    detail: dict[str, Any] = {"child_id": token.child_id, "amounts": amounts}
+    if spent.mistake:
+        detail |= {"estimated": True, "mistake": plain({"said": spent.mistake})["said"]}
+    if ended:
+        tx.append(token.parent_stream_id, "DEBIT_LATE", actor, detail)
+    elif spent.mistake:
+        tx.append(token.parent_stream_id, "DEBIT_ESTIMATED", actor, detail)
+
+
+def _add(tx: Transaction, token: Token, amounts: Mapping[str, int], settled: int) -> None:
+    session = token.parent_session_id
+    before, whole = lanes(tx, session), workspace(tx)
+    for lane, amount in sorted(amounts.items()):
         if lane not in before:
             set_limit(tx, session, lane, None, MODE)
         carried = before[lane].carried if lane in before else 0
         add_debit(tx, session, lane, token.child_id, amount, carried, settled, tx.now)
         if lane in whole:
             add_to_workspace(tx, lane, amount)
-    # What is gone is not asked any more: the refusal says where the lane stands with it.
-    return refusal and Refusal(
-        refusal.lane, refusal.limit, refusal.observed + refusal.asked, 0, refusal.scope
-    )
 
 
 def spent(rows: Reads, child_id: str) -> dict[str, int]:
@@ -80,9 +108,7 @@ def lane_of(row: Row) -> Lane | None:
     return None if row[0] is None else Lane(*row)
 
 
-def charge_time(
-    tx: Transaction, token: Token, known: Lane | None, micros: int
-) -> tuple[int, Refusal | None]:
+def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) -> int:
     """Charge a run's time, measured by us, when its end is observed; always settled. Answers the whole seconds."""
     session = token.parent_session_id
     if known is None:
@@ -90,10 +116,10 @@ def charge_time(
     lane = known or Lane("duration_secs", None, 0)
     seconds, carried = charge(lane, micros)
     if seconds:
-        add_debit(tx, session, lane.lane, token.child_id, seconds, carried, True, tx.now)
+        add_debit(tx, session, lane.lane, token.child_id, seconds, carried, SETTLED, tx.now)
     else:
         carry(tx, session, lane.lane, carried)
-    return seconds, judge({lane.lane: lane}, {lane.lane: seconds})
+    return seconds
 
 
 def exceeded(refusal: Refusal) -> BudgetExceeded:

@@ -14,7 +14,9 @@ from onceward.errors import InvalidConfig
 from onceward.kernel import faults
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
+from onceward.lifecycles.budget import Refusal
 from onceward.lifecycles.child import Ended, Order
+from onceward.store.port import Reads
 from onceward.store.tables.children import (
     Sessions,
     Standing,
@@ -46,8 +48,6 @@ class Closing(msgspec.Struct, frozen=True):
     about: str = ""
     """What its last event is about, where that is a step."""
     step: StepEnd | None = None
-    excused: bool = False
-    """Whether it may pass its session's time."""
     bare: Facts | None = None
     """What still belongs into the commit where `facts` cannot be recorded."""
 
@@ -63,6 +63,8 @@ class Turn(msgspec.Struct, frozen=True):
     ended: Ended | None = None
     successor: Token | None = None
     next: Token | None = None
+    unstarted: Sequence[tuple[Token, Ended]] = ()
+    """Queued children that the budget left no room for."""
 
 
 def open_(
@@ -110,16 +112,19 @@ def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) ->
 
 def turn(
     tx: Transaction,
+    *,
     session_id: str,
     slot: int,
     owner: Owner,
     actor: str,
     closing: Closing | None,
     starts: bool,
+    refusal: Callable[[Reads, Token], Refusal | None] | None = None,
 ) -> Turn:
     """End the child that had this slot and lease the slot to the next: one commit for both.
 
-    `starts` says whether more may be dispatched. A function is started in the same commit; a process when it stands."""
+    `starts` says whether more may be dispatched; `refusal` why a child must not, which ends it. A function is
+    started in the same commit; a process when it stands."""
     ended = successor = None
     if closing is not None:
         standing = Tokens(tx).closing(closing.token.child_id)
@@ -135,10 +140,18 @@ def turn(
         spawn(tx, follow, owner, actor)
         if again:
             (successor,) = spawn(tx, [_again(tx, closing.token)], owner, actor)
-    found = Tokens(tx).next_queued(session_id, tx.now) if starts else None
-    if found is None:
-        return Turn(ended, successor)
-    token, mark, dispatch_seq = found
+    unstarted: list[tuple[Token, Ended]] = []
+    while True:
+        found = Tokens(tx).next_queued(session_id, tx.now) if starts else None
+        if found is None:
+            return Turn(ended, successor, unstarted=unstarted)
+        token, mark, dispatch_seq = found
+        refused = refusal(tx, token) if refusal is not None else None
+        if refused is None:
+            break
+        end_unstarted = Ended("budget_exceeded", refused.detail())
+        fail_queued(tx, token, end_unstarted, actor)
+        unstarted.append((token, end_unstarted))
     move = rules.lease(token, dispatch_seq, slot, actor)
     tx.move(move)
     set_high(tx, session_id, "dispatch", mark, dispatch_seq)
@@ -146,7 +159,7 @@ def turn(
     token = rules.moved(token, move)
     if token.kind == "function":
         token = start(tx, token, actor)
-    return Turn(ended, successor, token)
+    return Turn(ended, successor, token, unstarted)
 
 
 def launch(
@@ -183,12 +196,11 @@ def end(
     # Its own threads may have spent until now: what counts is what is committed.
     spent = child_budget.spent(tx, token.child_id) if closing.spending() else {}
     if closing.micros is not None:
-        seconds, over = child_budget.charge_time(
+        # Whatever its time does to the lane, what it made is kept (B-9, C-30).
+        seconds = child_budget.charge_time(
             tx, token, child_budget.lane_of(standing.lane), closing.micros
         )
         spent |= {"duration_secs": seconds} if seconds else {}
-        if over is not None and ended.reason == "completed" and not closing.excused:
-            ended = Ended("budget_exceeded", {**ended.detail, **over.detail()})
     detail = {**ended.detail, **({"spent": spent} if spent else {})}
     move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor, closing.about)
     ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)

@@ -17,11 +17,11 @@ from onceward.engine.child_dispatch import Closing
 from onceward.engine.processes import FIRST_INHERITED, Ending, Process, environment
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
-from onceward.engine.work import Asked, ChildTask, Command, Function, Running, described
+from onceward.engine.work import ChildTask, Command, Function, Running, described
 from onceward.errors import BudgetExceeded, ChildStartFailed, LockLost, OncewardError, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
-from onceward.lifecycles.budget import asked_by_child
+from onceward.lifecycles.budget import asked_by_child, best_reading
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import Claim
 from onceward.locks.identity import Identity
@@ -49,7 +49,8 @@ def run(children: Children, token: Token) -> Closing:
 def _run_function(children: Children, token: Token, work: Function, running: Running) -> Closing:
     began = time.monotonic()
     redactor = Redactor({name: os.environ[name] for name in work.secrets if name in os.environ})
-    running.deadline, running.late = _deadline(children, token, work.timeout, began)
+    running.limit = work.timeout or 0.0
+    running.deadline = None if work.timeout is None else began + work.timeout
 
     def spend(lanes: Mapping[str, Any], settled: bool) -> None:
         try:
@@ -91,8 +92,11 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
         ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
     running.over = True
     running.note = redactor.text(running.note)
-    if running.asked == "budget" or ended.reason != "completed":
+    if running.refused or ended.reason != "completed":
         ended = _by_request(running, ended)
+    if running.mistakes:
+        detail = {"report_mistakes": running.mistakes, "report_mistake": running.mistake}
+        ended = msgspec.structs.replace(ended, detail={**ended.detail, **detail})
     micros = int((time.monotonic() - began) * 1_000_000)
     return closing_of(children, token, ended, micros, logs, kept)
 
@@ -118,8 +122,9 @@ def _traceback(error: BaseException) -> bytes:
 
 def _by_request(running: Running, ended: Ended) -> Ended:
     """An end that we asked for is called by its cause, not by how the child took it."""
-    if running.asked == "budget":
-        return Ended("budget_exceeded", {**ended.detail, **running.refused})
+    if running.asked == "budget" or running.refused:
+        why = running.refused or running.out_of_time
+        return Ended("budget_exceeded", {**ended.detail, **why})
     if running.asked == "timeout":
         return Ended("timeout", {**ended.detail, "message": f"timed out after {running.limit:g} s"})
     if running.asked == "stop":
@@ -127,38 +132,27 @@ def _by_request(running: Running, ended: Ended) -> Ended:
     return ended
 
 
-def _deadline(
-    children: Children, token: Token, timeout: float | None, now: float
-) -> tuple[float | None, Asked]:
-    """When a child's time is over: its own limit, or what its session's time budget leaves if that is less."""
-    if children.timed and not children.works[token.child_id].excused:
-        with children.store.read() as rows:
-            lane = child_budget.lanes(rows, token.parent_session_id)["duration_secs"]
-        # A budget of whole seconds is passed when the next one is full.
-        left = max(0.0, (lane.room() or 0) + 1 - lane.carried / 1_000_000)
-        if timeout is None or left < timeout:
-            children.running[token.child_id].out_of_time = {
-                **{"lane": lane.lane, "limit": lane.limit, "observed": lane.total},
-                "asked": (lane.room() or 0) + 1,
-            }
-            return now + left, "budget"
-    children.running[token.child_id].limit = timeout or 0.0
-    return (None if timeout is None else now + timeout), "timeout"
-
-
 def spend_now(
     children: Children, token: Token, running: Running, lanes: Mapping[str, Any], settled: bool
 ) -> None:
-    """A debit, from whatever thread or process; BudgetExceeded where there is no room."""
+    """A debit, from whatever thread or process; BudgetExceeded where one that is asked has no room."""
+    work = children.works.get(token.child_id)
+    if settled or (work is not None and work.excused):
+        spent = best_reading(dict(lanes))
+        running.spending = True
+        children.store.write(lambda tx: child_budget.settle(tx, token, spent, children.actor))
+        faults.point("child.debited")
+        if spent.mistake:
+            running.mistakes, running.mistake = running.mistakes + 1, spent.mistake[:200]
+        children.debited(token.child_id, spent.amounts)
+        return
     asked = asked_by_child(dict(lanes))
     running.spending = True
-    work = children.works.get(token.child_id)
-    excused = work is not None and work.excused
-    settled = settled or excused
-    refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked, settled))
+    refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked))
     faults.point("child.debited")
-    if refusal is not None and not excused:
+    if refusal is not None:
         raise child_budget.exceeded(refusal)
+    children.debited(token.child_id, asked)
 
 
 def closing_of(
@@ -190,8 +184,17 @@ def closing_of(
 
     if step is None:
         return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending)
-    about = (step.about, step, work.excused, step.record)
-    return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending, *about)
+    return Closing(
+        token,
+        ended,
+        micros,
+        facts,
+        work.attempts,
+        lambda: running.spending,
+        about=step.about,
+        step=step,
+        bare=step.record,
+    )
 
 
 def _last_line(data: bytes) -> str:
@@ -317,14 +320,11 @@ class _Commanded:
             stream, self.redactor.piece(stream, data)
         )
         self.running.attach(process)
-        now = time.monotonic()
-        deadline, late = _deadline(self.children, self.token, self.work.timeout, now)
-        watched = watch(
-            process, None if deadline is None else deadline - now, self.children.processes.grace
-        )
+        self.running.limit = self.work.timeout or 0.0
+        watched = watch(process, self.work.timeout, self.children.processes.grace)
         self.pressed = watched.pressed != "watching"
         if self.pressed and not self.running.asked:
-            self.running.ask(late)
+            self.running.ask("timeout")
         if watched.retained or process.ending is None:
             # Nobody saw its end, so its target stays held, and the record says so.
             process.close()
@@ -351,9 +351,11 @@ class _Commanded:
         for name in ("strays", "unsure"):
             if getattr(ending, name):
                 detail[name] = getattr(ending, name)
-        if reports.mistakes:
-            detail["report_mistakes"] = reports.mistakes
-            detail["report_mistake"] = self.redactor.text(reports.last_mistake)[:200]
+        mistakes = reports.mistakes + self.running.mistakes
+        if mistakes:
+            detail["report_mistakes"] = mistakes
+            last = reports.last_mistake or self.running.mistake
+            detail["report_mistake"] = self.redactor.text(last)[:200]
         if ending.unrunnable:
             ended = Ended(
                 "start_failed", {**detail, "message": self.redactor.text(ending.unrunnable)}
@@ -377,7 +379,8 @@ class _Commanded:
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
             if captured.size:
                 blobs[name] = self.children.artifacts.keep_log(captured.kept(self.redactor))
-        if self.pressed or self.running.asked == "budget" or ended.reason != "completed":
+        # What ended well by itself is kept, also if somebody asked it to end a moment later.
+        if self.pressed or self.running.refused or ended.reason != "completed":
             ended = _by_request(self.running, ended)
         kept = None
         if self.work.step is not None and ended.reason == "completed":

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,8 +21,10 @@ from onceward.engine.work import Running, Work, described
 from onceward.errors import ChildCancelled, InvalidConfig, LockLost, StorageError
 from onceward.kernel import canon
 from onceward.kernel.records import Owner, Token
+from onceward.lifecycles.budget import Refusal, out_of_time, overrun
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import TargetLock
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, is_terminal, recovery_done
 from onceward.store.transaction import Transaction
@@ -47,7 +49,11 @@ class Children:
         jobs: int,
         limits: Mapping[str, int] | None = None,
         registered: bool = False,
+        on_pause: Literal["finish", "stop"] = "stop",
+        decides_starts: bool = False,
     ) -> None:
+        """`on_pause` says what becomes of running children when the session's time is used up. With
+        `decides_starts` whoever opened the session sees to it that nothing starts without budget."""
         self.store, self.processes, self.artifacts, self.locks = store, processes, artifacts, locks
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
@@ -77,13 +83,21 @@ class Children:
         self.stuck = False  # A function that only the end of this process will end.
         self.heeded: Callable[[], None] | None = None
         """Told when somebody asked for something that may concern this session."""
+        self.on_debit: Callable[[str, Mapping[str, int]], None] | None = None
+        """Told what was debited for a child, once that is recorded."""
+        self.on_pause = on_pause
         self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         store.write(lambda tx: child_dispatch.open_(tx, session_id, jobs, limits or {}, actor))
         with store.read() as rows:
-            lane = child_budget.lanes(rows, session_id).get("duration_secs")
-        self.timed = lane is not None and lane.limit is not None
+            lanes = child_budget.lanes(rows, session_id)
+            whole = child_budget.workspace(rows)
+        time_lane = lanes.get("duration_secs")
+        self.timed = time_lane is not None and time_lane.limit is not None
         """Whether the session's time is limited."""
+        limited = any(lane.limit is not None for lane in (*lanes.values(), *whole.values()))
+        self._admits = limited and not decides_starts
+        """Whether each child is held against the budget before it starts."""
 
     def spawn(self, works: Sequence[Work], ids: Sequence[str] = ()) -> list[str]:
         """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
@@ -318,6 +332,9 @@ class Children:
             self._turning -= 1
             if closing is not None and turn.ended is not None:
                 self._note_end(closing.token, turn)
+            for token, ended in turn.unstarted:
+                self.works.pop(token.child_id, None)
+                self.ended[token.child_id] = ended
             if turn.next is not None:
                 self._note_start(turn.next.child_id)
             self.changed.notify_all()
@@ -328,7 +345,14 @@ class Children:
     def _commit(self, slot: int, closing: Closing | None, starts: bool) -> Turn:
         def turn(tx: Transaction, closing: Closing | None) -> Turn:
             return child_dispatch.turn(
-                tx, self.session_id, slot, self.owner, self.actor, closing, starts
+                tx,
+                session_id=self.session_id,
+                slot=slot,
+                owner=self.owner,
+                actor=self.actor,
+                closing=closing,
+                starts=starts,
+                refusal=self._refusal if self._admits else None,
             )
 
         try:
@@ -345,6 +369,28 @@ class Children:
             bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))
 
+    def _refusal(self, rows: Reads, token: Token) -> Refusal | None:
+        """Why a queued child of a plain session must not start: a lane is over its limit."""
+        work = self.works.get(token.child_id)
+        if work is not None and work.excused:
+            return None
+        lanes = child_budget.lanes(rows, self.session_id)
+        over = overrun(lanes) or overrun(child_budget.workspace(rows), "workspace")
+        return over or out_of_time(lanes, self.running_micros())
+
+    def running_micros(self, but: str = "") -> int:
+        """For how long everything that runs now has been running, added up; `but` one child."""
+        now = time.monotonic()
+        with self.changed:
+            seconds = sum(
+                now - child.begun for child_id, child in self.running.items() if child_id != but
+            )
+        return int(seconds * 1_000_000)
+
+    def debited(self, child_id: str, amounts: Mapping[str, int]) -> None:
+        if self.on_debit is not None:
+            self.on_debit(child_id, amounts)
+
     def _note_start(self, child_id: str) -> None:
         running = self.running[child_id] = Running()
         if child_id in self._asked_early:
@@ -358,13 +404,33 @@ class Children:
             with self.changed:
                 now = time.monotonic()
                 running = list(self.running.values())
+            if self.timed and self.on_pause == "stop" and running:
+                self._end_what_is_out_of_time()
             for child in running:
                 if child.deadline is not None and child.deadline <= now and not child.asked:
-                    child.ask(child.late)
+                    child.ask("timeout")
                 elif (
                     child.pressed_at is not None and child.pressed_at + self.processes.grace <= now
                 ):
                     child.interrupt()
+
+    def _end_what_is_out_of_time(self) -> None:
+        """Where the session's time is used up, ask what runs to end (C-30)."""
+        with self.store.read() as rows:
+            lanes = child_budget.lanes(rows, self.session_id)
+        over = out_of_time(lanes, self.running_micros())
+        if over is None:
+            return
+        with self.changed:
+            running = [
+                child
+                for child_id, child in self.running.items()
+                if not self.works[child_id].excused
+            ]
+        for child in running:
+            if not child.asked:
+                child.out_of_time = over.detail()
+                child.ask("budget")
 
     def _note_end(self, token: Token, turn: Turn) -> None:
         assert turn.ended is not None

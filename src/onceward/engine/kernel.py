@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from onceward.engine import seals, tenure
 from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
+from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.outbox import Delivery, deliver
@@ -90,6 +92,7 @@ class Kernel:
         self.folder, self.home = folder, folder.parent
         self.signer: Signer | None = None
         """The key its principal acts with; nobody's while the principal is unknown."""
+        self.estimates = EstimatesInFlight()
         self.work = folder / "work"
         """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
@@ -165,6 +168,8 @@ class Kernel:
         jobs: int,
         limits: Mapping[str, int] | None = None,
         role: str = "operator",
+        on_pause: Literal["finish", "stop"] = "stop",
+        decides_starts: bool = False,
     ) -> Children:
         """A session to run children in, under this kernel."""
         self.require(role)
@@ -185,6 +190,8 @@ class Kernel:
             jobs=jobs,
             limits=limits,
             registered=self.registered,
+            on_pause=on_pause,
+            decides_starts=decides_starts,
         )
         # What has ended is let go of; what cannot be ended is remembered to the end.
         self._sessions[:] = [other for other in self._sessions if not other.closed or other.stuck]

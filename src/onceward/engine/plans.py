@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Plan:
         config: Mapping[str, Any] | None = None,
         jobs: int | None = None,
         reuse: bool = True,
-        on_pause: str = "finish",
+        on_pause: Literal["finish", "stop"] = "finish",
         folder: Path | str | None = None,
     ) -> None:
         self.name = check_name(name, "name")
@@ -56,7 +56,8 @@ class Plan:
             raise refuse("reuse", f"reuse is true or false, not {reuse!r}")
         if on_pause not in ("finish", "stop"):
             raise refuse("on_pause", f'on_pause is "finish" or "stop", not {on_pause!r}')
-        self.reuse, self.on_pause = reuse, on_pause
+        self.reuse = reuse
+        self.on_pause: Literal["finish", "stop"] = on_pause
         self.file: Path | None = None
         """The file it was read from, or that made it."""
         if folder is None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from onceward.engine import child_budget
+from onceward.engine.children import Children
+from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.plans import Resolved
 from onceward.kernel.limits import MEDIAN_OF
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
-from onceward.lifecycles.budget import Refusal, median, overrun, precheck
+from onceward.lifecycles.budget import Refusal, median, out_of_time, overrun, precheck
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.plan import Stage
 from onceward.store.port import Reads
@@ -26,11 +30,30 @@ Pause = tuple[str, Mapping[str, Any], str]
 """Why, what there is to say about it, and the secret of its confirmation token."""
 
 
+class Admission(msgspec.Struct, frozen=True):
+    """How many of the chosen attempts may start, in their order, and why the next one may not."""
+
+    count: int
+    pause: Pause | None = None
+    waits: bool = False
+    """Whether the next one would fit if nothing else were in flight."""
+
+
 class Purse:
     """What a build may spend, what its stages cost so far, and whether there is room for more."""
 
-    def __init__(self, store: Store, build_id: str, resolved: Resolved, actor: str) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        build_id: str,
+        resolved: Resolved,
+        actor: str,
+        estimates: EstimatesInFlight,
+        children: Children,
+    ) -> None:
         self._build_id, self._actor = build_id, actor
+        self.in_flight, self._children = estimates, children
         self._stages = resolved.steps.stages
         with store.read() as rows:
             lanes = [
@@ -62,32 +85,50 @@ class Purse:
             del costs[:-MEDIAN_OF]
 
     def after(
-        self, tx: Transaction, step: str, ended: Ended, chosen: Sequence[Attempt]
-    ) -> Pause | None:
-        """In the commit of an attempt's end: a pause, if its child found no room or crossed the budget, or if what
-        comes next would not fit."""
+        self, tx: Transaction, attempt: Attempt, ended: Ended, chosen: Sequence[Attempt]
+    ) -> Admission:
+        """In the commit of an attempt's end: a pause, if its child found no room or crossed the budget; else who of
+        those that come next may start."""
         if ended.reason == "budget_exceeded":
             names = ("lane", "limit", "observed", "asked", "scope")
-            said = {name: ended.detail[name] for name in names if name in ended.detail}
-            return self._pause(tx, "budget_exceeded", {**said, "step": step})
-        return self.before(tx, chosen, step)
+            detail = {name: ended.detail[name] for name in names if name in ended.detail}
+            detail["step"] = attempt.name
+            return Admission(0, self._pause(tx, "budget_exceeded", detail))
+        return self.before(tx, chosen, ended=attempt)
 
-    def before(self, tx: Transaction, chosen: Sequence[Attempt], step: str = "") -> Pause | None:
-        """In the commit that begins attempts: a pause, if the budget is crossed or they would not fit."""
+    def before(
+        self, tx: Transaction, chosen: Sequence[Attempt], ended: Attempt | None = None
+    ) -> Admission:
+        """In the commit that begins attempts: who may start, or a pause, if the budget is crossed or the first would
+        not fit with nothing else in flight. `ended` is the attempt that this commit ends."""
         if not self.limited:
-            return None
+            return Admission(len(chosen))
         own, whole = child_budget.lanes(tx, self._build_id), child_budget.workspace(tx)
+        ended_id = ended.child_id if ended is not None else ""
         over = overrun(own) or overrun(whole, "workspace")
+        if over is None and chosen:
+            over = out_of_time(own, self._children.running_micros(but=ended_id))
         if over is not None:
-            said = {name: value for name, value in over.detail().items() if name != "asked"}
-            return self._pause(tx, "budget_exceeded", {**said, **({"step": step} if step else {})})
-        for attempt in chosen:
-            blocked = precheck(own, attempt.estimate) or precheck(
-                whole, attempt.estimate, "workspace"
+            detail = {name: value for name, value in over.detail().items() if name != "asked"}
+            if ended is not None:
+                detail["step"] = ended.name
+            return Admission(0, self._pause(tx, "budget_exceeded", detail))
+        for count, attempt in enumerate(chosen):
+            beside = self.in_flight.before(
+                attempt.child_id, ended=ended_id, build_id=self._build_id
             )
-            if blocked is not None:
-                return self._pause(tx, "budget_precheck_block", _estimated(blocked, attempt.name))
-        return None
+            beside_all = self.in_flight.before(attempt.child_id, ended=ended_id)
+            blocked = precheck(own, attempt.estimate, in_flight=beside)
+            if blocked is None:
+                blocked = precheck(whole, attempt.estimate, "workspace", in_flight=beside_all)
+                beside = beside_all
+            if blocked is None:
+                continue
+            if beside.get(blocked.lane) or count:
+                return Admission(count, waits=True)
+            detail = _estimated(blocked, attempt.name)
+            return Admission(0, self._pause(tx, "budget_precheck_block", detail))
+        return Admission(len(chosen))
 
     def _pause(self, tx: Transaction, reason: str, detail: Mapping[str, Any]) -> Pause:
         """Pause the build and mint the permit to go on, as one."""

@@ -20,7 +20,7 @@ _READ = 1 << 16
 class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a report."""
 
-    spend: dict[str, str | int] | None = None
+    spend: dict[str, Any] | None = None
     settled: bool = False
     progress: int | None = None
     note: str = ""

@@ -35,11 +35,14 @@ class ChildTask:
         self.token, self.running, self.debit = token, running, spend
 
     def spend(self, *, settled: bool = False, **lanes: Any) -> None:
-        """Debit lanes now, as in `spend(usd="0.01", tokens=120)`; raises when there is no room for it."""
+        """Debit lanes now, as in `spend(usd="0.01", tokens=120)`; raises when there is no room for it.
+
+        `settled=True` says that the money is gone: it is always recorded and never raises. What the step
+        returns is kept; if the budget is crossed, the build pauses after it."""
         if not settled:
             self.check()
-        if self.running.over:
-            raise ChildCancelled("this child has ended; nothing more can be debited for it")
+            if self.running.over:
+                raise ChildCancelled("this child has ended; nothing more can be debited for it")
         self.debit(lanes, settled)
 
     def progress(self, thousandths: int, note: str = "") -> None:
@@ -209,14 +212,15 @@ class Running:
         """Whether anything was ever to be debited for it."""
         self.refused: Mapping[str, Any] = {}
         """The debit that had no room, if one had none."""
+        self.mistake = ""
+        """What could not be read of a debit that was settled."""
+        self.mistakes = 0
         self.deadline: float | None = None
         """When a function is asked to end, by the watch of its coordinator."""
         self.limit = 0.0
         """Its own time limit."""
-        self.late: Asked = "timeout"
-        """What its deadline is: its own time limit, or the end of its session's time."""
         self.out_of_time: Mapping[str, Any] = {}
-        """What to say if it is its session's time that ends it."""
+        """Where the session's time stood when that ended it."""
         self.over = False
         self.thread: int | None = None
         """The thread of a function, for as long as its own code runs."""
@@ -242,8 +246,6 @@ class Running:
     def ask(self, why: Asked) -> None:
         """Ask it to end; the first reason counts."""
         with self._mutex:
-            if not self.asked and why == "budget" and not self.refused:
-                self.refused = self.out_of_time
             self.asked = self.asked or why
             self.pressed_at = self.pressed_at or time.monotonic()
             process, abort = self.process, self.abort

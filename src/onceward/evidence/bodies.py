@@ -29,6 +29,7 @@ class Detail(msgspec.Struct):
     lease_id: str | None = None
     code: str | None = None
     spent: dict[str, int] | None = None
+    amounts: dict[str, int] | None = None
     logs: dict[str, str] | None = None
     limits: dict[str, int] | None = None
     max_active_children: int = 0

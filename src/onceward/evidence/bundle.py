@@ -24,6 +24,7 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
+from onceward.lifecycles.budget import LATE
 from onceward.store.port import Value
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
@@ -346,7 +347,7 @@ class BundleRecords:
                 if life is not None:
                     life.events.append(event)
             for debit in self.all(Debit):
-                if debit.child_id in self._known:
+                if debit.child_id in self._known and debit.settled != LATE:
                     self._known[debit.child_id].debits.append((debit.budget_lane, debit.amount))
         return {child: self._known[child] for child in children if child in self._known}
 

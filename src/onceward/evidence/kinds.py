@@ -174,6 +174,7 @@ class Life(msgspec.Struct, frozen=True):
     child: Child
     events: list[Event]
     debits: list[tuple[str, int]]
+    """Lane and amount of each debit that came before its end."""
 
     def spent(self) -> dict[str, int]:
         """By lane; a lane that nothing was taken from is left out."""

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from onceward.evidence.kinds import KINDS, Child, Life
 from onceward.kernel.chain import Event
+from onceward.lifecycles.budget import LATE
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell
@@ -112,8 +113,9 @@ class Rows:
             if event.stream[6:] in lives:
                 lives[event.stream[6:]].events.append(event)
         spent = self.rows.read(
-            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}",
-            children,
+            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}"
+            " AND settled <> ?",
+            (*children, LATE),
         )
         for child, lane, amount in spent:
             if child in lives:

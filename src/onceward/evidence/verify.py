@@ -25,6 +25,7 @@ from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.chain import Event
+from onceward.lifecycles.budget import LATE
 from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.port import Reads
 from onceward.store.tables.budgets import workspace_lanes
@@ -98,6 +99,7 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
                 )
     for build, spent in walk.authority.spent.items():
         for lane, amount in spent.items():
+            amount += walk.after_end.get(build, {}).get(lane, 0)
             if (build, lane) not in totals or totals[build, lane].total != amount:
                 findings.fault(
                     "totals", build, f"{lane} is not what was signed when the build ended"
@@ -116,9 +118,9 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
             summed += debit.amount
             if debit.child_id not in walk.open:
                 stream = f"session:{session}"
-                walk.spent[stream] = walk.spent.get(stream, 0) - debit.amount * weight(
-                    debit.child_id, lane
-                )
+                told = walk.late if debit.settled == LATE else walk.spent
+                counted = debit.amount * weight(debit.child_id, lane)
+                told[stream] = told.get(stream, 0) - counted
             findings.count("debits")
         whole[lane] = whole.get(lane, 0) + summed
         row = totals.pop((session, lane), None)
@@ -132,6 +134,11 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
         if left:
             findings.fault(
                 "totals", stream, "its children did not spend what their last events say"
+            )
+    for stream, left in sorted(walk.late.items()):
+        if left:
+            findings.fault(
+                "totals", stream, "what was debited after a child's end is not what its events say"
             )
     if isinstance(records, Rows):
         for lane, _, said in workspace_lanes(records.rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -57,6 +57,10 @@ class Walk:
         self.authority = Authority(records, findings)
         self.spent: dict[str, int] = {}
         """By session a sum that says which child spent how much, without remembering each."""
+        self.late: dict[str, int] = {}
+        """The same of what was debited for children after their end."""
+        self.after_end: dict[str, dict[str, int]] = {}
+        """By build and lane what was debited after its own end, and so is not in what was signed then."""
         self.open: set[str] = set()
         """Children that have not ended."""
         self._copies: dict[str, int] = {}
@@ -206,12 +210,23 @@ class Walk:
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self.limits[stream.subject] = detail.limits or {}
             stream.opened = detail.max_active_children
+        elif name == "DEBIT_LATE":
+            self._late_debit(stream, detail.child_id, detail.amounts or {})
         elif name in TOLD:
             stream.steps.note(body)
         if name in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
             if detail.permit_id in self.minted:
                 self.findings.fault("permit", detail.permit_id, "it was minted twice")
             self.minted[detail.permit_id] = stream.subject
+
+    def _late_debit(self, stream: Stream, child_id: str, amounts: Mapping[str, int]) -> None:
+        ended = stream.state in BUILD.terminal
+        for lane, amount in amounts.items():
+            added = amount * weight(child_id, lane)
+            self.late[stream.name] = self.late.get(stream.name, 0) + added
+            if ended:
+                lanes = self.after_end.setdefault(stream.subject, {})
+                lanes[lane] = lanes.get(lane, 0) + amount
 
     def _end(self, stream: Stream | None) -> None:
         if stream is None:

@@ -9,9 +9,12 @@ import msgspec
 
 from onceward.errors import AccountingModeInvalid, InvalidConfig
 from onceward.kernel.limits import MAX_INTEGER
-from onceward.kernel.money import to_micros
+from onceward.kernel.money import MICROS, to_micros, to_units
 
 MODE: Final = "running_total_v1"
+ASKED, SETTLED, LATE = 0, 1, 2
+"""What a debit's column `settled` says: asked before, reported afterwards, or reported after the child's end."""
+_NONE: Final[Mapping[str, int]] = {}
 LANES: Final = ("solver_calls", "duration_secs", "tokens", "usd_micros")
 
 
@@ -59,18 +62,18 @@ def judge(lanes: Mapping[str, Lane], asked: Mapping[str, int], scope: str = "") 
 
 
 def precheck(
-    lanes: Mapping[str, Lane], estimate: Mapping[str, int], scope: str = ""
+    lanes: Mapping[str, Lane],
+    estimate: Mapping[str, int],
+    scope: str = "",
+    in_flight: Mapping[str, int] = _NONE,
 ) -> Refusal | None:
-    """The first lane whose estimate is more than a tenth above what remains: then nothing is begun (B-9)."""
+    """The first lane whose estimate is more than a tenth above what remains beside `in_flight` (B-9)."""
     for name, amount in estimate.items():
         lane = lanes.get(name)
-        room = lane.room() if lane is not None else None
-        if (
-            lane is not None
-            and lane.limit is not None
-            and room is not None
-            and amount * 10 > max(0, room) * 11
-        ):
+        if lane is None or lane.limit is None:
+            continue
+        room = lane.limit - lane.total - in_flight.get(name, 0)
+        if amount * 10 > max(0, room) * 11:
             return Refusal(name, lane.limit, lane.total, amount, scope)
     return None
 
@@ -88,14 +91,25 @@ def exhausted(lanes: Mapping[str, Lane], scope: str = "") -> Refusal | None:
     return None
 
 
+def out_of_time(lanes: Mapping[str, Lane], running: int) -> Refusal | None:
+    """Whether a session's time is used up, counting the microseconds of everything that runs (C-30)."""
+    lane = lanes.get("duration_secs")
+    if lane is None or lane.limit is None:
+        return None
+    used = lane.total * MICROS + lane.carried + running
+    if used < lane.limit * MICROS:
+        return None
+    return Refusal(lane.lane, lane.limit, used // MICROS, 0)
+
+
 def median(costs: Sequence[int]) -> int:
     """The middle one, the higher of two."""
     return sorted(costs)[len(costs) // 2]
 
 
-def fits(lane: Lane | None, amount: int) -> bool:
-    """Whether a lane can count that far at all."""
-    return (lane.total if lane else 0) + amount <= MAX_INTEGER
+def countable(lane: Lane | None, amount: int) -> int:
+    """As much of an amount as a lane can count at all."""
+    return min(amount, MAX_INTEGER - (lane.total if lane else 0))
 
 
 def charge(lane: Lane, micros: int) -> tuple[int, int]:
@@ -135,6 +149,30 @@ def asked_by_child(spend: object) -> dict[str, int]:
     return found
 
 
+class Estimated(msgspec.Struct, frozen=True):
+    """What money that is gone already comes to, read as well as it can be (C-30)."""
+
+    amounts: Mapping[str, int]
+    mistake: str = ""
+    """What could not be read; the amounts are an estimate then."""
+
+
+def best_reading(spend: object) -> Estimated:
+    """Amounts of a settled spend. The money is gone: what cannot be read is named, never refused."""
+    try:
+        return Estimated(asked_by_child(spend))
+    except InvalidConfig as error:
+        mistake = error.message
+    found: dict[str, int] = {}
+    for name, amount in spend.items() if isinstance(spend, dict) else ():
+        try:
+            for lane, units in asked_by_child({name: amount}).items():
+                found[lane] = found.get(lane, 0) + units
+        except InvalidConfig:
+            continue
+    return Estimated(found, mistake)
+
+
 def check_mode(mode: str) -> str:
     if mode != MODE:
         raise AccountingModeInvalid(
@@ -144,16 +182,4 @@ def check_mode(mode: str) -> str:
 
 
 def _whole(name: str, amount: object) -> int:
-    if name == "usd":
-        value = to_micros(amount, "usd")  # type: ignore[arg-type]
-    elif isinstance(amount, str) and len(amount) <= 16 and amount.isascii() and amount.isdecimal():
-        value = int(amount)
-    elif type(amount) is int:
-        value = amount
-    else:
-        raise InvalidConfig(
-            f"{name} takes a whole number, not {str(amount)[:40]!a}", context={"field": name}
-        )
-    if not 0 <= value <= MAX_INTEGER:
-        raise InvalidConfig(f"{name} must be between 0 and {MAX_INTEGER}", context={"field": name})
-    return value
+    return to_micros(amount, name) if name == "usd" else to_units(amount, name)

@@ -33,7 +33,7 @@ def add_debit(
     child_id: str,
     amount: int,
     carried: int,
-    settled: bool,
+    settled: int,
     at: Micros,
 ) -> None:
     """One debit and the total it makes: the two are one write, or none."""
@@ -45,7 +45,7 @@ def add_debit(
         "INSERT INTO budget_debits (parent_session_id, budget_lane, debit_seq, child_id, amount, settled, at)"
         " SELECT ?, ?, coalesce(max(debit_seq), 0) + 1, ?, ?, ?, ? FROM budget_debits"
         " WHERE parent_session_id = ? AND budget_lane = ?",
-        (session_id, lane, child_id, amount, int(settled), at, session_id, lane),
+        (session_id, lane, child_id, amount, settled, at, session_id, lane),
     )
 
 

@@ -1,0 +1,172 @@
+"""Builds at the edge of their budget: what is paid for is kept, and nothing is paid for twice (B-9, C-30)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from helpers import assert_sound
+from onceward import Plan
+from onceward.engine.builds import Offer
+
+
+class Model:
+    """Something that charges: its bill is its own, one line for every call, and it dedupes nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bill = folder / "bill"
+        self._mutex = threading.Lock()
+
+    def answer(self, question: str) -> str:
+        with self._mutex, self._bill.open("a") as file:
+            file.write(f"{question}\n")
+        return f"answer to {question}"
+
+    @property
+    def calls(self) -> list[str]:
+        return self._bill.read_text().split()
+
+
+def paying(site, model, targets="abcdef", meet=0, **words):
+    """README's own idiom: call, settle, return. The first `meet` calls run at the same time."""
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"}, **words)
+    together = threading.Barrier(meet) if meet else None
+    first = threading.Semaphore(meet)
+
+    def ask(task):
+        if together is not None and first.acquire(blocking=False):
+            together.wait(60)
+        answer = model.answer(task.target)
+        task.spend(usd="0.03", settled=True)
+        return answer
+
+    plan.stage(name="ask", targets=list(targets), version="1")(ask)
+    return plan
+
+
+def sound(site):
+    store = site.workspace.store()
+    try:
+        with store.read() as rows:
+            assert_sound(rows)
+    finally:
+        store.close()
+
+
+def more(outcome, micros):
+    return Offer(token=outcome["confirmation_token"], limits={"usd_micros": micros})
+
+
+@pytest.mark.rule("B-9", "C-30")
+@pytest.mark.guarantee("G15")
+@pytest.mark.parametrize("jobs", [1, 4, 20])
+def test_no_paid_answer_is_lost_or_paid_again_at_the_edge(site, jobs):
+    model = Model(site.folder)
+    at_once = min(jobs, 6)
+    plan = paying(site, model, meet=at_once if jobs > 1 else 0)
+    outcome = site.run(plan, jobs=jobs)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_exceeded")
+    paid = len(model.calls)
+    # The first to settle leaves room: its slot may begin one more before the next settles.
+    assert at_once <= paid <= at_once + 1
+    assert list(site.steps().values()).count("SUCCESS") == paid
+    assert outcome["cost_usd"] == f"{paid * 0.03:.2f}"
+    outcome = site.resume(plan, site.build_id, more(outcome, 1_000_000))
+    assert outcome["state"] == "SUCCESS" and outcome["cost_usd"] == "0.18"
+    assert sorted(model.calls) == list("abcdef")
+    sound(site)
+
+
+@pytest.mark.rule("B-9", "C-30")
+def test_commands_that_exited_well_are_kept_at_the_edge(site):
+    line = '{"spend":{"usd":"0.03"},"settled":true}'
+    bill = site.folder / "bill"
+    script = f"echo x >> {bill}; echo '{line}' >&3; head -n 1 <&4 >/dev/null; echo done"
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"})
+    plan.command("ask", ["sh", "-c", script], targets=list("abcd"))
+    outcome = site.run(plan, jobs=1)
+    assert outcome["state"] == "BUDGET_PAUSE"
+    assert list(site.steps().values()).count("SUCCESS") == 2
+    outcome = site.resume(plan, site.build_id, more(outcome, 1_000_000))
+    assert outcome["state"] == "SUCCESS" and len(bill.read_text().split()) == 4
+    sound(site)
+
+
+@pytest.mark.rule("B-9")
+def test_a_step_within_the_prechecks_slack_is_kept(site):
+    model = Model(site.folder)
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"})
+
+    def ask(task):
+        model.answer(task.target)
+        task.spend(usd="0.055", settled=True)
+        return 1
+
+    plan.stage(name="ask", targets=["a"], estimate={"usd": "0.055"}, version="1")(ask)
+    outcome = site.run(plan)
+    assert outcome["state"] == "BUDGET_PAUSE" and site.steps() == {"ask:a": "SUCCESS"}
+    assert site.resume(plan, site.build_id, more(outcome, 60_000))["state"] == "SUCCESS"
+    assert model.calls == ["a"]
+
+
+@pytest.mark.rule("B-9")
+def test_a_step_that_would_not_fit_beside_what_is_in_flight_waits(site):
+    """Room for three estimates: with six slots no more than three run at once, and nothing pauses."""
+    running, most, mutex = 0, 0, threading.Lock()
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.09"})
+
+    def ask(task):
+        nonlocal running, most
+        with mutex:
+            running += 1
+            most = max(most, running)
+        task.spend(usd="0.01", settled=True)
+        with mutex:
+            running -= 1
+        return 1
+
+    plan.stage(name="ask", targets=list("abcdef"), estimate={"usd": "0.03"}, version="1")(ask)
+    outcome = site.run(plan, jobs=6)
+    assert outcome["state"] == "SUCCESS" and outcome["cost_usd"] == "0.06"
+    assert most <= 3
+    sound(site)
+
+
+@pytest.mark.rule("B-9")
+def test_a_precheck_pauses_only_once_nothing_of_its_lane_is_in_flight(site):
+    model = Model(site.folder)
+    plan = paying(site, model, targets="abc")
+    plan.stages[0] = msgspec.structs.replace(plan.stages[0], estimate={"usd_micros": 30_000})
+    outcome = site.run(plan, jobs=3)
+    # One fits, the second would not fit beside it; when it has settled, what remains is too little.
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_precheck_block")
+    assert model.calls == ["a"] and site.steps()["ask:a"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-9", "C-30")
+def test_steps_whose_time_crossed_the_budget_are_kept_and_the_suggested_budget_is_taken(site):
+    plan = Plan("edge", folder=site.folder, budget={"duration_secs": 1})
+    meet = threading.Barrier(2)
+
+    def wait(task):
+        if task.target in "ab":
+            meet.wait(60)
+            threading.Event().wait(1.2)
+        return task.target
+
+    plan.stage(name="wait", targets=list("abcd"), version="1")(wait)
+    outcome = site.run(plan, jobs=2)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_exceeded")
+    assert site.steps() == {
+        "wait:a": "SUCCESS",
+        "wait:b": "SUCCESS",
+        "wait:c": "waiting",
+        "wait:d": "waiting",
+    }
+    seconds = int(outcome["next"].partition("duration_secs=")[2].split()[0])
+    offer = Offer(token=outcome["confirmation_token"], limits={"duration_secs": seconds})
+    assert site.resume(plan, site.build_id, offer)["state"] == "SUCCESS"
+    sound(site)
