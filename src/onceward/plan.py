@@ -38,6 +38,8 @@ class Result:
         self.cost_usd: str = outcome["cost_usd"]
         self.tokens: int = outcome["tokens"]
         self.steps: dict[str, int] = outcome["steps"]
+        self.in_doubt: list[str] = outcome.get("in_doubt", [])
+        """Steps that ended well and left what cannot be recorded: a person decides about them."""
         self._folder, self._store_url = folder, store_url
 
     def value(self, stage: str, target: str | None = None) -> Any:
@@ -172,7 +174,8 @@ def _leave_without_a_trace() -> None:
 
     def leave(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if isinstance(error, BuildStopped):
-            sys.exit(3 if error.result.state == "BUDGET_PAUSE" else 1)
+            waits = error.result.state == "BUDGET_PAUSE" or error.result.in_doubt
+            sys.exit(3 if waits else 1)
         before(kind, error, trace)
 
     if before.__name__ != leave.__name__ or before.__module__ != leave.__module__:

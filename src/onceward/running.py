@@ -250,15 +250,19 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
         said["confirmation_token"] = run.pausing[2]
         said["why"] = why_paused(run.pausing[1])
         found["enough"] = _enough(run, lanes)
+    elif run.doubts and not run.failures and found["state"] == "CRASHED":
+        said["in_doubt"] = run.doubts
+        said["why"] = _why_in_doubt(run.doubts)
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
-    said["stopped"] = (
-        True if run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE") else None
-    )
+    stopped = run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE")
+    said["stopped"] = True if stopped and "in_doubt" not in said else None
     said["untold"] = next(
         (told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None
     )
-    said["next"] = next_command(found)
+    said["next"] = (
+        _next_for_doubt(build_id, run.doubts) if "in_doubt" in said else next_command(found)
+    )
     return {key: value for key, value in said.items() if value is not None}
 
 
@@ -284,6 +288,19 @@ def _time_to_finish(run: BuildRun, lane: Lane) -> int:
     """Seconds that the steps that are left will take if they take as long as those before."""
     executed, left = run.counts["executed"], sum(run.board.left().values())
     return max(1, -(-lane.total * left // executed) if executed else lane.total * left or left)
+
+
+def _why_in_doubt(steps: Sequence[str]) -> str:
+    more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+    return (
+        f"{steps[0]}{more} ended well, but what it left cannot be recorded as its result; it is kept"
+        " among the artifacts of its child (kind in_doubt), and a person decides"
+    )
+
+
+def _next_for_doubt(build_id: str, steps: Sequence[str]) -> str:
+    accept = " ".join(f"--accept {shlex.quote(f'{step}=FILE')}" for step in steps[:3])
+    return f"onceward resume {build_id} {accept}   (or --rerun STEP)"
 
 
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:

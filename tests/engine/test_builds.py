@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
+import enum
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -13,9 +18,11 @@ from helpers import assert_sound
 from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
+from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, StorageError
 from onceward.kernel import faults
 from onceward.store.tables.checkpoints import checkpoints_of
+from typing_in import until
 
 
 def noted(task):
@@ -608,32 +615,184 @@ def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, ref
     sound(site)
 
 
-def until(true, seconds=20):
-    began = time.time()
-    while not true():
-        assert time.time() - began < seconds
-        time.sleep(0.02)
+def returning(site, call):
+    """A step that returns what it may, one that needs it, and one that does not."""
+    plan = Plan("odd", folder=site.folder)
+    plan.stage(name="odd", targets=["a"], version="1")(call)
+    plan.stage(name="next", needs="odd", version="1")(lambda task: task.inputs["odd"])
+    plan.stage(name="other", targets=["a"], version="1")(lambda task: 1)
+    return plan
 
 
-@pytest.mark.rule("B-7")
-def test_a_result_that_cannot_be_kept_fails_its_step_with_a_clear_word(site):
-    def plan(call):
-        made = Plan("bad", folder=site.folder)
-        made.stage(name="bad", targets=["a"], version="1")(call)
-        return made
+def aside(site):
+    """What is kept of the step in doubt, by name."""
+    child = next(s["child_id"] for s in site.status()["steps"] if s["status"] == "IN_DOUBT")
+    with site.workspace.artifacts() as kept:
+        found = [row for row in artifact_list(kept.store, child) if row["kind"] == "in_doubt"]
+        return {row["name"].partition("-")[2]: b"".join(kept.read(row["sha256"])) for row in found}
 
-    for value, why in (
-        (object(), "not JSON serializable"),
-        (float("nan"), "Out of range float"),
-        ({1: 2}, "not a string"),
-        ({"x": Path("/nowhere")}, "no file"),
-        ({"../x": b"1"}, "safe relative path"),
-        ("\ud800", "surrogates"),
-    ):
-        outcome = site.run(plan(lambda task, value=value: value))
-        assert outcome["state"] == "FAILED" and why in outcome["why"], outcome
-        assert site.status()["steps"][0]["error"]["error"] == "MALFORMED_OUTPUT"
+
+class Unshown:
+    def __repr__(self):
+        return "what it said"
+
+
+@pytest.mark.rule("B-8")
+@pytest.mark.parametrize(
+    ("value", "why", "kept"),
+    [
+        (Unshown(), "no JSON form", {"value.repr": b"what it said"}),
+        (float("nan"), "JSON cannot say", {"value.repr": b"nan"}),
+        ({1: 2, "1": 3}, "two keys", {"value.repr": b"{1: 2, '1': 3}", "1.json": b"3"}),
+        ({"x": Path("/nowhere"), "y": "text"}, "no file", {"y.txt": b"text"}),
+        ({"../x": b"1"}, "safe relative path", {".._x.bin": b"1"}),
+        ("\ud800", "surrogates", {"value.repr": b"'\\ud800'"}),
+    ],
+)
+def test_a_paid_result_that_cannot_be_recorded_is_kept_and_a_person_decides(
+    site, tmp_path, value, why, kept
+):
+    def call(task):
+        with site.witness.open("a") as file:
+            file.write("paid\n")
+        return value
+
+    plan = returning(site, call)
+    outcome = site.run(plan)
+    assert (outcome["state"], outcome["in_doubt"]) == ("CRASHED", ["odd:a"])
+    assert site.steps() == {"odd:a": "IN_DOUBT", "next:a": "waiting", "other:a": "SUCCESS"}
+    error = next(s["error"] for s in site.status()["steps"] if s["status"] == "IN_DOUBT")
+    assert error["error"] == "MALFORMED_OUTPUT" and why in error["message"]
+    found = aside(site)
+    assert kept.items() <= found.items(), found
+    with pytest.raises(InvalidResumeState, match="has to decide about odd:a"):
+        site.resume(plan, site.build_id)
     sound(site)
+    file = tmp_path / "fixed.json"
+    file.write_text('{"fixed": true}')
+    outcome = site.resume(plan, site.build_id, Offer(accept={"odd:a": file}))
+    assert outcome["state"] == "SUCCESS" and site.lines() == ["paid"]
+    sound(site)
+
+
+@pytest.mark.rule("B-8")
+def test_a_step_in_doubt_may_be_rerun(site):
+    good = site.folder / "good"
+    plan = returning(site, lambda task: 1 if good.exists() else object())
+    site.run(plan)
+    good.touch()
+    assert site.resume(plan, site.build_id, Offer(rerun=["odd:a"]))["state"] == "SUCCESS"
+    sound(site)
+
+
+@pytest.mark.rule("B-8", "B-12")
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [
+        ("ln -s /etc/hostname $ONCEWARD_OUT/link; echo 1 > $ONCEWARD_OUT/a", {"a": b"1\n"}),
+        ("echo 1 > $ONCEWARD_OUT/'a\tb'", {"a_b": b"1\n"}),
+        ("head -c 3000 /dev/zero > $ONCEWARD_OUT/big", {"big": bytes(3000)}),
+    ],
+)
+def test_outputs_that_break_a_rule_are_kept_aside(site, script, kept):
+    (site.workspace.folder.parent / "onceward.toml").write_text("[artifacts]\nmax_bytes = 2000\n")
+    site.workspace = type(site.workspace)(
+        site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
+    )
+    plan = Plan("odd", folder=site.folder)
+    plan.command("odd", ["bash", "-c", script.replace("\t", "\\t").replace("'a\\tb'", "$'a\\tb'")])
+    outcome = site.run(plan)
+    assert outcome["in_doubt"] == ["odd:main"], outcome
+    found = aside(site)
+    assert kept.items() <= found.items(), found
+    sound(site)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: set
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.rule("B-4", "I-2")
+def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Answer(pydantic.BaseModel):
+        text: str
+        at: datetime.datetime
+
+    moment = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    value = {
+        "model": Answer(text="yes", at=moment),
+        "point": Point(1, {"b", "a"}),
+        "at": moment,
+        "keys": {1: "one", 2: {3, 1}},
+        "colour": Colour.RED,
+        "decimal": decimal.Decimal("1.50"),
+    }
+    got = []
+    plan = Plan("values", folder=site.folder)
+    plan.stage(name="make", targets=["a"], version="1")(lambda task: value)
+    plan.stage(name="take", needs="make", version="1")(lambda task: got.append(task.inputs["make"]))
+    assert site.run(plan)["state"] == "SUCCESS"
+    assert got == [
+        {
+            "model": {"text": "yes", "at": "2026-01-02T03:04:05Z"},
+            "point": {"x": 1, "tags": ["a", "b"]},
+            "at": "2026-01-02T03:04:05Z",
+            "keys": {"1": "one", "2": [1, 3]},
+            "colour": "red",
+            "decimal": "1.50",
+        }
+    ]
+
+
+@pytest.mark.rule("B-8", "C-30")
+@pytest.mark.parametrize("when", ["while its kernel lives", "after its kernel has gone"])
+def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_kept(site, when):
+    """The function waits in a call that nobody can interrupt, and is paid for all the same."""
+    release, back = threading.Event(), threading.Event()
+    plan = Plan("slow", folder=site.folder, jobs=1)
+
+    def slow(task):
+        if not release.wait(600):
+            raise AssertionError("nobody let it go")
+        task.spend(usd="0.05", settled=True)
+        back.set()
+        return "late answer"
+
+    def rest(task):
+        # It runs in the slot that was given up.
+        if when == "while its kernel lives":
+            release.set()
+            until(lambda: back.is_set())
+            until(lambda: any(e["event"] == "LATE_RESULT" for e in site.events()))
+        return 1
+
+    plan.stage(name="slow", targets=["a"], timeout=1, version="1")(slow)
+    plan.stage(name="rest", targets=["a"], version="1")(rest)
+    outcome = site.run(plan, keep_going=True)
+    assert outcome["state"] == "FAILED"
+    assert [s["step"] for s in site.told if s["status"] == "OVERDUE"] == ["slow:a"]
+    assert site.steps()["rest:a"] == "SUCCESS"
+    if when == "after its kernel has gone":
+        assert site.steps()["slow:a"] == "FAILED"
+        release.set()
+        until(lambda: len(list((site.workspace.folder / "late").glob("*.json"))) == 2)
+        site.workspace.kernel().close()
+    assert site.steps()["slow:a"] == "SUCCESS"
+    status = site.status()
+    assert status["cost_usd"] == "0.05"
+    assert {e["event"] for e in site.events()} >= {"LATE_RESULT", "DEBIT_LATE"}
+    sound(site)
+    # Nothing is paid for again: another run takes the late result over.
+    outcome = site.run(plan, keep_going=True)
+    assert outcome["state"] == "SUCCESS" and outcome["steps"]["reused"] == 2
 
 
 @pytest.mark.rule("B-4")

@@ -54,9 +54,10 @@ class Artifacts:
         self.added = 0
         """Bytes that went into rows since somebody last looked."""
 
-    def keep(self, data: bytes) -> Blob:
+    def keep(self, data: bytes, *, limited: bool = True) -> Blob:
         """Make bytes durable, or ready to become so with the next commit."""
-        self._require_fits(len(data))
+        if limited:
+            self._require_fits(len(data))
         digest = hashlib.sha256(data).hexdigest()
         if len(data) <= ARTIFACT_INLINE_BYTES:
             return Blob(digest, len(data), data, fileless=not os.path.exists(self._place(digest)))  # noqa: PTH110
@@ -69,14 +70,17 @@ class Artifacts:
             data = data[: max(0, self.limit - len(notice))] + notice[: self.limit]
         return self.keep(data)
 
-    def keep_file(self, path: Path, redactor: Redactor | None = None) -> Blob:
+    def keep_file(
+        self, path: Path, redactor: Redactor | None = None, *, limited: bool = True
+    ) -> Blob:
         """Make a file's content durable, a piece at a time, whatever its size; without the secrets of a redactor."""
         try:
             size = path.stat().st_size
-            self._require_fits(size)
+            if limited:
+                self._require_fits(size)
             if size <= ARTIFACT_INLINE_BYTES:
                 data = b"".join(_readable(path))
-                return self.keep(redactor.clean(data) if redactor else data)
+                return self.keep(redactor.clean(data) if redactor else data, limited=limited)
             return self._write(_cleaned(path, redactor) if redactor else _readable(path))
         except OSError as error:
             raise StorageError(f"cannot keep {path.name}: {error.strerror}") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.engine.artifacts import Artifacts
 from onceward.engine.bench import Bench
 from onceward.engine.cut_off import StepOf, not_done
 from onceward.engine.outputs import Kept, written
@@ -122,8 +123,19 @@ class Attempt:
     def collect(self, token: Token, value: Any) -> list[Kept]:
         return self.bench.collect(value)
 
-    def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | None) -> Ending:
-        return Ending(self, token, ended, list(kept or ()), self.bench.clear())
+    def doubt(self, value: Any, why: OncewardError) -> InDoubt:
+        return InDoubt(why.code, why.message[:1000], self.bench.set_aside(value))
+
+    def late(self, token: Token, kept: list[Kept] | InDoubt) -> None:
+        """The thread of an attempt that was given up has ended: what it made is a result all the same (B-8)."""
+        self.bench.clear()
+        parts, doubt = (kept.kept, kept.message) if isinstance(kept, InDoubt) else (kept, "")
+        self.run.kernel.late.record(self.run.store, self.run.artifacts, token, parts, doubt)
+
+    def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | InDoubt | None) -> Ending:
+        # Whose thread still runs may still use its folder.
+        log = None if ended.detail.get("given_up") else self.bench.clear()
+        return Ending(self, token, ended, kept or [], log)
 
     def cancelled(self) -> None:
         self.run.ended(self, Ended("cancelled"), ())
@@ -142,6 +154,62 @@ class Attempt:
         return changed
 
 
+class InDoubt(msgspec.Struct, frozen=True):
+    """What a step left that cannot be taken as its result: a person decides what becomes of it (B-8)."""
+
+    code: str
+    message: str
+    kept: Sequence[Kept]
+
+    def detail(self) -> dict[str, Any]:
+        """What the child's last event says of it."""
+        kept = result_digest([output for output, _ in self.kept])
+        return {"error": self.code, "message": self.message, "kept": kept}
+
+    def record(
+        self,
+        tx: Transaction,
+        artifacts: Artifacts,
+        attempt: Attempt,
+        token: Token,
+        spent: Mapping[str, int],
+        before: Checkpoint | None,
+    ) -> Checkpoint:
+        """In the commit of its child's end; answers the checkpoint of the step."""
+        for output, blob in self.kept:
+            artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
+        error = {"reason": "in_doubt", "error": self.code, "message": self.message}
+        done = not_done(attempt.said, token, "in_doubt", spent, before)
+        tx.append(
+            f"session:{token.parent_session_id}",
+            "STEP_IN_DOUBT",
+            attempt.run.kernel.principal,
+            {"step": attempt.name, "child_id": attempt.child_id},
+        )
+        return msgspec.structs.replace(done, status="IN_DOUBT", error=canonical(error).decode())
+
+
+def succeeded(
+    attempt: Attempt, context_hash: str, outputs: tuple[Output, ...], spent: Mapping[str, int]
+) -> Checkpoint:
+    """The checkpoint of a step that an attempt has done."""
+    return Checkpoint(
+        build_id=attempt.run.build_id,
+        stage=attempt.stage.name,
+        target=attempt.target,
+        context_hash=context_hash,
+        status="SUCCESS",
+        how="executed",
+        outputs=written(outputs),
+        cost=spent.get("usd_micros", 0),
+        tokens=spent.get("tokens", 0),
+        attempt=attempt.attempt,
+        child_id=attempt.child_id,
+        origin=None,
+        error=None,
+    )
+
+
 class Unlaunchable(Exception):
     """A step whose turn it is cannot be begun."""
 
@@ -154,22 +222,24 @@ class Ending:
     """The end of an attempt: what its commit holds, and whom it lets run next."""
 
     def __init__(
-        self, attempt: Attempt, token: Token, ended: Ended, kept: list[Kept], log: Any
+        self,
+        attempt: Attempt,
+        token: Token,
+        ended: Ended,
+        kept: Sequence[Kept] | InDoubt,
+        log: Any,
     ) -> None:
-        self.attempt, self.run, self._token, self._kept, self._log = (
-            attempt,
-            attempt.run,
-            token,
-            kept,
-            log,
-        )
-        self.outputs: tuple[Output, ...] = tuple(output for output, _ in kept)
-        completed = ended.reason == "completed"
+        self.attempt, self.run, self._token, self._log = attempt, attempt.run, token, log
+        self.doubt = kept if isinstance(kept, InDoubt) else None
+        self._kept: Sequence[Kept] = () if isinstance(kept, InDoubt) else kept
+        self.outputs: tuple[Output, ...] = tuple(output for output, _ in self._kept)
+        completed = ended.reason == "completed" and self.doubt is None
         self.about = f"{attempt.stage.name}:{attempt.target}:{attempt.context_hash}"
         self.detail: Mapping[str, Any] = {
             "step": attempt.name,
             "context_hash": attempt.context_hash,
             **({"outputs": result_digest(self.outputs)} if completed else {}),
+            **({"in_doubt": self.doubt.detail()} if self.doubt is not None else {}),
             **({"logs": {"log": log.sha256}} if log is not None else {}),
         }
         # What it read may be neither the old nor the new: it flows on, but it is nobody else's result.
@@ -179,7 +249,7 @@ class Ending:
         )
         self.final = ended
         self.paused: Pause | None = None
-        self._next: list[Attempt] = self.run.choose(attempt, ended, self.outputs)
+        self._next: list[Attempt] = self.run.choose(attempt, completed, self.outputs)
         self._spawned: list[Attempt] = []
         self.waits_for_budget = False
 
@@ -192,28 +262,16 @@ class Ending:
         before = self.run.before.get(attempt.number)
         if self._log is not None:
             self.run.artifacts.record(tx, attempt.child_id, "log", "log", self._log)
-        if ended.reason == "completed":
+        in_doubt = self.doubt if ended.reason == "completed" else None
+        completed = ended.reason == "completed" and in_doubt is None
+        if completed:
             for output, blob in self._kept:
                 self.run.artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
-            done = Checkpoint(
-                *(
-                    self.run.build_id,
-                    attempt.stage.name,
-                    attempt.target,
-                    self._context_hash,
-                    "SUCCESS",
-                    "executed",
-                ),
-                *(
-                    written(self.outputs),
-                    spent.get("usd_micros", 0),
-                    spent.get("tokens", 0),
-                    attempt.attempt,
-                ),
-                *(attempt.child_id, None, None),
-            )
+            done = succeeded(attempt, self._context_hash, self.outputs, spent)
             if before is not None and before.status != "SUCCESS":
                 done = self._with_earlier(done, before)
+        elif in_doubt is not None:
+            done = in_doubt.record(tx, self.run.artifacts, attempt, self._token, spent, before)
         else:
             done = not_done(attempt.said, self._token, ended.reason, spent, before)
             done = _with_error(done, ended, self.run.again(attempt, ended))
@@ -221,8 +279,7 @@ class Ending:
         self.checkpoint = done
         if state != "ACTIVE" or self.run.halted:
             return ()
-        completed = ended.reason == "completed"
-        goes_on = completed or self.run.goes_on_after(attempt, ended)
+        goes_on = ended.reason == "completed" or self.run.goes_on_after(attempt, ended)
         chosen = [launch for launch in self._next if goes_on and (completed or not launch.early)]
         admission = self.run.purse.after(tx, attempt, ended, chosen)
         self.paused, self.waits_for_budget = admission.pause, admission.waits

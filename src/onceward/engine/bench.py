@@ -78,6 +78,12 @@ class Bench:
             return keeper.folder(self.folder / "out")
         return keeper.everything(value, self.folder / "out" if self._task.left else None)
 
+    def set_aside(self, value: Any) -> list[Kept]:
+        """Keep what it left although that cannot be taken as its outputs."""
+        left = self._task is None or self._task.left
+        keeper = Keeper(self._artifacts, self.redactor())
+        return keeper.aside(value, self.folder / "out" if left else None)
+
     def clear(self) -> Blob | None:
         """Leave the place as if nobody had been there; answers the log of a function, if it said anything."""
         log, task, self._task = None, self._task, None

@@ -25,6 +25,8 @@ class At(IntEnum):
     DONE = 5
     FAILED = 6
     BLOCKED = 7
+    DOUBT = 8
+    """It ended, and a person is to decide what becomes of it."""
 
 
 class Board:
@@ -87,6 +89,10 @@ class Board:
         held = self._held.get(self.steps.place(step)[0], self._ready)
         held.remove(step)
         heapq.heapify(held)
+
+    def doubt(self, step: int) -> None:
+        self._leave(step)
+        self._set(step, At.DOUBT)
 
     def ask(self, step: int) -> None:
         self._set(step, At.ASKED)

@@ -60,6 +60,7 @@ class BuildRun:
         )
         self.children.heeded = self.heed
         self.children.on_debit = kernel.estimates.reduce
+        self.children.on_overdue = self._tell_overdue
         self.mutex = threading.RLock()
         self._changed = threading.Condition(self.mutex)
         self.before: dict[int, Checkpoint] = {}
@@ -76,6 +77,8 @@ class BuildRun:
         self.counts = dict.fromkeys(("executed", "skipped", "reused", "failed"), 0)
         self.saved = 0
         """What the steps that need not run cost when they did, in micro-dollars."""
+        self.doubts: list[str] = []
+        """Steps that ended well and left what cannot be taken as their result."""
         self.failures: list[tuple[str, Mapping[str, Any]]] = []
         with self.store.read() as rows:
             scopes = {
@@ -160,14 +163,15 @@ class BuildRun:
 
     # What an attempt asks while it ends.
 
-    def choose(self, attempt: Attempt, ended: Ended, outputs: tuple[Output, ...]) -> list[Attempt]:
-        """Whom the slot of an attempt that ends is for: the next that is ready, or one that only waited for this."""
+    def choose(self, attempt: Attempt, done: bool, outputs: tuple[Output, ...]) -> list[Attempt]:
+        """Whom the slot of an attempt that ends is for: the next that is ready, or one that only waited for this to be
+        done."""
         with self.mutex:
             try:
                 # What it was expected to spend is free again: who waited for that may fit now.
                 self._waits_for_budget = False
                 chosen = self._take(1)
-                if not chosen and ended.reason == "completed" and not self.halted:
+                if not chosen and done and not self.halted:
                     self.flow.keep(attempt.number, outputs)
                     chosen = self._take_early(attempt.number)
             except (OncewardError, Unlaunchable):
@@ -182,7 +186,13 @@ class BuildRun:
         with self.mutex:
             self._settle(spawned, dropped, ending.paused)
             self._waits_for_budget = ending.waits_for_budget
-            self.ended(ending.attempt, ending.final, ending.outputs, ending.checkpoint)
+            self.ended(
+                ending.attempt,
+                ending.final,
+                ending.outputs,
+                ending.checkpoint,
+                in_doubt=ending.doubt is not None,
+            )
             idle = self._in_flight < self.jobs
             over = self._finished()
         if spawned and idle:
@@ -198,6 +208,8 @@ class BuildRun:
         ended: Ended,
         outputs: tuple[Output, ...],
         checkpoint: Checkpoint | None = None,
+        *,
+        in_doubt: bool = False,
     ) -> None:
         step = attempt.number
         with self.mutex:
@@ -205,6 +217,12 @@ class BuildRun:
             self.purse.in_flight.drop(attempt.child_id)
             self.attempts[step] = attempt.try_
             spent = ended.detail.get("spent", {})
+            if ended.reason == "completed" and in_doubt:
+                self.doubts.append(attempt.name)
+                self.board.doubt(step)
+                self.purse.note(attempt.k, spent)
+                self._say(attempt.name, "IN_DOUBT", attempt.child_id, spent, ended)
+                return
             if ended.reason == "completed":
                 self.attempts.pop(step, None)
                 self.before.pop(step, None)
@@ -429,6 +447,10 @@ class BuildRun:
                     *(build, "FAILED", "unhandled_error", self.kernel.principal),
                     {"step": name, "failed": self.counts["failed"], "why": said},
                 )
+            elif self.doubts:
+                # A person has to decide; the resume with that decision goes on from here.
+                tx.move(rules.crash(build, self.kernel.principal, {"in_doubt": self.doubts[:100]}))
+                return "CRASHED"
             else:
                 made = self.past.output_digest(tx)
                 move = rules.move(
@@ -438,6 +460,11 @@ class BuildRun:
             return move.target
 
         self.store.write(conclude)
+
+    def _tell_overdue(self, child_id: str, limit: float) -> None:
+        work = self.children.works.get(child_id)
+        if work is not None and work.step is not None:
+            self.told({"step": work.step.name, "status": "OVERDUE", "limit": limit, "spent": {}})
 
     def _scope(self, k: int) -> str:
         return digest([self.resolved.plan.name, self.steps.stages[k].name])

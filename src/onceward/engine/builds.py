@@ -233,8 +233,9 @@ def _decide(
         ]
         again = " ".join((f"onceward resume {build.build_id}", *given))
         raise InvalidResumeState(
-            f"nobody can say whether {'these steps' if len(open_) > 1 else 'this step'} had an effect before the crash:"
-            f" {', '.join(open_)}",
+            f"a person has to decide about {', '.join(open_)}: nobody can say whether"
+            f" {'these steps' if len(open_) > 1 else 'this step'} had an effect before a crash, or what came of"
+            f" {'them' if len(open_) > 1 else 'it'} could not be recorded",
             context={"build_id": build.build_id, "in_doubt": open_},
             recovery=[
                 Recovery(

@@ -71,13 +71,18 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int]) -> Refusal | 
     return refusal
 
 
-def settle(tx: Transaction, token: Token, spent: Estimated, actor: str) -> None:
-    """Record money that is gone. No limit, phase or wrong form refuses it (C-30)."""
+def settle(
+    tx: Transaction, token: Token, spent: Estimated, actor: str, *, late_id: str = ""
+) -> None:
+    """Record money that is gone. No limit, phase or wrong form refuses it (C-30). `late_id` names a report that came
+    by another way than the child's own, so that it is recorded once."""
     before = lanes(tx, token.parent_session_id)
     amounts = {lane: countable(before.get(lane), amount) for lane, amount in spent.amounts.items()}
     ended = is_terminal(tx, token.child_id)
     _add(tx, token, amounts, LATE if ended else SETTLED)
     detail: dict[str, Any] = {"child_id": token.child_id, "amounts": amounts}
+    if late_id:
+        detail["late_id"] = late_id
     if spent.mistake:
         detail |= {"estimated": True, "mistake": plain({"said": spent.mistake})["said"]}
     if ended:

@@ -17,8 +17,15 @@ from onceward.engine.child_dispatch import Closing
 from onceward.engine.processes import FIRST_INHERITED, Ending, Process, environment
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
-from onceward.engine.work import ChildTask, Command, Function, Running, described
-from onceward.errors import BudgetExceeded, ChildStartFailed, LockLost, OncewardError, StorageError
+from onceward.engine.work import ChildTask, Command, Function, Running, Work, described
+from onceward.errors import (
+    BudgetExceeded,
+    ChildStartFailed,
+    LockLost,
+    MalformedOutput,
+    OncewardError,
+    StorageError,
+)
 from onceward.kernel import faults
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import asked_by_child, best_reading
@@ -37,8 +44,8 @@ RETRYABLE = {75: "NETWORK_ERROR", 76: "TRANSFORM_RATE_LIMIT", 77: "NEED_MORE_CON
 """Exit statuses by which a command says that another attempt can help."""
 
 
-def run(children: Children, token: Token) -> Closing:
-    """Run a leased child to its end."""
+def run(children: Children, token: Token) -> Closing | None:
+    """Run a leased child to its end; None where somebody else has recorded that meanwhile."""
     work = children.works[token.child_id]
     running = children.running[token.child_id]
     if isinstance(work, Function):
@@ -46,7 +53,11 @@ def run(children: Children, token: Token) -> Closing:
     return _Commanded(children, token, work, running).run()
 
 
-def _run_function(children: Children, token: Token, work: Function, running: Running) -> Closing:
+def _run_function(
+    children: Children, token: Token, work: Function, running: Running
+) -> Closing | None:
+    """Run a function on this thread. None where its slot was given up meanwhile: whoever did so recorded its end, and
+    what it made after that is kept as a late result."""
     began = time.monotonic()
     redactor = Redactor({name: os.environ[name] for name in work.secrets if name in os.environ})
     running.limit = work.timeout or 0.0
@@ -66,9 +77,7 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
             value = work.call(ChildTask(token, running, spend))
         if inspect.isawaitable(value):
             value = children.run_async(value, running)
-        if work.step is not None:
-            kept = work.step.collect(token, value)
-        ended = Ended("completed")
+        kept, ended = _collected(work, token, value, Ended("completed"), redactor)
     except BudgetExceeded as error:
         # Only the ledger's own word counts; one that a step made up is an error like others.
         said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
@@ -90,7 +99,11 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
         logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
         message = redactor.text(f"{described(error)}{_where(error)}")
         ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
-    running.over = True
+    if not running.end():
+        if ended.reason == "completed" and work.step is not None:
+            work.step.late(token, kept)
+        children.came_back(token.child_id)
+        return None
     running.note = redactor.text(running.note)
     if running.refused or ended.reason != "completed":
         ended = _by_request(running, ended)
@@ -99,6 +112,35 @@ def _run_function(children: Children, token: Token, work: Function, running: Run
         ended = msgspec.structs.replace(ended, detail={**ended.detail, **detail})
     micros = int((time.monotonic() - began) * 1_000_000)
     return closing_of(children, token, ended, micros, logs, kept)
+
+
+def given_up(children: Children, token: Token, running: Running) -> Closing:
+    """The end of a function whose time is over and whose thread goes on: its slot is for others."""
+    message = f"timed out after {running.limit:g} s, and its thread does not end"
+    ended = Ended("timeout", {"message": message, "given_up": True})
+    micros = int((time.monotonic() - running.begun) * 1_000_000)
+    return closing_of(children, token, ended, micros, {})
+
+
+def _collected(
+    work: Work, token: Token, value: Any, ended: Ended, redactor: Redactor
+) -> tuple[Any, Ended]:
+    """What a step that ended well left, made durable. What cannot be taken as its result is kept for a person to decide
+    about: it may have been paid for."""
+    if work.step is None:
+        return None, ended
+    try:
+        return work.step.collect(token, value), ended
+    except (LockLost, StorageError):
+        raise
+    except Exception as error:
+        why = error if isinstance(error, OncewardError) else MalformedOutput(described(error))
+        why.message = redactor.text(why.message)
+        kept = work.step.doubt(value, why)
+        if kept is not None:
+            return kept, ended
+        said = {"error": why.code, "message": why.message[:1000]}
+        return None, Ended("execution_failed", {**ended.detail, **said})
 
 
 def _where(error: BaseException) -> str:
@@ -140,7 +182,10 @@ def spend_now(
     if settled or (work is not None and work.excused):
         spent = best_reading(dict(lanes))
         running.spending = True
-        children.store.write(lambda tx: child_budget.settle(tx, token, spent, children.actor))
+        if running.over or running.given_up:
+            children.settle_late(token, spent)
+        else:
+            children.store.write(lambda tx: child_budget.settle(tx, token, spent, children.actor))
         faults.point("child.debited")
         if spent.mistake:
             running.mistakes, running.mistake = running.mistakes + 1, spent.mistake[:200]
@@ -384,13 +429,7 @@ class _Commanded:
             ended = _by_request(self.running, ended)
         kept = None
         if self.work.step is not None and ended.reason == "completed":
-            try:
-                kept = self.work.step.collect(self.token, None)
-            except OncewardError as error:
-                if isinstance(error, LockLost | StorageError):
-                    raise
-                said = {"error": error.code, "message": self.redactor.text(error.message)[:1000]}
-                ended = Ended("execution_failed", {**ended.detail, **said})
+            kept, ended = _collected(self.work, self.token, None, ended, self.redactor)
         return closing_of(
             self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept
         )

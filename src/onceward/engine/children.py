@@ -15,13 +15,14 @@ import msgspec
 from onceward.engine import child_budget, child_dispatch, child_workflow, operations
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
+from onceward.engine.late import LateBox
 from onceward.engine.processes import Processes
 from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
 from onceward.errors import ChildCancelled, InvalidConfig, LockLost, StorageError
 from onceward.kernel import canon
 from onceward.kernel.records import Owner, Token
-from onceward.lifecycles.budget import Refusal, out_of_time, overrun
+from onceward.lifecycles.budget import Estimated, Refusal, out_of_time, overrun
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import TargetLock
 from onceward.store.port import Reads
@@ -31,6 +32,7 @@ from onceward.store.transaction import Transaction
 
 _GIVE_UP = 500
 _LOOK_SECONDS = 0.1
+_OVERDUE_SECONDS = 0.3
 
 
 class Children:
@@ -49,6 +51,7 @@ class Children:
         jobs: int,
         limits: Mapping[str, int] | None = None,
         registered: bool = False,
+        late: LateBox | None = None,
         on_pause: Literal["finish", "stop"] = "stop",
         decides_starts: bool = False,
     ) -> None:
@@ -58,6 +61,7 @@ class Children:
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
         self.registered = registered
+        self.late = late
         tenure = store.tenure
         if tenure is None:
             raise LockLost("only the kernel of a workspace runs children")
@@ -85,6 +89,10 @@ class Children:
         """Told when somebody asked for something that may concern this session."""
         self.on_debit: Callable[[str, Mapping[str, int]], None] | None = None
         """Told what was debited for a child, once that is recorded."""
+        self.on_overdue: Callable[[str, float], None] | None = None
+        """Told of a function that goes on after its time is over: its child, and the limit in seconds."""
+        self.left_running: set[str] = set()
+        """Children that were given up and whose threads have not ended."""
         self.on_pause = on_pause
         self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -292,14 +300,16 @@ class Children:
         self._threads.append(thread)
         thread.start()
 
-    def _slot(self, slot: int) -> None:
+    def _slot(self, slot: int, closing: Closing | None = None) -> None:
         """One place for a running child: ends one and takes the next in the same commit, until there is none."""
-        closing: Closing | None = None
         try:
             while True:
                 turn = self.turn(slot, closing)
                 if turn.next is not None:
                     closing = child_workflow.run(self, turn.next)
+                    if closing is None:
+                        # It was given up, and another thread has this slot by now.
+                        return
                     continue
                 closing = None
                 with self.changed:
@@ -336,7 +346,7 @@ class Children:
                 self.works.pop(token.child_id, None)
                 self.ended[token.child_id] = ended
             if turn.next is not None:
-                self._note_start(turn.next.child_id)
+                self._note_start(turn.next, slot)
             self.changed.notify_all()
         if closing is not None and closing.step is not None:
             closing.step.recorded()
@@ -391,8 +401,10 @@ class Children:
         if self.on_debit is not None:
             self.on_debit(child_id, amounts)
 
-    def _note_start(self, child_id: str) -> None:
+    def _note_start(self, token: Token, slot: int) -> None:
+        child_id = token.child_id
         running = self.running[child_id] = Running()
+        running.token, running.slot = token, slot
         if child_id in self._asked_early:
             running.cancel()
         if self._stopping:
@@ -409,10 +421,45 @@ class Children:
             for child in running:
                 if child.deadline is not None and child.deadline <= now and not child.asked:
                     child.ask("timeout")
-                elif (
-                    child.pressed_at is not None and child.pressed_at + self.processes.grace <= now
-                ):
+                elif child.pressed_at is None or child.process is not None:
+                    continue
+                elif child.asked == "timeout":
+                    self._look_at_overdue(child, now)
+                elif child.pressed_at + self.processes.grace <= now:
                     child.interrupt()
+
+    def _look_at_overdue(self, child: Running, now: float) -> None:
+        """A function whose time is over and that goes on: name it soon, give its slot up after the grace time. It is
+        not interrupted: it may wait for an answer that is paid for, and that is kept when it comes."""
+        assert child.token is not None and child.pressed_at is not None
+        if not child.overdue_told and child.pressed_at + _OVERDUE_SECONDS <= now:
+            child.overdue_told = True
+            if self.on_overdue is not None:
+                self.on_overdue(child.token.child_id, child.limit)
+        if child.pressed_at + self.processes.grace <= now and child.give_up():
+            closing = child_workflow.given_up(self, child.token, child)
+            thread = threading.Thread(
+                target=self._slot,
+                args=(child.slot, closing),
+                name=f"child-slot-{child.slot}",
+                daemon=True,
+            )
+            with self.changed:
+                self.left_running.add(child.token.child_id)
+                self._threads[child.slot - 1] = thread
+            thread.start()
+
+    def settle_late(self, token: Token, spent: Estimated) -> None:
+        """Money that a child spent and that is told after its end, maybe after this kernel's."""
+        if self.late is not None:
+            self.late.settle(self.store, token, spent)
+        else:
+            self.store.write(lambda tx: child_budget.settle(tx, token, spent, self.actor))
+
+    def came_back(self, child_id: str) -> None:
+        """The thread of a child that was given up has ended."""
+        with self.changed:
+            self.left_running.discard(child_id)
 
     def _end_what_is_out_of_time(self) -> None:
         """Where the session's time is used up, ask what runs to end (C-30)."""

@@ -276,6 +276,11 @@ def _why_step(
     if status == "REUSED":
         return ["nothing that flows into it changed: its result was taken over"], step["origin"]
     if status == "IN_DOUBT":
+        if error.get("reason") == "in_doubt":
+            return [
+                f"it ended well, but {error.get('message', 'its result cannot be recorded')}",
+                f"what it left is kept: onceward artifacts list {step.get('child_id')}",
+            ], None
         return [
             "a crash cut it off, and its stage says that a person must decide (on_crash = ask)"
         ], None

@@ -19,6 +19,7 @@ from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.keyring import Keyring, Signer
+from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
@@ -88,6 +89,7 @@ class Kernel:
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
         self.locks = TargetLock(folder / "locks")
         self.spool = Spool(folder / "running")
+        self.late = LateBox(folder / "late", principal)
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent
         self.signer: Signer | None = None
@@ -104,6 +106,8 @@ class Kernel:
             self.recovered = recover(
                 store, actor, self.processes.here, (self.artifacts, self.spool)
             )
+            self.late.actor = actor
+            self.late.file_all(store, self.artifacts)
             self.spool.clear()
             shutil.rmtree(self.work, ignore_errors=True)
             with store.read() as rows:
@@ -190,6 +194,7 @@ class Kernel:
             jobs=jobs,
             limits=limits,
             registered=self.registered,
+            late=self.late,
             on_pause=on_pause,
             decides_starts=decides_starts,
         )

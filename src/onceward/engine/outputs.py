@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,24 @@ import msgspec
 
 from onceward.engine.artifacts import Artifacts, Blob
 from onceward.engine.redaction import Redactor
-from onceward.errors import IntegrityFault, InvalidConfig, MalformedOutput, StorageError
+from onceward.engine.values import to_json
+from onceward.errors import (
+    IntegrityFault,
+    InvalidConfig,
+    MalformedOutput,
+    OncewardError,
+    StorageError,
+)
 from onceward.lifecycles.plan import Output, check_target_name
 
 Kept = tuple[Output, Blob]
+IN_DOUBT = "in_doubt"
+"""The kind of what a step left and what cannot be taken as its outputs."""
 VALUES = {"json": "value.json", "text": "value.txt", "bytes": "value.bin"}
 """The name of a value that a step returned."""
 _MOST = 10_000
+_LONGEST_REPR = 1_000_000
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Keeper:
@@ -65,6 +77,54 @@ class Keeper:
                 raise MalformedOutput(f"a step may leave {_MOST} files, and this one left more")
         return _by_name(found)
 
+    def aside(self, value: Any, out: Path | None) -> list[Kept]:
+        """What a step left although it cannot be taken as its outputs, whatever its size, type and names: for a person
+        to look at. Nothing of it is lost but what is neither value, file nor link."""
+        kept: list[Kept] = []
+        if value is not None:
+            kept.append(self._aside_bytes("value.repr", _shown(value)))
+            parts = value.items() if isinstance(value, dict) else [("value", value)]
+            for name, part in parts:
+                kept += self._aside_part(str(name), part)
+        if out is not None and out.is_dir() and not out.is_symlink():
+            for path in sorted(out.rglob("*")):
+                kept += self._aside_path(path.relative_to(out).as_posix(), path)
+        return [
+            (msgspec.structs.replace(output, name=f"{IN_DOUBT}/{number:04d}-{output.name}"), blob)
+            for number, (output, blob) in enumerate(kept, 1)
+        ]
+
+    def _aside_part(self, name: str, part: Any) -> list[Kept]:
+        if isinstance(part, Path):
+            return self._aside_path(name, part)
+        try:
+            kind, data = encoded(part)
+        except MalformedOutput:
+            return []
+        return [self._aside_bytes(f"{name}{Path(VALUES[kind]).suffix}", data)]
+
+    def _aside_path(self, name: str, path: Path) -> list[Kept]:
+        try:
+            if path.is_symlink():
+                link = os.fsencode(path.readlink())
+                return [self._aside_bytes(f"{name}.link", link)]
+            if not path.is_file():
+                return []
+            blob = self._artifacts.keep_file(path, self._redactor, limited=False)
+        except (OSError, OncewardError):
+            # What cannot be read is named by its repr, or not at all.
+            return []
+        return [(Output(self._plain_name(name), IN_DOUBT, blob.sha256, blob.size), blob)]
+
+    def _aside_bytes(self, name: str, data: bytes) -> Kept:
+        clean = self._redactor.clean(data) if self._redactor else data
+        blob = self._artifacts.keep(clean, limited=False)
+        return Output(self._plain_name(name), IN_DOUBT, blob.sha256, blob.size), blob
+
+    def _plain_name(self, name: str) -> str:
+        """A name that is safe anywhere, whatever the step called it."""
+        return _UNSAFE.sub("_", self._shown(name))[-80:]
+
     def _named(self, name: object, item: Any) -> Kept:
         if isinstance(item, Path):
             return self._file(_name(name), _kind(item), item)
@@ -105,30 +165,36 @@ def encoded(value: Any) -> tuple[str, bytes]:
     try:
         if isinstance(value, str):
             return "text", value.encode()
-        _require_plain(value, 0)
         text = json.dumps(
-            value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            to_json(value),
+            sort_keys=True,
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=(",", ":"),
         )
         return "json", text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except Exception as error:
+        # Whatever a value of somebody's own class raises while it is looked at says the same.
         raise MalformedOutput(
-            f"what the step returned cannot be kept: {error}. A step returns a JSON value, str, bytes, a Path, or a"
-            " dict that names several of these"
+            f"what the step returned cannot be recorded: {_told(error)}. A step returns a JSON value,"
+            " str, bytes, a Path, an object with fields (dataclass, pydantic), or a dict that names"
+            " several of these"
         ) from None
 
 
-def _require_plain(value: Any, depth: int) -> None:
-    """Keys that JSON would quietly turn into other keys are refused."""
-    if depth > 100:
-        raise ValueError("it is nested deeper than 100 levels")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is a {type(key).__name__}, not a string")
-            _require_plain(item, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _require_plain(item, depth + 1)
+def _shown(value: Any) -> bytes:
+    try:
+        text = repr(value)[:_LONGEST_REPR]
+    except Exception:
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _told(error: Exception) -> str:
+    try:
+        return str(error)[:500]
+    except Exception:
+        return type(error).__name__
 
 
 def _fitting(name: str, keep: Any) -> Blob:

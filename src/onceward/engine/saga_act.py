@@ -10,6 +10,7 @@ from onceward.engine.outputs import Kept, read_back
 from onceward.engine.sagas import ActionTask
 from onceward.engine.task import Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
+from onceward.errors import OncewardError
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.records import Token
 from onceward.kernel.sagas import Run, Side, Step
@@ -123,6 +124,12 @@ class Act:
                 for output, _ in kept
             }
         return kept, value
+
+    def doubt(self, value: Any, why: OncewardError) -> None:
+        """An action whose result cannot be recorded has failed: its compensation is what deals with that."""
+
+    def late(self, token: Token, kept: Any) -> None:
+        """An action that was given up has failed, and was dealt with."""
 
     def close(self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None) -> Ending:
         found, result = kept or ([], None)

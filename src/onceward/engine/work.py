@@ -16,7 +16,7 @@ import msgspec
 
 from onceward.engine.processes import Process
 from onceward.engine.redaction import Redactor
-from onceward.errors import ChildCancelled, InvalidConfig
+from onceward.errors import ChildCancelled, InvalidConfig, OncewardError
 from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.kernel.records import Token
 from onceward.lifecycles.child import Ended, Order
@@ -84,7 +84,16 @@ class Step(Protocol):
         ...
 
     def collect(self, token: Token, value: Any) -> Any:
-        """After it ended well: keep what it left. Raises a coded error where that cannot be kept."""
+        """After it ended well: keep what it left. Raises a coded error where that cannot be taken."""
+        ...
+
+    def doubt(self, value: Any, why: OncewardError) -> Any:
+        """After it ended well and `collect` refused what it left: keep that for a person to decide about. None where
+        nobody is asked and it has failed."""
+        ...
+
+    def late(self, token: Token, kept: Any) -> None:
+        """It ended well after it was given up: record what it made."""
         ...
 
     def close(self, token: Token, ended: Ended, kept: Any) -> StepEnd: ...
@@ -228,7 +237,25 @@ class Running:
         """When it was asked to end."""
         self.abort: Callable[[], object] | None = None
         """Cancels the coroutine of an `async def` child; it is waited for all the same."""
+        self.slot = 0
+        self.token: Token | None = None
+        """What it runs as, for whoever has to give it up."""
+        self.given_up = False
+        """Whether its end was recorded while its thread went on."""
+        self.overdue_told = False
         self._mutex = threading.Lock()
+
+    def end(self) -> bool:
+        """Its own thread says that it is over; False where it was given up before."""
+        with self._mutex:
+            self.over = True
+            return not self.given_up
+
+    def give_up(self) -> bool:
+        """Somebody else records its end; False where it is over already."""
+        with self._mutex:
+            self.given_up = not self.over
+            return self.given_up
 
     def attach(self, process: Process) -> None:
         """From now on asking reaches the process; what was asked before reaches it now."""

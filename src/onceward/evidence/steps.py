@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TOLD: Final = frozenset(
     {
-        *("STEP_REUSED", "STEP_DECIDED", "STEP_IN_DOUBT", "STEP_FAILED"),
+        *("STEP_REUSED", "STEP_DECIDED", "STEP_IN_DOUBT", "STEP_FAILED", "LATE_RESULT"),
         *("APPROVAL_WANTED", "APPROVAL_GIVEN", "APPROVAL_REFUSED"),
     }
 )
@@ -37,6 +37,8 @@ class Steps:
         self._accepted: dict[str, Any] = {}
         self._doubted: set[str] = set()
         self._unrun: set[str] = set()
+        self._late: set[tuple[str, str, str, str]] = set()
+        """Step, child, context and outputs of results that came after their child's end."""
         self._wanted: dict[tuple[str, str], str] = {}
         self._decided: dict[tuple[str, str], tuple[str, str, str]] = {}
         self.made: str | None = None
@@ -48,6 +50,8 @@ class Steps:
             self._reused[detail.step] = (detail.context_hash, detail.outputs, detail.child_id)
         elif name == "STEP_DECIDED" and detail.decision == "accept":
             self._accepted[detail.step] = detail.outputs
+        elif name == "LATE_RESULT":
+            self._late.add((detail.step, detail.child_id, detail.context_hash, detail.outputs))
         elif name == "STEP_IN_DOUBT":
             self._doubted.add(detail.step)
         elif name == "STEP_FAILED":
@@ -148,6 +152,9 @@ class Steps:
             return None if row.status == "FAILED" and step in self._unrun else "no child made it"
         if row.child_id not in ends:
             return "the child that made it is not there"
+        made = result_digest(outputs_of(row))
+        if row.status == "SUCCESS" and (step, row.child_id, row.context_hash, made) in self._late:
+            return None
         return self._unlike_child(row, body_of(ends[row.child_id]))
 
     def _unlike_child(self, row: Checkpoint, event: Mapping[str, Any]) -> str | None:
@@ -163,6 +170,8 @@ class Steps:
                 return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
             if detail.get("outputs") != result_digest(outputs_of(row)):
                 return "its outputs are not what its child's last event says"
+        elif row.status == "IN_DOUBT" and "in_doubt" in detail:
+            return None
         elif detail.get("reason") == "completed":
             return f"it says {row.status}, but its child completed"
         return None

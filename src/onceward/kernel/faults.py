@@ -41,6 +41,7 @@ POINTS: Final = (
     "child.debited",
     "child.recovering",
     "child.pronounced",
+    "late.filed",
     "stream.appended",
     "process.ordered",
     "process.ready",

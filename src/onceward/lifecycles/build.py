@@ -93,9 +93,10 @@ def moved(build: Build, move: Move) -> Build:
     )
 
 
-def crash(build: Build, actor: str) -> Move:
-    """A build whose kernel stops before it is done: asked to, or by an error of its own (L-24)."""
-    return move(build, "CRASHED", "crash_detected", actor)
+def crash(build: Build, actor: str, detail: Mapping[str, Any] = _NOTHING) -> Move:
+    """A build whose kernel stops before it is done: asked to, by an error of its own (L-24), or because a person has
+    to decide about steps first (B-8)."""
+    return move(build, "CRASHED", "crash_detected", actor, detail)
 
 
 def orphan(build: Build, actor: str) -> Move:

@@ -26,6 +26,7 @@ _COLOURS = {
     "CANCELLED": "red",
     "RETRY": "yellow",
     "APPROVAL": "yellow",
+    "IN_DOUBT": "yellow",
 }
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
@@ -124,6 +125,8 @@ class BuildDisplay:
             self._say(
                 f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused"
             )
+        elif said["status"] == "OVERDUE":
+            self._say(overdue(said))
         else:
             return False
         return True
@@ -152,7 +155,7 @@ class JsonDisplay(BuildDisplay):
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
-        if status in ("STOPPING", "STALE"):
+        if status in ("STOPPING", "STALE", "OVERDUE"):
             about = {"waiting": said["waiting"]} if status == "STOPPING" else {"step": said["step"]}
             self._line({"type": status.lower(), **about})
             return
@@ -186,6 +189,10 @@ class JsonDisplay(BuildDisplay):
 def step_line(said: Mapping[str, Any]) -> str:
     """How a step ended, and what it cost."""
     status, ended = said["status"], said.get("ended")
+    if status == "IN_DOUBT":
+        why = str(ended.detail.get("in_doubt", {}).get("message", "")) if ended else ""
+        word = click.style("in doubt", fg="yellow")
+        return f"{render.plain(said['step'])} {word}: {render.plain(why)}"
     lanes = [(lane, amount) for lane, amount in said["spent"].items() if lane != "duration_secs"]
     spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in lanes)
     why = explain(ended.reason, ended.detail) if ended is not None else ""
@@ -195,6 +202,14 @@ def step_line(said: Mapping[str, Any]) -> str:
         _QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET
     )
     return f"{render.plain(said['step'])} {word}{why}{f'  {spent}' if spent else ''}"
+
+
+def overdue(said: Mapping[str, Any]) -> str:
+    """A function that outlives its time limit."""
+    return (
+        f"{render.plain(said['step'])} timed out after {said['limit']:g} s, but its thread goes on;"
+        " its slot is given up soon, and what it still returns is kept"
+    )
 
 
 def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
@@ -236,7 +251,10 @@ def _summary(outcome: Mapping[str, Any]) -> str:
     )
     if outcome.get("stopped"):
         word, reason = "STOPPED", " (as asked; it can be resumed)"
-    colour = {"SUCCESS": "green", "BUDGET_PAUSE": "yellow", "STOPPED": "yellow"}.get(word, "red")
+    elif outcome.get("in_doubt"):
+        word, reason = "WAITING", " (for a person to decide)"
+    waits = ("BUDGET_PAUSE", "STOPPED", "WAITING")
+    colour = "green" if word == "SUCCESS" else "yellow" if word in waits else "red"
     state = click.style(word, fg=colour, bold=True)
     paid, whole = outcome["paid_usd"], outcome["cost_usd"]
     tokens = f" and {outcome['tokens']:,} tokens" if outcome["tokens"] else ""

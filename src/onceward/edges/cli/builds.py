@@ -272,9 +272,9 @@ def _bring(workspace: Any, files: Mapping[str, Path]) -> dict[str, Any]:
 
 def _leave(display: BuildDisplay, outcome: dict[str, Any], signal: int) -> int:
     display.result(outcome)
-    return (
-        signal if signal and outcome["state"] in ("CRASHED", "ACTIVE") else _EXITS[outcome["state"]]
-    )
+    if signal and outcome["state"] in ("CRASHED", "ACTIVE"):
+        return signal
+    return 3 if outcome.get("in_doubt") else _EXITS[outcome["state"]]
 
 
 def _accepted(texts: Sequence[str]) -> dict[str, Path]:

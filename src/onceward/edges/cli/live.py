@@ -169,7 +169,8 @@ class LiveDisplay(BuildDisplay):
                 self._ends.append(time.monotonic())
         if status == "APPROVAL":
             self._asked[said["step"]] = said["text"]
-        loud = status in ("FAILED", "CANCELLED", "RETRY", "STOPPED") or said.get("mistakes")
+        loud = status in ("FAILED", "CANCELLED", "RETRY", "STOPPED", "IN_DOUBT")
+        loud = loud or bool(said.get("mistakes"))
         if not self._announced(said) and loud:
             self._say(step_line(said))
 
