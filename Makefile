@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 N ?= 5
 SEED ?= 1
 # The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
-GATE := 8a7884d4bb6993da9670d777fec1eceac51faf7b4e46d8be76a51fa90cee4822
+GATE := e37c867ac658d71ebc1d468d8f68f01a4c70f3f5b4f0256111470ac472514482
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1

@@ -66,6 +66,22 @@ MUTANTS = {
         *(SCHEDULER, "not_as_locked", "dispatch_seq", "store/tables/children.py"),
         *("t.due_at <= ?", "t.due_at <= 10000000 + ?"),
     ),
+    "cap raised": Mutant(
+        metric=SCHEDULER,
+        reason="not_as_locked",
+        where="dispatch_seq",
+        file="kernel/limits.py",
+        old="MAX_ACTIVE_CHILDREN: Final = 2\n",
+        new="MAX_ACTIVE_CHILDREN: Final = 3\n",
+    ),
+    "cap not held": Mutant(
+        metric=SCHEDULER,
+        reason="records_disagree",
+        where="children that run",
+        file="store/tables/children.py",
+        old="AND s.max_active_children >= ?",
+        new="AND 1 + s.max_active_children >= ?",
+    ),
     "hidden randomness": Mutant(
         *(SCHEDULER, "runs_disagree", "line 1", "engine/child_dispatch.py"),
         *("tx.sources.fraction()", '__import__("os").getpid() % 997 / 997'),
