@@ -29,7 +29,7 @@ $(VENV)/user.stamp: $(BIN)/uv pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/user.stamp
 	@echo "Installing what the tests need (a real PostgreSQL included) ..."
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres,server]' --group dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres]' --group dev
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/dev.stamp
