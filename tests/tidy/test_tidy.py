@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -128,11 +129,13 @@ def test_nothing_of_this_machine_is_in_the_repository():
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\n")
     assert "uv.lock" not in files
+    # A clone in /tmp is no reason to miss /tmp in the README: only our own folder is of this machine.
+    here = ROOT if ROOT.parent == Path(tempfile.gettempdir()) else ROOT.parent
     for name in filter(None, files):
         path = ROOT / name
         if path.exists() and path.suffix not in (".png", ".svg"):
             text = path.read_text("utf-8")
-            assert str(ROOT.parent) + "/" not in text, name
+            assert f"{here}/" not in text, name
 
 
 def test_the_version_is_said_once():
