@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 N ?= 5
 SEED ?= 1
 # The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
-GATE := aad302e9e7eed34fcaef7c9c7d481f26363a5c0f6379b467c66ba7d3f4052d88
+GATE := 3e40eb31e5781c512239da911854393008fca33af1509cd0817ca07415fe33bc
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
@@ -29,7 +29,7 @@ $(VENV)/user.stamp: $(BIN)/uv pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/user.stamp
 	@echo "Installing what the tests need (a real PostgreSQL included) ..."
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres,server]' --group dev
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[postgres]' --group dev
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/dev.stamp

@@ -139,14 +139,17 @@ def scene(request, template, tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What could not be tried here, and how it can."""
-    said = {
-        report.longrepr[2]
-        for report in terminalreporter.stats.get("skipped", ())
-        if "apt-get" in str(report.longrepr)
-    }
-    for reason in sorted(said):
-        terminalreporter.write_line(f"NOT TRIED: {reason.removeprefix('Skipped: ')}", yellow=True)
+    """Every test that was skipped, by name, under the reason why; also with `-q`, unlike `-rs` of pytest."""
+    skipped: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        *_, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.longrepr,)
+        skipped.setdefault(str(reason).removeprefix("Skipped: "), []).append(report.nodeid)
+    if skipped:
+        terminalreporter.section("skipped", yellow=True)
+    for reason, names in sorted(skipped.items()):
+        terminalreporter.write_line(f"{reason}:", yellow=True)
+        for name in sorted(names):
+            terminalreporter.write_line(f"  {name}")
 
 
 def _left_out(item: pytest.Item) -> bool:

@@ -64,9 +64,25 @@ MUTANTS = {
         *(SCHEDULER, "not_as_locked", "dispatch_seq", "store/tables/children.py"),
         *("t.due_at <= ?", "t.due_at <= 10000000 + ?"),
     ),
+    "cap raised": Mutant(
+        metric=SCHEDULER,
+        reason="not_as_locked",
+        where="dispatch_seq",
+        file="kernel/limits.py",
+        old="MAX_ACTIVE_CHILDREN: Final = 2\n",
+        new="MAX_ACTIVE_CHILDREN: Final = 3\n",
+    ),
+    "cap not held": Mutant(
+        metric=SCHEDULER,
+        reason="records_disagree",
+        where="children that run",
+        file="store/tables/children.py",
+        old="AND s.max_active_children >= ?",
+        new="AND 1 + s.max_active_children >= ?",
+    ),
     "hidden randomness": Mutant(
         *(SCHEDULER, "runs_disagree", "line 1", "engine/child_dispatch.py"),
-        *("tx.sources.fraction()", '__import__("os").getpid() % 997 / 997'),
+        *("tx.sources.fraction()", 'hash("a run of its own") % 9973 / 9973'),
     ),
     "orphan dispatched again": Mutant(
         *(ORPHAN, "not_as_locked", "recovered", "store/tables/children.py"),
@@ -110,8 +126,11 @@ MUTANTS = {
         ),
     ),
     "settled money forgotten": Mutant(
-        *(BUDGET, "not_as_locked", "asked", "engine/child_budget.py"),
-        *("if refusal is not None and not settled:", "if refusal is not None:"),
+        *(BUDGET, "not_as_locked", "", "engine/child_budget.py"),
+        *(
+            "    _add(tx, token, amounts, LATE",
+            "    judge(before, amounts) or _add(tx, token, amounts, LATE",
+        ),
     ),
     "hidden hash seed": Mutant(
         *(BUDGET, "runs_disagree", "asked", "lifecycles/budget.py"),

@@ -146,7 +146,8 @@ class _Author:
     def _line(self) -> Op:
         """Something for a slot that is free, or for a child by what can happen to it."""
         dice = self.dice
-        free = [slot for slot in range(1, self.model.cap + 1) if not self.model.holder(slot)]
+        # One slot more than the cap allows: it must get nothing.
+        free = [slot for slot in range(1, self.model.cap + 2) if not self.model.holder(slot)]
         if free and dice.random() < 0.5:
             return script.Lease(dice.choice(free))
         phase = dice.choice(("queued", "leased", "started", "started", "terminal"))

@@ -10,6 +10,7 @@ from onceward.evidence.kinds import Child, Total
 from onceward.evidence.records import Rows
 from onceward.gate import script
 from onceward.gate.script import Op
+from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 
 START: Final = 1_700_000_000_000_000
 LANES: Final = ("tokens", "solver_calls")
@@ -65,7 +66,7 @@ class Model:
     def _open(self, op: script.Open) -> dict[str, Any]:
         if self.open:
             return {"skipped": True}
-        self.open, self.cap = True, op.cap
+        self.open, self.cap = True, op.cap or self.cap or MAX_ACTIVE_CHILDREN
         self.limits |= op.limits
         return {"opened": op.session}
 
@@ -78,9 +79,9 @@ class Model:
         return {"queued": op.children}
 
     def _lease(self, op: script.Lease) -> dict[str, Any]:
-        if not self.open or not 1 <= op.slot <= self.cap or self.holder(op.slot):
+        if not self.open or self.holder(op.slot):
             return {"skipped": True}
-        return self._next(op.slot)
+        return self._next(op.slot) if op.slot <= self.cap else {"next": None}
 
     def holder(self, slot: int) -> str:
         """Who has a slot."""

@@ -274,13 +274,37 @@ def test_hostile_text_does_not_speak_to_the_terminal(onceward):
     assert "\x1b" not in refused.err
 
 
-def test_help_does_not_load_what_it_does_not_need():
+SERVER = {"starlette", "uvicorn", "jinja2", "h11", "anyio"}
+"""What only `serve` needs."""
+HEAVY = {"rich", "apsw", "psycopg", "cryptography", "asyncio"}
+
+
+def loaded_by(words, folder):
+    """The libraries that a command loads, in a process of its own."""
     code = (
-        "import sys; from onceward.edges.cli.main import run; run(['--help']);"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'rich','apsw','psycopg','cryptography','asyncio'}))"
+        "import sys; from onceward.edges.cli.main import run; status = run(sys.argv[1:]);"
+        "print(status, *sorted({name.split('.')[0] for name in sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=True
+    )
+    status, *names = done.stdout.splitlines()[-1].split()
+    assert status == "0", done.stderr
+    return set(names)
+
+
+@pytest.mark.rule("I-1")
+@pytest.mark.parametrize("words", [["--help"], ["version"], ["serve", "--help"]])
+def test_help_and_version_load_nothing_heavy(words, tmp_path):
+    assert not loaded_by(words, tmp_path) & (HEAVY | SERVER)
+
+
+@pytest.mark.rule("I-1")
+def test_only_serve_loads_the_libraries_of_the_server(tmp_path):
+    plan = '[[stage]]\nname = "one"\nrun = ["true"]\n'
+    (tmp_path / "plan.toml").write_text(f'name = "p"\n{plan}')
+    for words in (["run", "plan.toml"], ["status"], ["list"], ["verify"], ["doctor"]):
+        assert not loaded_by(words, tmp_path) & SERVER, words
 
 
 @both

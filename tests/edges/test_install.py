@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -59,6 +61,28 @@ def test_the_wheel_runs_a_plan_where_it_was_installed(installed, tmp_path):
     assert "no driver: pip install 'psycopg[binary]'" in checked
     refused = typed("--store", "postgresql://nobody@localhost/none", "list")
     assert refused.returncode == 2 and "the PostgreSQL driver is not installed" in refused.stderr
+
+
+@pytest.mark.rule("I-1", "I-4")
+def test_the_server_is_part_of_the_default_install(installed, tmp_path):
+    clean = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    process = subprocess.Popen(
+        [installed / "onceward", "serve", "--port", "0", "--json"],
+        cwd=tmp_path,
+        env=clean,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        with urlopen(json.loads(line)["link"]) as page:  # signs in, and leads to the first page
+            assert page.status == 200 and b"<html" in page.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.rule("I-1")

@@ -177,9 +177,8 @@ def test_a_backup_is_one_private_file_and_reading_it_changes_nothing(filled, tmp
     assert sorted(p.name for p in tmp_path.glob("b.db*")) == ["b.db"]
 
 
-def test_a_damaged_store_is_not_backed_up(filled, tmp_path, kind):
-    if kind != "sqlite":
-        pytest.skip("damaged by hand on SQLite only")
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_damaged_store_is_not_backed_up(filled, tmp_path):
     shell = sqlite3.connect(filled.database.path)
     shell.executescript("DROP TRIGGER events_update; UPDATE events SET at = at + 1 WHERE seq = 2")
     shell.close()

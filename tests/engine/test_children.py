@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from helpers import assert_sound, processes_with
+from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
 from onceward.engine.reading import artifact_list, lane_list
 from onceward.engine.work import Command, Function, isolated
@@ -166,6 +167,35 @@ def test_the_cap_is_what_was_asked_for(kernel, jobs):
 
     run_all(kernel.open_session("ses_a", jobs), [function(call) for _ in range(jobs * 2)])
     assert most[0] == jobs
+
+
+@pytest.mark.rule("C-5")
+def test_a_slot_beyond_the_cap_of_its_session_leases_nothing(kernel):
+    """The cap is judged where a child is leased, against the record: a coordinator that counts wrongly cannot pass it."""
+    children = kernel.open_session("ses_a", 2)
+    going = threading.Event()
+    ids = children.spawn([function(lambda task: going.wait(60)) for _ in range(3)])
+
+    def lease(slot):
+        return kernel.store.write(
+            lambda tx: child_dispatch.turn(
+                tx,
+                session_id="ses_a",
+                slot=slot,
+                owner=children.owner,
+                actor="tester",
+                closing=None,
+                starts=True,
+            )
+        )
+
+    try:
+        assert lease(3).next is None and lease(1000).next is None
+        assert token(kernel, ids[2]).phase == "queued"
+    finally:
+        going.set()
+    assert [children.wait(child_id).reason for child_id in ids] == ["completed"] * 3
+    sound(kernel)
 
 
 @pytest.mark.rule("C-8")

@@ -198,9 +198,9 @@ def test_a_request_filed_by_another_process_at_the_same_moment_counts(
 
 
 @pytest.mark.guarantee("G4")
-def test_a_commit_still_under_way_when_the_connection_breaks_is_waited_for(store, kind):
-    if kind != "postgresql":
-        pytest.skip("only a server can go on committing after we are gone")
+# Only a server can go on committing after we are gone.
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_a_commit_still_under_way_when_the_connection_breaks_is_waited_for(store):
     store.write(note("first"))
     with psycopg.connect(store.database.url, autocommit=True) as admin:
         admin.execute(f"SET search_path = {store.database.schema}")

@@ -12,6 +12,7 @@ from onceward.engine.cut_off import note_cut_off
 from onceward.engine.work import StepEnd
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
+from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import Refusal
@@ -95,6 +96,12 @@ def open_(
     )
 
 
+def cap_of(rows: Reads, session_id: str) -> int:
+    """How many children of a session run at once where nobody says: as many as before, or the default (C-5)."""
+    known = Sessions(rows).find(session_id)
+    return known.max_active_children if known is not None else MAX_ACTIVE_CHILDREN
+
+
 def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) -> list[Token]:
     """Queue children of one session, in this order, at the end of its queue."""
     if not orders:
@@ -142,7 +149,7 @@ def turn(
             (successor,) = spawn(tx, [_again(tx, closing.token)], owner, actor)
     unstarted: list[tuple[Token, Ended]] = []
     while True:
-        found = Tokens(tx).next_queued(session_id, tx.now) if starts else None
+        found = Tokens(tx).next_queued(session_id, slot, tx.now) if starts else None
         if found is None:
             return Turn(ended, successor, unstarted=unstarted)
         token, mark, dispatch_seq = found

@@ -6,16 +6,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from onceward.engine import child_dispatch
 from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
 from onceward.engine.prints import overheard
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.sagas import Run
 from onceward.lifecycles.child import Ended
-from onceward.store.tables.children import Sessions
 
 Told = Callable[[str, Ended], None]
 
@@ -106,5 +105,4 @@ def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None)
 def cap_of(kernel: Kernel, session_id: str) -> int:
     """The cap a session has, or the usual one."""
     with kernel.store.read() as rows:
-        known = Sessions(rows).find(session_id)
-    return known.max_active_children if known else MAX_ACTIVE_CHILDREN
+        return child_dispatch.cap_of(rows, session_id)

@@ -38,10 +38,10 @@ Counted = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Open(_Op, frozen=True):
-    """Open a session; once in every life of the kernel, with another cap and limits if it says so."""
+    """Open a session, once in every life of the kernel; a `cap` of null is the engine's default."""
 
     session: str = "ses_a"
-    cap: Counted = 2
+    cap: Counted | None = 2
     limits: dict[str, Whole] = {}
 
 

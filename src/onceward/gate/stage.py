@@ -110,12 +110,14 @@ class Stage:
         if known is not None:
             return {"skipped": "it is open"}
         here = self._here
+        with self.store.read() as rows:
+            cap = op.cap or child_dispatch.cap_of(rows, op.session)
         self.sessions[op.session] = Staged(
             *(self.store, Processes(here=here), Artifacts(self.folder / "artifacts", self.store)),
             *(TargetLock(self.folder / "locks"), Spool(self.folder / "kernel" / "running")),
             session_id=op.session,
             actor=ACTOR,
-            jobs=op.cap,
+            jobs=cap,
             limits=op.limits,
         )
         return {"opened": op.session}
@@ -139,8 +141,8 @@ class Stage:
     @_do.register
     def _(self, op: script.Lease) -> Any:
         children = self.sessions.get(op.session)
-        if children is None or op.slot > children.jobs:
-            return {"skipped": _CLOSED if children is None else "there is no such slot"}
+        if children is None:
+            return {"skipped": _CLOSED}
         if any(
             (place.session, place.slot) == (op.session, op.slot) for place in self.places.values()
         ):

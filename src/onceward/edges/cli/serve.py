@@ -11,7 +11,7 @@ import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, pass_globals
-from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.errors import NotFound, Recovery
 
 
 @click.command(cls=Command)
@@ -46,14 +46,9 @@ from onceward.errors import InvalidConfig, NotFound, Recovery
 def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> None:
     """Be the kernel of the workspace and take work from everybody who may ask: in a browser, over HTTP, and from
     `onceward` commands that find you here. Beside a kernel that lives, wait as its standby."""
-    try:
-        from onceward.edges.http.listening import Place
-        from onceward.edges.http.server import Served
-    except ModuleNotFoundError as missing:
-        raise InvalidConfig(
-            f"the server needs {missing.name}, which is not installed",
-            recovery=[Recovery("install it", "pip install 'onceward[server]'")],
-        ) from None
+    # Only here: no other command waits for the libraries of the server to load.
+    from onceward.edges.http.listening import Place
+    from onceward.edges.http.server import Served
 
     workspace = given.workspace()
     workspace.ensure()

@@ -92,16 +92,18 @@ class Tokens:
             raise NotFound(f"there is no child {child_id}", context={"child_id": child_id})
         return Token(*found[0])
 
-    def next_queued(self, session_id: str, now: Micros) -> tuple[Token, int, int] | None:
+    def next_queued(self, session_id: str, slot: int, now: Micros) -> tuple[Token, int, int] | None:
         """The child whose turn it is, lowest place in the queue among those that are due; the session's mark of the
-        last dispatch number, and the number that comes next."""
+        last dispatch number, and the number that comes next. A slot beyond the session's cap gets none."""
         found = self._rows.read(
             f"SELECT {_COLUMNS_OF_T}, s.dispatch_high,"
             " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id)"
             " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
             " WHERE t.parent_session_id = ? AND t.phase = 'queued' AND t.phase <> 'terminal' AND t.due_at <= ?"
+            # A slot holds one child, so as many slots as the cap are the cap: as persisted, not as remembered (C-5).
+            " AND s.max_active_children >= ?"
             " ORDER BY t.queue_seq LIMIT 1",
-            (session_id, now),
+            (session_id, now, slot),
         )
         if not found:
             return None
