@@ -59,6 +59,34 @@ def folder(tmp_path) -> Path:
     return tmp_path / "locks"
 
 
+@pytest.mark.rule("L-1a")
+@pytest.mark.guarantee("G8")
+def test_a_change_of_the_working_folder_gives_no_second_holder(tmp_path, monkeypatch):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    lock = TargetLock("locks")
+    claim = lock.acquire("t")
+    monkeypatch.chdir(elsewhere)
+    assert (lock.folder, claim.path) == (here / "locks", here / "locks" / "t.lock")
+    with pytest.raises(TargetLocked):
+        lock.acquire("t")
+    with pytest.raises(TargetLocked):
+        TargetLock("../here/locks").acquire("t")
+    assert lock.release(claim) == "released"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.rule("L-1a")
+def test_the_folder_is_settled_before_the_first_acquire(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lock = TargetLock("locks")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert lock.acquire("t").path == tmp_path / "locks" / "t.lock"
+
+
 @pytest.mark.rule("L-1", "L-9")
 def test_a_claim_is_a_complete_json_line_that_says_who(folder):
     lock = TargetLock(folder, now=lambda: "then", nonce=lambda: "n1")

@@ -47,7 +47,8 @@ class TargetLock:
         hostname: str | None = None,
         kill: Kill = os.kill,
     ) -> None:
-        self.folder = Path(folder)
+        # Made absolute here: after a chdir a relative folder would be another one, with other claims.
+        self.folder = Path(folder).absolute()
         self._now = now or _utc_now
         self._nonce = nonce or _random_nonce
         self._pid = pid
