@@ -20,8 +20,7 @@ from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks.claims import check_target, read_claim
 from onceward.locks.identity import boot_id, machine_id
-
-GONE = 4_194_304  # one more than the largest pid Linux gives out
+from planted_claims import GONE, plant
 
 
 def no_such_process(pid, signal_):
@@ -34,24 +33,6 @@ def not_ours(pid, signal_):
 
 def odd(pid, signal_):
     raise OSError(5, "Input/output error")
-
-
-def plant(folder: Path, target: str = "t", **change) -> Path:
-    """A claim as a dead holder of this machine would have left it: nobody has its file locked."""
-    said = {
-        "targetId": target,
-        "pid": GONE,
-        "hostname": os.uname().nodename,
-        "createdAt": "2026-01-01T00:00:00Z",
-        "nonce": "dead",
-        "owner": "onceward",
-        "lockPath": str(folder / f"{target}.lock"),
-        **change,
-    }
-    TargetLock(folder)._require_folder()
-    path = folder / f"{target}.lock"
-    path.write_text(json.dumps({k: v for k, v in said.items() if v is not None}) + "\n")
-    return path
 
 
 @pytest.fixture
@@ -336,10 +317,11 @@ def test_a_fork_without_exec_neither_keeps_nor_frees_the_lock(folder):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, lock.release(claim).encode())
+        lock.forget(claim)
+        os.write(writer, b"forked")
         signal.pause()
         os._exit(0)
-    assert os.read(reader, 100) == b"not-owned"
+    assert os.read(reader, 100) == b"forked"
     assert claim.path.exists()
     with pytest.raises(TargetLocked):
         TargetLock(folder).acquire("t")

@@ -84,7 +84,7 @@ class Kernel:
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
-        self.locks = TargetLock(folder / "locks")
+        self.locks = TargetLock(folder / "locks", in_workspace=True)
         self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent
