@@ -115,7 +115,7 @@ def test_a_marker_that_is_a_folder_is_a_conflict(folder):
 
 
 @pytest.mark.rule("L-7")
-@pytest.mark.parametrize("verb", ["acquire", "clear"])
+@pytest.mark.parametrize("verb", ["acquire", "clear", "release"])
 def test_a_guard_that_is_a_folder_is_an_error_with_a_code(folder, verb):
     plant(folder)
     lock = TargetLock(folder)

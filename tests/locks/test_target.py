@@ -176,7 +176,7 @@ def test_a_claim_is_released_at_most_once(folder):
     lock = TargetLock(folder)
     claim = lock.acquire("t")
     assert lock.release(claim) == "released"
-    assert lock.release(claim) == "not-owned"
+    assert lock.release(claim) == "absent"
     with lock.hold("t") as again:
         assert again.path.exists()
     assert not again.path.exists()

@@ -49,6 +49,8 @@ class Claim:
     process_start: str = ""
     descriptor: int = -1
     """The open, locked file of a claim we hold; hand it to the child that works under it."""
+    released_at: str = ""
+    """When it was given back by a holder who could not remove the file; empty while it is held."""
 
     def line(self) -> bytes:
         fields = {
@@ -62,6 +64,7 @@ class Claim:
             "machineId": self.machine_id,
             "bootId": self.boot_id,
             "processStart": self.process_start,
+            "releasedAt": self.released_at,
         }
         present = {key: value for key, value in fields.items() if value != ""}
         return msgspec.json.encode(present) + b"\n"
@@ -200,6 +203,7 @@ def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
         machine_id=optional("machineId"),
         boot_id=optional("bootId"),
         process_start=optional("processStart"),
+        released_at=optional("releasedAt"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from onceward.errors import InvalidConfig, Recovery, StorageError
 from onceward.kernel import faults
@@ -24,6 +23,7 @@ from onceward.locks.claims import (
     TargetLocked,
     aged,
     check_target,
+    claim_in,
     describe,
     read_lock_file,
     unreadable,
@@ -40,6 +40,9 @@ from onceward.locks.identity import (
 )
 
 Released = Literal["released", "not-owned", "absent"]
+
+GUARD_SECONDS: Final = 1.0
+"""How long to wait for a guard that is normally held for microseconds: its holder may be stopped."""
 
 
 class TargetLock:
@@ -77,17 +80,24 @@ class TargetLock:
     def hold(self, target: str) -> Iterator[Claim]:
         """Claim a target for a block of code."""
         claim = self.acquire(target)
+        process = os.getpid()
         try:
             yield claim
         finally:
+            self._end_hold(claim, process)
+
+    def _end_hold(self, claim: Claim, process: int) -> None:
+        # A fork inside the block leaves it as well: the target belongs to whoever entered.
+        if os.getpid() == process:
             self.release(claim)
 
     def release(self, claim: Claim) -> Released:
-        """Unlink our claim, if it is still ours: a successor's is never touched."""
-        if (claim.path, claim.nonce) not in _held or claim.pid != self._own_pid():
-            return "not-owned"
+        """Give a target back, if its file still carries the claim's nonce; never touch a successor's.
+
+        The claim is the authority: any object or process that was handed it may release it."""
+        path = self.path_of(claim.target)
         try:
-            outcome = self._remove_claim(claim.path, claim)
+            outcome = self._remove_claim(path, claim)
         except FileNotFoundError:
             outcome = "absent"
         self.forget(claim)
@@ -97,10 +107,38 @@ class TargetLock:
 
     def _remove_claim(self, path: Path, claim: Claim) -> Released:
         """Compare and unlink as one step: every removal of a claim happens under the guard."""
-        with self._guard(claim.target, wait=True):
-            if not _carries(path, claim):
+        if not _carries(path, claim):
+            return "not-owned"
+        with self._guard(claim.target, wait=True) as guarded:
+            if not guarded:
+                return self._surrender(path, claim)
+            current = read_lock_file(path, claim.target).claim
+            if current is None or current.nonce != claim.nonce:
                 return "not-owned"
             _unlink(path)
+        return "absent" if current.released_at else "released"
+
+    def _surrender(self, path: Path, claim: Claim) -> Released:
+        """Write into the claim's own file that it was given back: its place cannot be emptied now.
+
+        A process that is stopped inside the guard may be about to unlink what it compared before, so
+        unlinking beside it could hit a successor. Our own file can be written to at any time."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                current = claim_in(descriptor, path, claim.target)
+                if current is None or current.nonce != claim.nonce:
+                    return "not-owned"
+                if current.released_at:
+                    return "absent"
+                # The new line only has more at its end, so nobody reads a mixture of both.
+                os.pwrite(descriptor, replace(current, released_at=self._now()).line(), 0)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot write to {path}: {error.strerror}") from error
         return "released"
 
     def forget(self, claim: Claim) -> None:
@@ -143,6 +181,8 @@ class TargetLock:
         return None
 
     def _verdict_on(self, holder: Claim, *, held: bool) -> Verdict:
+        if holder.released_at:
+            return Verdict("dead", f"it was given back at {holder.released_at}")
         verdict = judge(holder.identity, self._here(), self._kill)
         if not held:
             return verdict
@@ -159,7 +199,9 @@ class TargetLock:
         path = self.path_of(target)
         try:
             read_lock_file(path, target)
-            with self._guard(target, wait=True):
+            with self._guard(target, wait=True) as guarded:
+                if not guarded:
+                    raise self._busy(path, None)
                 file = read_lock_file(path, target)
                 if _nonce(file) != nonce:
                     return "not-owned"
@@ -185,6 +227,8 @@ class TargetLock:
         """Whether a person's word counts: not against anybody whom this machine can see alive."""
         if file.claim is None:
             return not file.held and not file.is_folder
+        if file.claim.released_at:
+            return True
         verdict = judge(file.claim.identity, self._here(), self._kill)
         lives_here = verdict.liveness == "alive" and self._is_here(file.claim)
         return not file.held and not lives_here
@@ -202,7 +246,7 @@ class TargetLock:
             file = read_lock_file(path, target)
         except FileNotFoundError:
             return
-        if file.held and file.claim is not None:
+        if file.held and file.claim is not None and not file.claim.released_at:
             # It may be waiting for a processor that we would only use to ask again.
             os.sched_yield()
             raise self._locked_by_the_living(file)
@@ -214,7 +258,8 @@ class TargetLock:
         except FileNotFoundError:
             # Released between our create and our read: once more, and only once.
             return self._publish(claim) or self._lost(claim)
-        if file.held:
+        given_back = file.claim is not None and file.claim.released_at
+        if file.held and not given_back:
             # Only the living keep a file locked, so nobody else needs to be asked.
             raise self._locked_by_the_living(file)
         verdict = self._verdict(file)
@@ -339,7 +384,7 @@ class TargetLock:
 
     def _guard(self, target: str, *, wait: bool) -> AbstractContextManager[bool]:
         """The guard of a target; yields whether we have it."""
-        return files.guard(self.folder, target, math.inf if wait else 0.0)
+        return files.guard(self.folder, target, GUARD_SECONDS if wait else 0.0)
 
     def _unheld(self, path: Path) -> bool:
         """Whether nobody has the claim's file locked: neither its holder nor a child that inherited it."""
