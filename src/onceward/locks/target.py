@@ -6,8 +6,9 @@ import os
 import shlex
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -72,18 +73,59 @@ class TargetLock:
         self._checked = False
         self._me: Identity | None = None
 
-    def acquire(self, target: str) -> Claim:
-        """Claim a target now, or TargetLocked with the holder's evidence. Never waits, never loops."""
-        return self._acquire_now(target)
+    def acquire(self, target: str, timeout: float = 0.0) -> Claim:
+        """Claim a target, or raise TargetLocked with the holder's evidence.
+
+        Without a timeout it neither waits nor loops. With one it tries again, at growing intervals,
+        until the target is free or so many seconds have passed.
+
+            claim = locks.acquire("catalogue.extract.a", timeout=30)
+        """
+        deadline, pauses = _deadline(timeout), files.pauses()
+        while True:
+            try:
+                return self._acquire_now(target)
+            except TargetLocked:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            time.sleep(min(next(pauses), left))
+
+    async def acquire_async(self, target: str, timeout: float = 0.0) -> Claim:
+        """`acquire` for a coroutine: the event loop goes on, and a cancelled wait keeps no claim."""
+        import asyncio
+
+        from onceward.locks.attempts import acquire_in_thread
+
+        deadline, pauses = _deadline(timeout), files.pauses()
+        while True:
+            try:
+                return await acquire_in_thread(lambda: self._acquire_now(target), self.release)
+            except TargetLocked:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            await asyncio.sleep(min(next(pauses), left))
 
     @contextmanager
-    def hold(self, target: str) -> Iterator[Claim]:
+    def hold(self, target: str, timeout: float = 0.0) -> Iterator[Claim]:
         """Claim a target for a block of code."""
-        claim = self.acquire(target)
+        claim = self.acquire(target, timeout)
         process = os.getpid()
         try:
             yield claim
         finally:
+            self._end_hold(claim, process)
+
+    @asynccontextmanager
+    async def hold_async(self, target: str, timeout: float = 0.0) -> AsyncIterator[Claim]:
+        """Claim a target for a block of a coroutine."""
+        claim = await self.acquire_async(target, timeout)
+        process = os.getpid()
+        try:
+            yield claim
+        finally:
+            # Not in a thread: a cancelled task could leave before the thread has begun.
             self._end_hold(claim, process)
 
     def _end_hold(self, claim: Claim, process: int) -> None:
@@ -486,6 +528,15 @@ def _carries(path: Path, claim: Claim) -> bool:
 
 def _nonce(file: LockFile) -> str | None:
     return file.claim.nonce if file.claim else None
+
+
+def _deadline(timeout: float) -> float:
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidConfig(
+            f"timeout is a number of seconds, 0 or more; not {timeout!r}",
+            context={"field": "timeout"},
+        )
+    return time.monotonic() + timeout
 
 
 def _utc_now() -> str:
