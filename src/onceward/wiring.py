@@ -74,7 +74,7 @@ class Workspace:
     @property
     def locks(self) -> TargetLock:
         """The target locks of this workspace, files in its own folder."""
-        return TargetLock(self.folder / "locks")
+        return TargetLock(self.folder / "locks", in_workspace=True)
 
     @property
     def keyring(self) -> Keyring:

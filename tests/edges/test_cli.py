@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -531,3 +532,53 @@ def test_locks_are_listed_shown_and_cleared_with_a_record(onceward, place):
     assert events[-1]["event"] == "LOCK_CLEARED"
     assert events[-1]["detail"]["claim"]["hostname"] == "elsewhere"
     lock.release(held)
+
+
+@pytest.mark.rule("L-6", "L-10")
+def test_locks_of_a_folder_outside_a_workspace_are_listed_shown_and_cleared(onceward, place):
+    from onceward.locks import TargetLock, TargetLocked
+
+    folder = place / "my locks"
+    lock = TargetLock(folder)
+    held = lock.acquire("held")
+    far = TargetLock(folder, hostname="elsewhere", nonce=lambda: "n1").acquire("far")
+    lock.forget(far)
+    assert onceward("locks", "list").status == 2, "there is no workspace here"
+    listed = onceward("locks", "list", "--folder", "my locks", "--json").json
+    assert {entry["target"]: entry["liveness"] for entry in listed} == {
+        "far": "alive",
+        "held": "alive",
+    }
+    shown = onceward("locks", "show", "held", "--folder", str(folder))
+    assert shown.status == 0 and held.nonce in shown.out and "is running" in shown.out
+    assert onceward("locks", "show", "none", "--folder", str(folder)).status == 2
+    assert onceward("locks", "show", "held", "--folder", str(place / "nowhere")).status == 2
+    assert not (place / ".onceward").exists(), "looking makes no workspace"
+    with pytest.raises(TargetLocked) as locked:
+        lock.acquire("far")
+    commands = [shlex.split(way.command) for way in locked.value.recovery]
+    assert [words[:3] for words in commands] == [
+        ["onceward", "locks", "show"],
+        ["onceward", "locks", "clear"],
+    ]
+    assert onceward(*commands[0][1:]).status == 0, "what a conflict says can be typed"
+    assert onceward(*commands[1][1:], stdin="far\n").status == 0
+    assert not far.path.exists()
+    assert onceward("locks", "clear", "held", "--folder", str(folder)).status == 4
+    assert lock.release(held) == "released"
+
+
+@pytest.mark.rule("L-10")
+def test_the_locks_of_a_workspace_are_cleared_only_with_a_record(onceward, place):
+    from onceward.locks import TargetLock
+
+    onceward("init")
+    lock = TargetLock(place / ".onceward" / "locks", hostname="elsewhere")
+    claim = lock.acquire("far")
+    lock.forget(claim)
+    refused = onceward("locks", "clear", "far", "--folder", ".onceward/locks", "--yes", claim.nonce)
+    assert refused.status == 2 and "belongs to the workspace" in refused.err
+    assert claim.path.exists()
+    workspace = str(place / ".onceward")
+    cleared = onceward("locks", "clear", "far", "--workspace", workspace, "--yes", claim.nonce)
+    assert cleared.status == 0

@@ -320,3 +320,20 @@ def test_a_held_target_is_a_conflict(cli):
     done = cli("spawn", "--target", "repo", "--", "true")
     assert done.returncode == 4 and f"held by pid {held.pid}" in done.stderr
     held.communicate()
+
+
+@pytest.mark.rule("L-4", "L-6")
+@pytest.mark.guarantee("G21")
+def test_what_a_power_cut_left_of_a_claim_is_reclaimed_or_names_the_command(cli):
+    claim = cli.folder / ".onceward" / "locks" / "repo.lock"
+    cli("spawn", "--target", "repo", "--", "true", check=0)
+    claim.write_bytes(b"")
+    done = cli("spawn", "--target", "repo", "--", "true")
+    assert done.returncode == 4
+    assert "onceward locks show repo" in done.stderr
+    assert "onceward locks clear repo" in done.stderr
+    os.utime(claim, (1, 1))
+    shown = json.loads(cli("locks", "show", "repo", "--json", check=0).stdout)
+    assert shown["liveness"] == "dead"
+    cli("spawn", "--target", "repo", "--", "true", check=0)
+    assert not claim.exists()

@@ -111,4 +111,7 @@ def campaign(folder: Path, processes: int, targets: int, wanted: int, seed: int)
 
 
 if __name__ == "__main__":
+    if sys.argv[6:] == ["named"]:
+        # As on a system without unnamed files: what the killed were writing must go as well.
+        del os.O_TMPFILE
     print(json.dumps(campaign(Path(sys.argv[1]), *map(int, sys.argv[2:6]))))

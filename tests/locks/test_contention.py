@@ -19,7 +19,8 @@ PROCESSES, TARGETS, WANTED = (
 @pytest.mark.guarantee("G8")
 @pytest.mark.guarantee("G21")
 @pytest.mark.timeout(1800)
-def test_no_target_ever_has_two_holders_and_none_is_stuck(tmp_path):
+@pytest.mark.parametrize("aside", ["unnamed", "named"])
+def test_no_target_ever_has_two_holders_and_none_is_stuck(tmp_path, aside):
     seed = os.environ.get("ONCEWARD_SEED", "1")
     script = Path(__file__).with_name("contender.py")
     done = subprocess.run(
@@ -31,6 +32,7 @@ def test_no_target_ever_has_two_holders_and_none_is_stuck(tmp_path):
             str(TARGETS),
             str(WANTED),
             seed,
+            aside,
         ],
         capture_output=True,
         text=True,

@@ -20,8 +20,7 @@ from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks.claims import check_target, read_claim
 from onceward.locks.identity import boot_id, machine_id
-
-GONE = 4_194_304  # one more than the largest pid Linux gives out
+from planted_claims import GONE, plant
 
 
 def no_such_process(pid, signal_):
@@ -36,27 +35,37 @@ def odd(pid, signal_):
     raise OSError(5, "Input/output error")
 
 
-def plant(folder: Path, target: str = "t", **change) -> Path:
-    """A claim as a dead holder of this machine would have left it: nobody has its file locked."""
-    said = {
-        "targetId": target,
-        "pid": GONE,
-        "hostname": os.uname().nodename,
-        "createdAt": "2026-01-01T00:00:00Z",
-        "nonce": "dead",
-        "owner": "onceward",
-        "lockPath": str(folder / f"{target}.lock"),
-        **change,
-    }
-    TargetLock(folder)._require_folder()
-    path = folder / f"{target}.lock"
-    path.write_text(json.dumps({k: v for k, v in said.items() if v is not None}) + "\n")
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return tmp_path / "locks"
+
+
+@pytest.mark.rule("L-1a")
+@pytest.mark.guarantee("G8")
+def test_a_change_of_the_working_folder_gives_no_second_holder(tmp_path, monkeypatch):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    lock = TargetLock("locks")
+    claim = lock.acquire("t")
+    monkeypatch.chdir(elsewhere)
+    assert (lock.folder, claim.path) == (here / "locks", here / "locks" / "t.lock")
+    with pytest.raises(TargetLocked):
+        lock.acquire("t")
+    with pytest.raises(TargetLocked):
+        TargetLock("../here/locks").acquire("t")
+    assert lock.release(claim) == "released"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.rule("L-1a")
+def test_the_folder_is_settled_before_the_first_acquire(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lock = TargetLock("locks")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert lock.acquire("t").path == tmp_path / "locks" / "t.lock"
 
 
 @pytest.mark.rule("L-1", "L-9")
@@ -167,7 +176,7 @@ def test_a_claim_is_released_at_most_once(folder):
     lock = TargetLock(folder)
     claim = lock.acquire("t")
     assert lock.release(claim) == "released"
-    assert lock.release(claim) == "not-owned"
+    assert lock.release(claim) == "absent"
     with lock.hold("t") as again:
         assert again.path.exists()
     assert not again.path.exists()
@@ -308,10 +317,11 @@ def test_a_fork_without_exec_neither_keeps_nor_frees_the_lock(folder):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, lock.release(claim).encode())
+        lock.forget(claim)
+        os.write(writer, b"forked")
         signal.pause()
         os._exit(0)
-    assert os.read(reader, 100) == b"not-owned"
+    assert os.read(reader, 100) == b"forked"
     assert claim.path.exists()
     with pytest.raises(TargetLocked):
         TargetLock(folder).acquire("t")

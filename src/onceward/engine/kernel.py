@@ -87,7 +87,7 @@ class Kernel:
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
-        self.locks = TargetLock(folder / "locks")
+        self.locks = TargetLock(folder / "locks", in_workspace=True)
         self.spool = Spool(folder / "running")
         self.late = LateBox(folder / "late", principal)
         self.streams = Streams(folder / "streams", store, principal)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from onceward.errors import InvalidConfig, LockConflict, Recovery
+from onceward.errors import InvalidConfig, LockConflict, Recovery, StorageError
 from onceward.locks.identity import Identity
 
 OWNER: Final = "onceward"
 SUFFIX: Final = ".lock"
 _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_EXTRA = ("machineId", "bootId", "processStart")
 _FIELDS = {
     "targetId": str,
     "pid": int,
@@ -28,6 +30,8 @@ _FIELDS = {
     "owner": str,
     "lockPath": str,
 }
+_NOT_READABLE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV)
+"""Errors of opening that say something about the file; every other one is the system's own trouble."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,11 @@ class Claim:
     process_start: str = ""
     descriptor: int = -1
     """The open, locked file of a claim we hold; hand it to the child that works under it."""
+    released_at: str = ""
+    """When it was given back by a holder who could not remove the file; empty while it is held."""
 
     def line(self) -> bytes:
-        said = {
+        fields = {
             "targetId": self.target,
             "pid": self.pid,
             "hostname": self.hostname,
@@ -58,14 +64,46 @@ class Claim:
             "machineId": self.machine_id,
             "bootId": self.boot_id,
             "processStart": self.process_start,
+            "releasedAt": self.released_at,
         }
-        return (
-            msgspec.json.encode({key: value for key, value in said.items() if value != ""}) + b"\n"
-        )
+        present = {key: value for key, value in fields.items() if value != ""}
+        return msgspec.json.encode(present) + b"\n"
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.hostname, self.machine_id, self.boot_id, self.pid, self.process_start)
+        return Identity(
+            hostname=self.hostname,
+            machine_id=self.machine_id,
+            boot_id=self.boot_id,
+            pid=self.pid,
+            process_start=self.process_start,
+        )
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """A lock file as it was found. Claim, lock and status belong to the same file."""
+
+    path: Path
+    claim: Claim | None
+    """None where the file is empty, damaged, another's, or no plain file."""
+    held: bool
+    """Whether somebody has it locked: its holder, or a child that inherited the descriptor."""
+    status: os.stat_result | None
+    """None where the file cannot be opened."""
+
+    @property
+    def is_folder(self) -> bool:
+        return self.status is not None and stat.S_ISDIR(self.status.st_mode)
+
+    def emptied_before(self, boot: float | None) -> bool:
+        """Whether it can only be what a power cut left: an empty, unlocked file of an earlier boot.
+
+        A claim is complete before it has its name, so no living process has an empty one."""
+        if boot is None or self.status is None or self.held:
+            return False
+        empty = stat.S_ISREG(self.status.st_mode) and self.status.st_size == 0
+        return empty and self.status.st_mtime < boot
 
 
 class TargetLocked(LockConflict):
@@ -73,20 +111,20 @@ class TargetLocked(LockConflict):
 
     reason = "target-locked"
 
-    def __init__(self, path: Path, holder: Claim | None, detail: str) -> None:
+    def __init__(
+        self, path: Path, holder: Claim | None, detail: str, recovery: Sequence[Recovery] = ()
+    ) -> None:
         self.path, self.holder, self.detail = path, holder, detail
+        # A step's record keeps the message alone, so it says what to type as well.
+        advice = "".join(f". To {way.action}: {way.command}" for way in recovery if way.command)
         super().__init__(
-            f"{path.name.removesuffix(SUFFIX)} is locked: {detail}",
+            f"{path.name.removesuffix(SUFFIX)} is locked: {detail}{advice}",
             context={
                 "reason": self.reason,
                 "path": str(path),
                 "holder": msgspec.json.decode(holder.line()) if holder else None,
             },
-            recovery=[
-                Recovery(
-                    "see who holds it", f"onceward locks show {path.name.removesuffix(SUFFIX)}"
-                ),
-            ],
+            recovery=recovery,
         )
 
 
@@ -103,16 +141,37 @@ def check_target(target: str) -> str:
 
 def read_claim(path: Path, target: str) -> Claim | None:
     """What a lock file says, or None where it is empty, damaged, another's, or no plain file."""
+    return read_lock_file(path, target).claim
+
+
+def read_lock_file(path: Path, target: str) -> LockFile:
+    """A lock file with its claim and whether it is held; FileNotFoundError where there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno not in _NOT_READABLE:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        return LockFile(path=path, claim=None, held=False, status=None)
     try:
-        return claim_in(descriptor, path, target)
+        return LockFile(
+            path=path,
+            claim=claim_in(descriptor, path, target),
+            held=_locked_by_somebody(descriptor),
+            status=os.fstat(descriptor),
+        )
     finally:
         os.close(descriptor)
+
+
+def _locked_by_somebody(descriptor: int) -> bool:
+    try:
+        # Shared, so that two who look at the same time do not take each other for the holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
@@ -120,30 +179,46 @@ def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        said: Any = msgspec.json.decode(os.pread(descriptor, 65_536, 0))
+        fields: Any = msgspec.json.decode(os.pread(descriptor, 65_536, 0))
     except (msgspec.DecodeError, ValueError, OSError):
         return None
-    if not isinstance(said, dict) or any(
-        type(said.get(key)) is not kind for key, kind in _FIELDS.items()
+    if not isinstance(fields, dict) or any(
+        type(fields.get(key)) is not kind for key, kind in _FIELDS.items()
     ):
         return None
-    if said["owner"] != OWNER or said["targetId"] != target:
+    if fields["owner"] != OWNER or fields["targetId"] != target:
         return None
-    machine, boot, start = (said[key] if type(said.get(key)) is str else "" for key in _EXTRA)
+
+    def optional(key: str) -> str:
+        value = fields.get(key)
+        return value if isinstance(value, str) else ""
+
     return Claim(
-        *(target, said["pid"], said["hostname"], said["createdAt"], said["nonce"], path),
-        machine,
-        boot,
-        start,
+        target=target,
+        pid=fields["pid"],
+        hostname=fields["hostname"],
+        created_at=fields["createdAt"],
+        nonce=fields["nonce"],
+        path=path,
+        machine_id=optional("machineId"),
+        boot_id=optional("bootId"),
+        process_start=optional("processStart"),
+        released_at=optional("releasedAt"),
     )
 
 
 def describe(holder: Claim, why: str) -> str:
-    return f"held by pid {holder.pid} on {holder.hostname} since {holder.created_at} ({why}; file {aged(holder.path)})"
+    return (
+        f"held by pid {holder.pid} on {holder.hostname} since {holder.created_at}"
+        f" ({why}; file {aged(holder.path)})"
+    )
 
 
 def unreadable(path: Path) -> str:
-    return f"its file is empty, damaged or another program's ({aged(path)}); it is never removed by itself"
+    return (
+        f"its file is empty, damaged or another program's ({aged(path)});"
+        " it is never removed by itself"
+    )
 
 
 def aged(path: Path) -> str:

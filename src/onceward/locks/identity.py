@@ -98,6 +98,16 @@ def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id")
 
 
+def boot_time() -> float | None:
+    """When this machine was started, in seconds since 1970; None where the system does not tell."""
+    # The system derives it from its clock of today, so setting the clock moves it as well.
+    for line in _read("/proc/stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "btime" and value.isdecimal():
+            return float(value)
+    return None
+
+
 def start_of(pid: int) -> str:
     """When a process started, in clock ticks since boot; empty where the system does not tell."""
     fields = stat_of(pid)

@@ -2,317 +2,446 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
+import shlex
 import socket
 import stat
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from onceward.errors import InvalidConfig, Recovery, StorageError
 from onceward.kernel import faults
 from onceward.kernel.sources import LiveSources, iso
+from onceward.locks import files
 from onceward.locks.claims import (
     SUFFIX,
     Claim,
+    LockFile,
     TargetLocked,
     aged,
     check_target,
     claim_in,
     describe,
-    read_claim,
+    read_lock_file,
     unreadable,
 )
-from onceward.locks.identity import Identity, Kill, Verdict, boot_id, judge, machine_id, start_of
+from onceward.locks.identity import (
+    Identity,
+    Kill,
+    Verdict,
+    boot_id,
+    boot_time,
+    judge,
+    machine_id,
+    start_of,
+)
 
 Released = Literal["released", "not-owned", "absent"]
 
-_GUARDS = ".guards"
+GUARD_SECONDS: Final = 1.0
+"""How long to wait for a guard that is normally held for microseconds: its holder may be stopped."""
 
 
 class TargetLock:
-    """Claims targets by files in one folder. Never steals by age; never takes from the living."""
+    """Claims targets by files in one folder. Never steals by age; never takes from the living.
+
+    `in_workspace` says that the folder is a workspace's own: `onceward locks` finds it there."""
 
     def __init__(
         self,
         folder: Path | str,
         *,
+        in_workspace: bool = False,
         now: Callable[[], str] | None = None,
         nonce: Callable[[], str] | None = None,
         pid: int | None = None,
         hostname: str | None = None,
         kill: Kill = os.kill,
     ) -> None:
-        self.folder = Path(folder)
+        # Made absolute here: after a chdir a relative folder would be another one, with other claims.
+        self.folder = Path(folder).absolute()
+        self._in_workspace = in_workspace
         self._now = now or _utc_now
         self._nonce = nonce or _random_nonce
         self._pid = pid
         self._hostname = hostname or socket.gethostname()
         self._kill = kill
-        self._descriptors: dict[str, int] = {}
         self._checked = False
         self._me: Identity | None = None
-        _living.add(self)
 
-    def acquire(self, target: str) -> Claim:
-        """Claim a target now, or TargetLocked with the holder's evidence. Never waits, never loops."""
-        path = self.path_of(target)
-        self._require_folder()
-        self._yield_to_the_living(path, target)
-        claim = self._new_claim(target, path)
-        held = self._publish(claim)
-        if held is None:
-            held = self._contend(claim)
-        self._descriptors[held.nonce] = held.descriptor
-        return held
+    def acquire(self, target: str, timeout: float = 0.0) -> Claim:
+        """Claim a target, or raise TargetLocked with the holder's evidence.
 
-    def release(self, claim: Claim) -> Released:
-        """Unlink our claim, if it is still ours: a successor's is never touched."""
-        if claim.nonce not in self._descriptors or claim.pid != self._own_pid():
-            return "not-owned"
-        with self._guard(claim.target, wait=True):
-            outcome = self._standing(claim)
-            if outcome == "released":
-                claim.path.unlink()
-                faults.point("target.released")
-        self.forget(claim)
-        return outcome
+        Without a timeout it neither waits nor loops. With one it tries again, at growing intervals,
+        until the target is free or so many seconds have passed.
 
-    def _standing(self, claim: Claim) -> Released:
-        """Whether the file in its place is still the one we made, and still says what we wrote."""
-        try:
-            there = claim.path.lstat()
-        except FileNotFoundError:
-            return "absent"
-        descriptor = self._descriptors[claim.nonce]
-        if not os.path.samestat(there, os.fstat(descriptor)):
-            return "not-owned"
-        found = claim_in(descriptor, claim.path, claim.target)
-        return "released" if found is not None and found.nonce == claim.nonce else "not-owned"
+            claim = locks.acquire("catalogue.extract.a", timeout=30)
+        """
+        deadline, pauses = _deadline(timeout), files.pauses()
+        while True:
+            try:
+                return self._acquire_now(target)
+            except TargetLocked:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            time.sleep(min(next(pauses), left))
 
-    def forget(self, claim: Claim) -> None:
-        """Close our descriptor without touching the file: the lock lives on in whoever inherited it."""
-        descriptor = self._descriptors.pop(claim.nonce, None)
-        if descriptor is not None:
-            os.close(descriptor)
+    async def acquire_async(self, target: str, timeout: float = 0.0) -> Claim:
+        """`acquire` for a coroutine: the event loop goes on, and a cancelled wait keeps no claim."""
+        import asyncio
+
+        from onceward.locks.attempts import acquire_in_thread
+
+        deadline, pauses = _deadline(timeout), files.pauses()
+        while True:
+            try:
+                return await acquire_in_thread(lambda: self._acquire_now(target), self.release)
+            except TargetLocked:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            await asyncio.sleep(min(next(pauses), left))
 
     @contextmanager
-    def hold(self, target: str) -> Iterator[Claim]:
-        claim = self.acquire(target)
+    def hold(self, target: str, timeout: float = 0.0) -> Iterator[Claim]:
+        """Claim a target for a block of code."""
+        claim = self.acquire(target, timeout)
+        process = os.getpid()
         try:
             yield claim
         finally:
+            self._end_hold(claim, process)
+
+    @asynccontextmanager
+    async def hold_async(self, target: str, timeout: float = 0.0) -> AsyncIterator[Claim]:
+        """Claim a target for a block of a coroutine."""
+        claim = await self.acquire_async(target, timeout)
+        process = os.getpid()
+        try:
+            yield claim
+        finally:
+            # Not in a thread: a cancelled task could leave before the thread has begun.
+            self._end_hold(claim, process)
+
+    def _end_hold(self, claim: Claim, process: int) -> None:
+        # A fork inside the block leaves it as well: the target belongs to whoever entered.
+        if os.getpid() == process:
             self.release(claim)
+
+    def release(self, claim: Claim) -> Released:
+        """Give a target back, if its file still carries the claim's nonce; never touch a successor's.
+
+        The claim is the authority: any object or process that was handed it may release it."""
+        path = self.path_of(claim.target)
+        try:
+            outcome = self._remove_claim(path, claim)
+        except FileNotFoundError:
+            outcome = "absent"
+        self.forget(claim)
+        if outcome == "released":
+            faults.point("target.released")
+        return outcome
+
+    def _remove_claim(self, path: Path, claim: Claim) -> Released:
+        """Compare and unlink as one step: every removal of a claim happens under the guard."""
+        if not _carries(path, claim):
+            return "not-owned"
+        with self._guard(claim.target, wait=True) as guarded:
+            if not guarded:
+                return self._surrender(path, claim)
+            current = read_lock_file(path, claim.target).claim
+            if current is None or current.nonce != claim.nonce:
+                return "not-owned"
+            _unlink(path)
+        return "absent" if current.released_at else "released"
+
+    def _surrender(self, path: Path, claim: Claim) -> Released:
+        """Write into the claim's own file that it was given back: its place cannot be emptied now.
+
+        A process that is stopped inside the guard may be about to unlink what it compared before, so
+        unlinking beside it could hit a successor. Our own file can be written to at any time."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                current = claim_in(descriptor, path, claim.target)
+                if current is None or current.nonce != claim.nonce:
+                    return "not-owned"
+                if current.released_at:
+                    return "absent"
+                # The new line only has more at its end, so nobody reads a mixture of both.
+                os.pwrite(descriptor, replace(current, released_at=self._now()).line(), 0)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot write to {path}: {error.strerror}") from error
+        return "released"
+
+    def forget(self, claim: Claim) -> None:
+        """Close our descriptor without touching the file: the lock lives on in whoever inherited it."""
+        held = _held.pop((claim.path, claim.nonce), None)
+        if held is not None:
+            held.close()
 
     def path_of(self, target: str) -> Path:
         return self.folder / f"{check_target(target)}{SUFFIX}"
 
     def claims(self) -> Iterator[tuple[Path, Claim | None]]:
         """Every lock file and what it says."""
+        for file in self._lock_files():
+            yield file.path, file.claim
+
+    def inspect(self) -> Iterator[tuple[LockFile, Verdict | None]]:
+        """Every lock file with a verdict on its holder; None where the file does not say who."""
+        for file in self._lock_files():
+            yield file, self._verdict(file)
+
+    def _lock_files(self) -> Iterator[LockFile]:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             with suppress(FileNotFoundError):
-                yield path, read_claim(path, path.name.removesuffix(SUFFIX))
+                yield read_lock_file(path, path.name.removesuffix(SUFFIX))
 
     def verdict(self, holder: Claim) -> Verdict:
         """Whether a holder is provably gone, its children included."""
-        verdict = judge(holder.identity, self._here(), self._kill)
-        if verdict.liveness == "dead" and not self._unheld(holder.path):
+        return self._verdict_on(holder, held=not self._unheld(holder.path))
+
+    def _verdict(self, file: LockFile) -> Verdict | None:
+        if file.claim is not None:
+            return self._verdict_on(file.claim, held=file.held)
+        if file.held:
+            return Verdict("alive", "a living process has its file locked")
+        if file.emptied_before(boot_time()):
             return Verdict(
-                "alive", f"{verdict.why}, but a child it started under the lock still lives"
+                "dead", "its file is empty and from before this machine was started: a power cut"
             )
+        return None
+
+    def _verdict_on(self, holder: Claim, *, held: bool) -> Verdict:
+        if holder.released_at:
+            return Verdict("dead", f"it was given back at {holder.released_at}")
+        verdict = judge(holder.identity, self._here(), self._kill)
+        if not held:
+            return verdict
+        if verdict.liveness == "dead":
+            why = f"{verdict.why}, but a child it started under the lock still lives"
+            return Verdict("alive", why)
+        if not self._is_here(holder):
+            # The system's locks do not reach other machines: another container, or another name.
+            return Verdict("alive", "a living process of this machine has it locked")
         return verdict
 
     def clear(self, target: str, nonce: str | None) -> Released:
         """Remove a claim on a person's word: only the one they saw, and never one that still lives."""
         path = self.path_of(target)
-        with self._guard(target, wait=True):
-            try:
-                found = read_claim(path, target)
-            except FileNotFoundError:
-                return "absent"
-            if (found.nonce if found else None) != nonce:
-                return "not-owned"
-            if (
-                found is not None
-                and self._is_here(found)
-                and self.verdict(found).liveness == "alive"
-            ):
-                raise TargetLocked(path, found, f"{self.verdict(found).why}; end it first")
-            path.unlink()
+        try:
+            read_lock_file(path, target)
+            with self._guard(target, wait=True) as guarded:
+                if not guarded:
+                    raise self._busy(path, None)
+                file = read_lock_file(path, target)
+                if _nonce(file) != nonce:
+                    return "not-owned"
+                self._require_clearable(file)
+                _unlink(path)
+        except FileNotFoundError:
+            return "absent"
         return "released"
+
+    def require_clearable(self, target: str) -> None:
+        """TargetLocked for a claim that is not cleared on anybody's word."""
+        with suppress(FileNotFoundError):
+            self._require_clearable(read_lock_file(self.path_of(target), target))
+
+    def _require_clearable(self, file: LockFile) -> None:
+        if file.is_folder:
+            raise self._conflict_with(file, None)
+        verdict = self._verdict(file)
+        if verdict is not None and not self._may_clear(file):
+            raise self._conflict(file.path, file.claim, f"{verdict.why}; end it first")
+
+    def _may_clear(self, file: LockFile) -> bool:
+        """Whether a person's word counts: not against anybody whom this machine can see alive."""
+        if file.claim is None:
+            return not file.held and not file.is_folder
+        if file.claim.released_at:
+            return True
+        verdict = judge(file.claim.identity, self._here(), self._kill)
+        lives_here = verdict.liveness == "alive" and self._is_here(file.claim)
+        return not file.held and not lives_here
+
+    def _acquire_now(self, target: str) -> Claim:
+        path = self.path_of(target)
+        self._require_folder()
+        self._yield_to_the_living(path, target)
+        claim = self._new_claim(target, path)
+        return self._publish(claim) or self._contend(claim)
 
     def _yield_to_the_living(self, path: Path, target: str) -> None:
         """A file that is there and locked by somebody says all that a failed create would, and is cheaper to ask."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
+            file = read_lock_file(path, target)
+        except FileNotFoundError:
             return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = claim_in(descriptor, path, target)
-            if holder is not None:
-                # It may be waiting for a processor that we would only use to ask again.
-                os.sched_yield()
-                raise TargetLocked(
-                    path, holder, describe(holder, "a living process has it locked")
-                ) from None
-        finally:
-            os.close(descriptor)
+        if file.held and file.claim is not None and not file.claim.released_at:
+            # It may be waiting for a processor that we would only use to ask again.
+            os.sched_yield()
+            raise self._locked_by_the_living(file)
 
     def _contend(self, claim: Claim) -> Claim:
         """The target has a claim already: take it from the provably dead, or say who lives."""
         try:
-            holder = read_claim(claim.path, claim.target)
+            file = read_lock_file(claim.path, claim.target)
         except FileNotFoundError:
             # Released between our create and our read: once more, and only once.
             return self._publish(claim) or self._lost(claim)
-        if holder is None:
-            raise TargetLocked(claim.path, None, unreadable(claim.path))
-        if not self._unheld(claim.path):
+        given_back = file.claim is not None and file.claim.released_at
+        if file.held and not given_back:
             # Only the living keep a file locked, so nobody else needs to be asked.
-            raise TargetLocked(
-                claim.path, holder, describe(holder, "a living process has it locked")
-            )
-        verdict = judge(holder.identity, self._here(), self._kill)
-        if verdict.liveness != "dead":
-            raise TargetLocked(claim.path, holder, describe(holder, verdict.why))
-        return self._reclaim(claim, holder)
+            raise self._locked_by_the_living(file)
+        verdict = self._verdict(file)
+        if verdict is not None and verdict.liveness == "dead":
+            return self._reclaim(claim, file)
+        raise self._conflict_with(file, verdict)
 
-    def _reclaim(self, claim: Claim, dead: Claim) -> Claim:
-        marker = Path(f"{claim.path}.reclaim")
+    def _reclaim(self, claim: Claim, dead: LockFile) -> Claim:
+        """Remove a dead claim under the guard, then create ours: another may win the gap."""
         with self._guard(claim.target, wait=False) as guarded:
             if not guarded:
-                raise TargetLocked(
-                    claim.path, dead, f"another process is reclaiming it (marker {aged(marker)})"
-                )
-            self._mark(marker)
-            try:
+                raise self._busy(claim.path, dead.claim)
+            with self._marked(claim.path, dead.claim):
                 faults.point("target.marked")
-                current = self._still(claim, dead)
-                if not self._unheld(claim.path):
-                    why = f"process {dead.pid} is gone, but a child it started under the lock still lives"
-                    raise TargetLocked(claim.path, current, describe(dead, why))
-                claim.path.unlink(missing_ok=True)
-                faults.point("target.unlinked")
-                return self._publish(claim) or self._lost(claim)
-            finally:
-                marker.unlink(missing_ok=True)
+                self._remove_dead(claim.path, claim.target, dead)
+        # Outside the guard: a process that is stopped in the gap holds up nobody.
+        faults.point("target.unlinked")
+        return self._publish(claim) or self._lost(claim)
 
-    def _still(self, claim: Claim, dead: Claim) -> Claim:
-        """The claim we judged, read again under the marker; any other is somebody's."""
+    def _remove_dead(self, path: Path, target: str, dead: LockFile) -> None:
+        """Unlink the claim we judged, read again under the marker; any other is somebody's."""
         try:
-            current = read_claim(claim.path, claim.target)
+            current = read_lock_file(path, target)
         except FileNotFoundError:
-            return dead
-        if current is None or current.nonce != dead.nonce:
-            raise TargetLocked(
-                claim.path,
-                current,
-                describe(current, "it was just taken") if current else unreadable(claim.path),
-            )
-        return current
+            # Nothing to remove; whoever takes the empty place now must not lose it to our unlink.
+            return
+        if current.claim is None and not current.emptied_before(boot_time()):
+            raise self._conflict_with(current, None)
+        if _nonce(current) != _nonce(dead):
+            raise self._taken(current)
+        verdict = self._verdict(current)
+        if verdict is None or verdict.liveness != "dead":
+            raise self._conflict_with(current, verdict)
+        with suppress(FileNotFoundError):
+            _unlink(path)
+
+    @contextmanager
+    def _marked(self, path: Path, dead: Claim | None) -> Iterator[None]:
+        """The seed's marker, for those who look at the folder; the guard is what excludes others."""
+        marker = Path(f"{path}.reclaim")
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        try:
+            try:
+                os.close(os.open(marker, flags, 0o600))
+            except FileExistsError:
+                if not marker.is_symlink() and marker.is_dir():
+                    raise self._folder_in_the_way(path, marker, dead) from None
+                # We hold the guard, so whoever left this marker is gone.
+                marker.unlink(missing_ok=True)
+                os.close(os.open(marker, flags, 0o600))
+        except OSError as error:
+            raise StorageError(f"cannot make the marker {marker}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                marker.unlink(missing_ok=True)
 
     def _lost(self, claim: Claim) -> Claim:
         """Somebody else won the gap: report the winner, honestly."""
         with suppress(FileNotFoundError):
-            winner = read_claim(claim.path, claim.target)
-            detail = describe(winner, "it was just taken") if winner else unreadable(claim.path)
-            raise TargetLocked(claim.path, winner, detail)
-        raise TargetLocked(
+            raise self._taken(read_lock_file(claim.path, claim.target))
+        raise self._conflict(
             claim.path, None, "another process took it and gave it back meanwhile; try again"
         )
 
-    def _mark(self, marker: Path) -> None:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        with suppress(FileExistsError):
-            os.close(os.open(marker, flags, 0o600))
-            return
-        # We hold the guard, so whoever left this marker is gone.
-        marker.unlink(missing_ok=True)
-        os.close(os.open(marker, flags, 0o600))
+    def _taken(self, file: LockFile) -> TargetLocked:
+        if file.claim is None:
+            return self._conflict_with(file, None)
+        return self._conflict(file.path, file.claim, describe(file.claim, "it was just taken"))
+
+    def _locked_by_the_living(self, file: LockFile) -> TargetLocked:
+        if file.claim is None:
+            return self._conflict(file.path, None, unreadable(file.path))
+        detail = describe(file.claim, "a living process has it locked")
+        return self._conflict(file.path, file.claim, detail)
+
+    def _conflict_with(self, file: LockFile, verdict: Verdict | None) -> TargetLocked:
+        if file.is_folder:
+            return self._folder_in_the_way(file.path, file.path, None)
+        if file.claim is None or verdict is None:
+            detail = unreadable(file.path)
+        else:
+            detail = describe(file.claim, verdict.why)
+        if not self._may_clear(file):
+            return self._conflict(file.path, file.claim, detail)
+        action = "remove it, if nobody works under it"
+        clear = Recovery(action, self._command("clear", file.path), "medium")
+        return self._conflict(file.path, file.claim, detail, clear)
+
+    def _folder_in_the_way(self, path: Path, folder: Path, holder: Claim | None) -> TargetLocked:
+        remove = Recovery("remove it", f"rmdir {shlex.quote(str(folder))}", "low")
+        return self._conflict(path, holder, f"{folder} is a folder; Onceward made none", remove)
+
+    def _busy(self, path: Path, holder: Claim | None) -> TargetLocked:
+        marker = aged(Path(f"{path}.reclaim"))
+        return self._conflict(path, holder, f"another process is reclaiming it (marker {marker})")
+
+    def _conflict(
+        self, path: Path, holder: Claim | None, detail: str, *ways: Recovery
+    ) -> TargetLocked:
+        show = Recovery("see the claim", self._command("show", path))
+        return TargetLocked(path, holder, detail, [show, *ways])
+
+    def _command(self, verb: str, path: Path) -> str:
+        where = "" if self._in_workspace else f" --folder {shlex.quote(str(self.folder))}"
+        return f"onceward locks {verb} {path.name.removesuffix(SUFFIX)}{where}"
 
     def _publish(self, claim: Claim) -> Claim | None:
         """Put a complete, locked claim in place in one step, or None if the place is taken."""
         try:
-            descriptor, name = self._fresh_file(claim)
-            try:
-                _write_all(descriptor, claim.line())
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                faults.point("target.written")
-                # With a folder descriptor Python calls linkat, which follows the link of /proc to the file itself.
-                os.link(name, claim.path, src_dir_fd=descriptor, follow_symlinks=True)
-            except FileExistsError:
-                os.close(descriptor)
-                return None
-            except BaseException:
-                os.close(descriptor)
-                raise
-            finally:
-                if not name.startswith("/proc/"):
-                    Path(name).unlink(missing_ok=True)
+            descriptor = files.place(claim.path, claim.line())
         except OSError as error:
             raise StorageError(
                 f"cannot write a claim into {self.folder}: {error.strerror}"
             ) from error
-        return Claim(**{**claim.__dict__, "descriptor": descriptor})
+        if descriptor is None:
+            return None
+        held = replace(claim, descriptor=descriptor)
+        _held[held.path, held.nonce] = _Held.of(descriptor)
+        return held
 
-    def _fresh_file(self, claim: Claim) -> tuple[int, str]:
-        """A file nobody sees yet, and the name to link it from."""
-        try:
-            descriptor = os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            return descriptor, f"/proc/self/fd/{descriptor}"
-        except (OSError, AttributeError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_TMPFILE:
-                raise
-        name = f"{claim.path}.{os.getpid()}.{claim.nonce}.new"
-        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), name
-
-    @contextmanager
-    def _guard(self, target: str, *, wait: bool) -> Iterator[bool]:
-        """The permanent guard file of a target, locked by the system: a process that dies inside frees it."""
-        descriptor = os.open(
-            f"{self.folder}/{_GUARDS}/{target}",
-            os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,
-            0o600,
-        )
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
+    def _guard(self, target: str, *, wait: bool) -> AbstractContextManager[bool]:
+        """The guard of a target; yields whether we have it."""
+        return files.guard(self.folder, target, GUARD_SECONDS if wait else 0.0)
 
     def _unheld(self, path: Path) -> bool:
         """Whether nobody has the claim's file locked: neither its holder nor a child that inherited it."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return not read_lock_file(path, path.name.removesuffix(SUFFIX)).held
         except FileNotFoundError:
             return True
-        try:
-            # Shared, so that two who look at the same time do not take each other for the holder.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            return True
-        finally:
-            os.close(descriptor)
 
     def _require_folder(self) -> None:
         if self._checked:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.folder / _GUARDS).mkdir(mode=0o700, exist_ok=True)
-            for folder in (self.folder, self.folder / _GUARDS):
+            (self.folder / files.GUARDS).mkdir(mode=0o700, exist_ok=True)
+            for folder in (self.folder, self.folder / files.GUARDS):
                 found = folder.lstat()
                 if (
                     not stat.S_ISDIR(found.st_mode)
@@ -324,6 +453,7 @@ class TargetLock:
                         context={"folder": str(folder)},
                         recovery=[Recovery("close it to others", f"chmod 700 {folder}", "low")],
                     )
+            files.sweep(self.folder)
         except OSError as error:
             raise StorageError(
                 f"cannot make the lock folder {self.folder}: {error.strerror}"
@@ -333,14 +463,27 @@ class TargetLock:
     def _new_claim(self, target: str, path: Path) -> Claim:
         me = self._here()
         return Claim(
-            *(target, me.pid, me.hostname, self._now(), self._nonce(), path),
-            *(me.machine_id, me.boot_id, me.process_start),
+            target=target,
+            pid=me.pid,
+            hostname=me.hostname,
+            created_at=self._now(),
+            nonce=self._nonce(),
+            path=path,
+            machine_id=me.machine_id,
+            boot_id=me.boot_id,
+            process_start=me.process_start,
         )
 
     def _here(self) -> Identity:
         pid = self._own_pid()
         if self._me is None or self._me.pid != pid:
-            self._me = Identity(self._hostname, machine_id(), boot_id(), pid, start_of(pid))
+            self._me = Identity(
+                hostname=self._hostname,
+                machine_id=machine_id(),
+                boot_id=boot_id(),
+                pid=pid,
+                process_start=start_of(pid),
+            )
         return self._me
 
     def _is_here(self, holder: Claim) -> bool:
@@ -350,17 +493,50 @@ class TargetLock:
     def _own_pid(self) -> int:
         return os.getpid() if self._pid is None else self._pid
 
-    def _disown(self) -> None:
-        """In a forked copy of us: the locks stay with the parent, the descriptors go."""
-        for descriptor in self._descriptors.values():
-            with suppress(OSError):
-                os.close(descriptor)
-        self._descriptors = {}
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The descriptor of a claim that this process holds, and the file it was opened on."""
+
+    descriptor: int
+    status: os.stat_result
+
+    @classmethod
+    def of(cls, descriptor: int) -> _Held:
+        return cls(descriptor, os.fstat(descriptor))
+
+    def close(self) -> None:
+        # Whoever was handed the descriptor may have closed it, and its number may be another's now.
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self.descriptor), self.status):
+                os.close(self.descriptor)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot remove {path}: {error.strerror}") from error
+
+
+def _carries(path: Path, claim: Claim) -> bool:
+    current = read_lock_file(path, claim.target).claim
+    return current is not None and current.nonce == claim.nonce
+
+
+def _nonce(file: LockFile) -> str | None:
+    return file.claim.nonce if file.claim else None
+
+
+def _deadline(timeout: float) -> float:
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidConfig(
+            f"timeout is a number of seconds, 0 or more; not {timeout!r}",
+            context={"field": "timeout"},
+        )
+    return time.monotonic() + timeout
 
 
 def _utc_now() -> str:
@@ -371,14 +547,16 @@ def _random_nonce() -> str:
     return _live.secret()[:32]
 
 
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _live = LiveSources()
-_living: weakref.WeakSet[TargetLock] = weakref.WeakSet()
+_held: dict[tuple[Path, str], _Held] = {}
+"""The claims of this process by path and nonce, whichever object acquired them."""
 
 
 def _after_fork() -> None:
-    for lock in list(_living):
-        lock._disown()
+    """In a forked copy of us: the locks stay with the parent, the descriptors go."""
+    for held in list(_held.values()):
+        held.close()
+    _held.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
