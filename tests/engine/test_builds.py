@@ -984,5 +984,26 @@ def test_a_full_disk_stops_the_build_and_a_resume_needs_no_repair(site):
     sound(site)
 
 
+@pytest.mark.rule("B-2", "B-3")
+def test_config_may_hold_numbers_with_a_fraction(site):
+    text = """name = "warm"
+[config]
+temperature = 0.2
+[[stage]]
+name = "ask"
+run = ["sh", "-c", "cat $ONCEWARD_CONFIG"]
+"""
+    assert site.run(text)["state"] == "SUCCESS"
+    assert site.run(text)["steps"]["reused"] == 1
+    assert site.run(text, config={"temperature": "0.7"})["steps"]["executed"] == 1
+    seen = []
+    plan = Plan("warm", folder=site.folder, config={"temperature": 1.0, "deep": {"p": [0.9]}})
+    plan.stage(name="ask", version="1")(lambda task: seen.append(task.config))
+    assert site.run(plan)["state"] == "SUCCESS"
+    assert seen == [{"temperature": 1.0, "deep": {"p": [0.9]}}]
+    assert isinstance(seen[0]["temperature"], float)
+    sound(site)
+
+
 def test_budget_errors_are_part_of_the_public_names():
     assert BudgetExceeded.code == "URM_CHILD_BUDGET_EXCEEDED"

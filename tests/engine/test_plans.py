@@ -98,8 +98,8 @@ def test_a_plan_file_says_what_the_contract_says(folder):
     ("old", "new", "line", "says"),
     [
         ('timeout = "5m"', 'timeout = "5 minutes"', 18, '"90s", "5m" or "2h"'),
-        ("depth = 3", "depth = 3.5", 26, "write it as a string"),
-        ("depth = 2 }", "depth = 1e3 }", 16, "write it as a string"),
+        ("depth = 3", "depth = nan", 26, "write it as a string"),
+        ("depth = 2 }", "depth = inf }", 16, "write it as a string"),
         ('needs = ["extract"]', 'needs = ["extrac"]', 30, "did you mean extract?"),
         ('needs = ["extract"]', 'needs = ["summarise"]', 30, "in a circle"),
         ("attempts = 3", "atempts = 3", 19, "did you mean attempts?"),

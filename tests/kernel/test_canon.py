@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import bounded, canonical, digest, parse
+from onceward.kernel.canon import bounded, canonical, canonical_config, digest, parse
 from onceward.kernel.limits import MAX_DEPTH, MAX_PAYLOAD_BYTES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -139,3 +139,19 @@ def test_a_payload_over_the_limit_is_refused():
 def test_absurdly_long_numbers_are_refused_like_any_other(value):
     with pytest.raises(InvalidConfig):
         canonical(value)
+
+
+@pytest.mark.rule("K-1")
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_of_a_config_are_written_as_rfc_8785_writes_them(number):
+    value = {"temperature": [number, {"deep": number}]}
+    assert canonical_config(value) == rfc8785.dumps(value)
+    with pytest.raises(InvalidConfig, match="is a float"):
+        canonical(value)
+
+
+@pytest.mark.rule("K-1")
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_config_holds_no_number_that_json_cannot_say(number):
+    with pytest.raises(InvalidConfig):
+        canonical_config({"a": number})

@@ -20,6 +20,7 @@ from onceward.kernel.records import Token
 from onceward.kernel.sources import Micros
 from onceward.lifecycles.child import Ended, Order
 from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
+from onceward.lifecycles.plan_words import copied
 from onceward.store.tables.checkpoints import Checkpoint, put_checkpoint
 from onceward.store.transaction import Transaction
 
@@ -102,7 +103,7 @@ class Attempt:
         """A function's attempt, on its own thread."""
         step = (self.run.build_id, self.stage.name, self.target)
         # Its own copy: what it does to it concerns nobody else.
-        config = msgspec.json.decode(canonical(self.config))
+        config = copied(self.config)
         task = Task(child, step, self.key, config, lambda: self.bench.folder)
         assert self.stage.call is not None
         return self.stage.call(self.bench.seat(task, self.run.resolved.plan.folder))

@@ -15,7 +15,7 @@ from onceward.engine.prints import at_work
 from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task, Upstream
 from onceward.errors import StorageError
-from onceward.kernel.canon import canonical
+from onceward.kernel.canon import canonical_config
 from onceward.lifecycles.plan import Output
 
 
@@ -65,7 +65,7 @@ class Bench:
         try:
             for place in ("inputs", "out"):
                 (self.folder / place).mkdir(mode=0o700, parents=True)
-            (self.folder / "config.json").write_bytes(canonical(config))
+            (self.folder / "config.json").write_bytes(canonical_config(config))
         except OSError as error:
             raise StorageError(f"cannot make a folder for {name}: {error.strerror}") from error
         for place, output in files:

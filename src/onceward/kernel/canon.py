@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -35,6 +38,38 @@ def canonical(value: Any) -> bytes:
 def canonical_of_checked(value: Any) -> bytes:
     """The same for a value whose every part was checked before: for what is hashed thousands of times."""
     return _encoder.encode(value)
+
+
+def canonical_config(value: Any) -> bytes:
+    """The same for config, which is no record and may hold finite floats: each as RFC 8785 writes it."""
+    check(_mapped(value, lambda number: 0 if math.isfinite(number) else number))
+    return _encoder.encode(_mapped(value, lambda number: msgspec.Raw(_number(number).encode())))
+
+
+def _mapped(value: Any, convert: Callable[[float], Any]) -> Any:
+    """A value with its floats converted."""
+    if isinstance(value, float):
+        return convert(value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, convert) for key, item in value.items()}
+    return [_mapped(item, convert) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _number(number: float) -> str:
+    """A float as ECMAScript writes it: the shortest digits, an exponent only beyond 21 places or below six zeros."""
+    if number == 0:
+        return "0"
+    sign = "-" if number < 0 else ""
+    digits, exponent = Decimal(repr(abs(number))).normalize().as_tuple()[1:]
+    text = "".join(map(str, digits))
+    point = len(text) + int(exponent)
+    if 0 < point <= 21:
+        whole, fraction = text[:point].ljust(point, "0"), text[point:]
+        return sign + whole + (f".{fraction}" if fraction else "")
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{text}"
+    mantissa = text[0] + (f".{text[1:]}" if len(text) > 1 else "")
+    return f"{sign}{mantissa}e{'+' if point > 0 else '-'}{abs(point - 1)}"
 
 
 def check(value: Any, depth: int = 0) -> None:

@@ -149,10 +149,11 @@ def _value(key: str, text: str, before: Any) -> Any:
         value = read["value"] if len(read) == 1 else None
     except (tomllib.TOMLDecodeError, RecursionError):
         value = None
+    if isinstance(before, float) and type(value) is int:
+        value = float(value)
     if type(value) is not type(before):
-        kind = {bool: "true or false", int: "a whole number", list: "a list"}.get(
-            type(before), "a table"
-        )
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
+        kind = kinds.get(type(before), "a table")
         raise InvalidConfig(
             f"{key} is {kind} in the plan, and {text[:60]!a} is none",
             context={"field": "--set", "key": key},

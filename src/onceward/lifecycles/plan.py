@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.errors import InvalidConfig, InvalidDependency
-from onceward.kernel.canon import canonical, canonical_of_checked, digest, sha256_hex
+from onceward.kernel.canon import canonical_config, canonical_of_checked, digest, sha256_hex
 from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
 
 MAIN: Final = "main"
@@ -296,6 +296,7 @@ class Context:
     def __init__(self, stage: Stage, config: Mapping[str, Any]) -> None:
         self._stage = stage
         self._config = merge(config, stage.config)
+        self._encoded = canonical_config(self._config)
         self._fixed = {"of": "onceward.step/1", "stage": stage.name, "work": stage.work()}
 
     def config(self, target: str) -> dict[str, Any]:
@@ -310,11 +311,12 @@ class Context:
         upstream: Sequence[tuple[str, str, str]],
     ) -> str:
         """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
-        config = self.config(target)
+        own = target in self._stage.target_config
+        config = canonical_config(self.config(target)) if own else self._encoded
         said = {
             **self._fixed,
             "target": target,
-            "config": config,
+            "config": msgspec.Raw(config),
             "inputs": inputs,
             "upstream": upstream,
         }
@@ -349,7 +351,8 @@ def body_of(
         }
         for k, stage in enumerate(steps.stages)
     ]
-    return canonical({"name": name, "config": _cleaned(config, clean), "stages": stages}).decode()
+    body = {"name": name, "config": _cleaned(config, clean), "stages": stages}
+    return canonical_config(body).decode()
 
 
 def hash_of_body(body: str) -> str:
@@ -359,7 +362,7 @@ def hash_of_body(body: str) -> str:
     said = msgspec.json.decode(body)
     for stage in said["stages"]:
         stage.pop("inputs_of", None)
-    return sha256_hex(canonical_of_checked(said))
+    return sha256_hex(canonical_config(said))
 
 
 def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:

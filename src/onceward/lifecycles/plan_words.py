@@ -8,10 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical
+from onceward.kernel.canon import canonical_config
 from onceward.kernel.vocabulary import key_of
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.plan import Rate, Stage, check_stage_name, check_target_name
@@ -135,15 +133,22 @@ def config_of(field: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refuse(field, f"{field} is a table, as in {{ depth = 2 }}")
     try:
-        canonical(dict(value))
+        canonical_config(dict(value))
     except InvalidConfig as error:
         path = str(error.context.get("path", "$")).removeprefix("$")
         raise refuse(
             f"{field}{path}", f"{field}{path}: {error.message.partition(': ')[2]}"
         ) from None
     # A copy of its own, down to the last table: whoever made the plan may go on with theirs.
-    copy: dict[str, Any] = msgspec.json.decode(canonical(dict(value)))
+    copy: dict[str, Any] = copied(dict(value))
     return copy
+
+
+def copied(value: Any) -> Any:
+    """A config of its own: tables and lists copied, numbers as they were."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def whole(field: str, value: object, least: int, most: int) -> int:
