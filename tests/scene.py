@@ -43,13 +43,13 @@ targets = ["a", "b"]
 run = ["sh", "-c", """echo hello {{target}} | tee $ONCEWARD_OUT/x.txt; {_SPEND}"""]
 [[stage]]
 name = "join"
-needs = ["write"]
+collect = ["write"]
 targets = ["all"]
 run = ["sh", "-c", "LAST"]
 '''
 ASKING = (
     PLAN
-    + '\n[[stage]]\nname = "ok"\nneeds = ["join"]\ntargets = ["all"]\napprove = "is it good?"\n'
+    + '\n[[stage]]\nname = "ok"\ncollect = ["join"]\ntargets = ["all"]\napprove = "is it good?"\n'
 )
 
 

@@ -47,10 +47,10 @@ def check(task):
     return {"code.py": code, "held": len(examples)}
 
 
-plan.approval("agree", "Publish these functions?", needs=check, targets=["all"])
+plan.approval("agree", "Publish these functions?", collect=check, targets=["all"])
 
 
-@plan.stage(needs=["agree", "check"], targets=["all"])
+@plan.stage(needs="agree", collect=check)
 def publish(task):
     checked = task.inputs["check"]
     (task.out / "functions.py").write_text(

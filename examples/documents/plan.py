@@ -22,7 +22,7 @@ def summarise(task):
     return answer
 
 
-@plan.stage(needs=summarise, targets=["all"])
+@plan.stage(collect=summarise, targets=["all"])
 def index(task):
     summaries = task.inputs["summarise"]
     lines = [f"# {task.config['title']}", ""]

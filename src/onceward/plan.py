@@ -42,15 +42,22 @@ class Result:
         """Steps that ended well and left what cannot be recorded: a person decides about them."""
         self._folder, self._store_url = folder, store_url
 
-    def value(self, stage: str, target: str | None = None) -> Any:
-        """What a step made: the value it returned, or what it left by name (files as bytes)."""
-        from onceward.engine.build_reading import value_of_step
+    def value(self, stage: str, target: str = "main") -> Any:
+        """What one step made: the value it returned, or what it left by name (files as bytes)."""
+        return self._values(stage, target)[target]
+
+    def values(self, stage: str) -> dict[str, Any]:
+        """What the steps of a stage made, by target: always a mapping, also for one."""
+        return self._values(stage, None)
+
+    def _values(self, stage: str, target: str | None) -> dict[str, Any]:
+        from onceward.engine.build_reading import values_of_stage
         from onceward.wiring import Workspace
 
         with Workspace(
             self._folder, store_url=self._store_url or os.environ.get("ONCEWARD_STORE")
         ).artifacts() as kept:
-            return value_of_step(kept, self.build_id, stage, target)
+            return values_of_stage(kept, self.build_id, stage, target)
 
     def __repr__(self) -> str:
         return f"<build {self.build_id} {self.state}, {self.cost_usd} usd>"

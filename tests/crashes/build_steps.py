@@ -28,7 +28,13 @@ async def pack(task):
     await asyncio.sleep(0)
     task.spend(usd="0.02")
     say("paid", task)
+    return task.inputs["shape"]["out.txt"].read_bytes() * 2000
+
+
+async def bind(task):
+    say("asking", task)
+    await asyncio.sleep(0)
+    task.spend(usd="0.02")
+    say("paid", task)
     found = task.inputs["shape"]
-    if hasattr(found, "values") and "out.txt" not in found:
-        return b"".join(found[name]["out.txt"].read_bytes() for name in sorted(found))
-    return found["out.txt"].read_bytes() * 2000
+    return b"".join(found[name]["out.txt"].read_bytes() for name in sorted(found))

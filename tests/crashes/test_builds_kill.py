@@ -61,8 +61,11 @@ env = ["PATH"]
 [[stage]]
 name = "pack"
 needs = ["shape"]
-targets = [{targets}, "all"]
 python = "build_steps:pack"
+[[stage]]
+name = "bind"
+collect = ["shape"]
+python = "build_steps:bind"
 """
 SHAPE = """
 say() { echo "$1 $ONCEWARD_BUILD $ONCEWARD_STAGE:$ONCEWARD_TARGET $ONCEWARD_CHILD" >> FOLDER/witness; }
@@ -72,7 +75,7 @@ read answer <&4 || exit 1
 say paid
 tr a-z A-Z < "$ONCEWARD_INPUTS/fetch/$ONCEWARD_TARGET/value.json" > "$ONCEWARD_OUT/out.txt"
 """
-COSTS = {"fetch": 10_000, "shape": 30_000, "pack": 20_000}
+COSTS = {"fetch": 10_000, "shape": 30_000, "pack": 20_000, "bind": 20_000}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ run = ["sh", "-c", "onceward report --usd 0.10 || exit 1; echo $ONCEWARD_TARGET 
 env = ["PATH"]
 [[stage]]
 name = "count"
-needs = ["extract"]
+collect = ["extract"]
 targets = ["all"]
 run = ["sh", "-c", "ls $ONCEWARD_INPUTS/extract | wc -l > $ONCEWARD_OUT/n"]
 """

@@ -45,7 +45,7 @@ def read(task):
     return (task.folder / task.target).read_text()
 
 
-@plan.stage(needs=read, targets=["all"])
+@plan.stage(collect=read, targets=["all"])
 def join(task):
     return "".join(task.inputs["read"].values())
 """
@@ -143,7 +143,7 @@ def first(task):
 
 
 for number in range(30):
-    plan.stage(name=f"stage{number:02d}", needs="first", targets=["x"])(lambda task: None)
+    plan.stage(name=f"stage{number:02d}", after="first", targets=["x"])(lambda task: None)
 """
 
 

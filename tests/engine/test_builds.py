@@ -19,8 +19,9 @@ from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.reading import artifact_list
-from onceward.errors import InvalidConfig, InvalidResumeState, StorageError
+from onceward.errors import InvalidConfig, InvalidResumeState, NotFound, StorageError
 from onceward.kernel import faults
+from onceward.plan import Result
 from onceward.store.tables.checkpoints import checkpoints_of
 from typing_in import until
 
@@ -43,7 +44,7 @@ def three(site, targets=("a", "b", "c"), **words):
     plan = Plan("three", folder=site.folder, config={"witness": str(site.witness)}, **words)
     plan.stage(name="extract", targets=list(targets))(noted)
     plan.stage(name="summarise", needs="extract")(joined)
-    plan.stage(name="report", needs=["extract"], targets=["all"])(joined)
+    plan.stage(name="report", collect=["extract"], targets=["all"])(joined)
     return plan
 
 
@@ -928,7 +929,7 @@ def test_thousands_of_targets(site):
     plan.stage(name="each", targets=[f"t{n:05d}" for n in range(3_000)], version="1")(
         lambda task: None
     )
-    plan.stage(name="all", needs="each", targets=["all"], version="1")(
+    plan.stage(name="all", collect="each", targets=["all"], version="1")(
         lambda task: len(task.inputs["each"])
     )
     outcome = site.run(plan, jobs=4)
@@ -981,6 +982,32 @@ def test_a_full_disk_stops_the_build_and_a_resume_needs_no_repair(site):
     site.workspace.kernel().close()
     assert site.status()["state"] == "CRASHED"
     assert site.resume(plan, site.build_id)["state"] == "SUCCESS"
+    sound(site)
+
+
+@pytest.mark.rule("B-2")
+@pytest.mark.parametrize("targets", [["all"], ["a"], ["main"], ["a", "all", "b"]])
+def test_neither_number_nor_names_of_targets_change_what_a_step_gets(site, targets):
+    seen = {}
+    plan = Plan("shape", folder=site.folder)
+    plan.stage(name="read", targets=targets, version="1")(lambda task: [task.target] * 3)
+    plan.stage(name="one", needs="read", version="1")(
+        lambda task: seen.setdefault(task.target, task.inputs["read"])
+    )
+    plan.stage(name="join", collect="read", targets=["all"], version="1")(
+        lambda task: seen.setdefault("join", dict(task.inputs["read"])) and None
+    )
+    plan.command("list", ["sh", "-c", "ls $ONCEWARD_INPUTS/read > $ONCEWARD_OUT/l"], collect="read")
+    plan.stage(name="last", after="join", version="1")(lambda task: list(task.inputs))
+    outcome = site.run(plan)
+    assert outcome["state"] == "SUCCESS", site.told
+    values = {target: [target] * 3 for target in targets}
+    assert seen == {**values, "join": values}
+    result = Result(site.workspace.folder, outcome, site.workspace.settings.store.url)
+    assert result.values("read") == values and result.value("last") == []
+    assert result.value("list")["l"].decode().split() == sorted(targets)
+    with pytest.raises(NotFound, match="read:nobody"):
+        result.value("read", "nobody")
     sound(site)
 
 

@@ -43,7 +43,7 @@ def documents(site, **words):
     plan = Plan("documents", folder=site.folder, config=config)
     plan.stage(name="extract", targets={"glob": "docs/*.md"})(noted)
     plan.stage(name="summarise", needs="extract")(report)
-    plan.stage(name="report", needs="summarise", targets=["all"])(report)
+    plan.stage(name="report", collect="summarise", targets=["all"])(report)
     return plan
 
 
@@ -348,7 +348,7 @@ def test_why_and_forecast_tell_of_needs_that_are_gone_new_or_in_another_order(si
         made = Plan("fan", folder=site.folder, config={"witness": str(site.witness)})
         made.stage(name="ex", targets=targets)(report)
         made.stage(name="other", targets=["x"])(report)
-        made.stage(name="sum", needs=needs, targets=["all"])(report)
+        made.stage(name="sum", collect=needs, targets=["all"])(report)
         return made
 
     site.run(plan(["a", "b", "c"], ["ex", "other"]))
@@ -428,7 +428,7 @@ def test_a_forecast_of_thousands_that_need_thousands_asks_once(site):
         made = Plan("wide", folder=site.folder, config={})
         made.stage(name="ex", targets=[f"t{n}" for n in range(400)])(lambda task: 1)
         made.stage(
-            name="sum", needs="ex", targets=[f"s{n}" for n in range(300)], config={"depth": depth}
+            name="sum", collect="ex", targets=[f"s{n}" for n in range(300)], config={"depth": depth}
         )(lambda task: 1)
         return made
 

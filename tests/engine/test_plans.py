@@ -159,15 +159,10 @@ def test_what_is_no_plan_is_refused(folder, text):
         load(file)
 
 
-def stage(name, needs=(), targets=None):
-    return stage_of(
-        {
-            "name": name,
-            "needs": list(needs),
-            "run": ["true"],
-            **({"targets": targets} if targets else {}),
-        }
-    )
+def stage(name, needs=(), targets=None, **words):
+    words = {word: list(names) for word, names in words.items()}
+    words |= {"targets": targets} if targets else {}
+    return stage_of({"name": name, "needs": list(needs), "run": ["true"], **words})
 
 
 @pytest.mark.rule("B-2")
@@ -177,23 +172,24 @@ def test_stages_come_after_what_they_need_and_otherwise_as_they_stand(folder):
 
 
 @pytest.mark.rule("B-2")
-def test_a_step_needs_its_namesake_or_all_where_there_is_none():
+def test_a_step_needs_its_namesake_and_collects_all():
     stages = [
         stage("one"),
         stage("two"),
-        stage("mixed", ["one", "two"]),
+        stage("both", ["one", "two"]),
         stage("lone"),
-        stage("join", ["one"]),
+        stage("join", collect=["one"]),
+        stage("last", after=["join"]),
     ]
-    steps = Steps(stages, {"one": ["b", "a", "ä", "B"], "two": ["a", "z"], "join": ["all"]})
+    named = {"one": ["b", "a", "ä", "B"], "two": ["a", "z"], "both": ["a"]}
+    steps = Steps(stages, named)
     assert steps.targets[0] == ("B", "a", "b", "ä")
-    assert steps.targets[2] == ("B", "a", "b", "z", "ä")
-    assert steps.targets[3] == ("main",)
+    assert steps.targets[2] == ("a",)
+    assert steps.targets[3] == steps.targets[4] == steps.targets[5] == ("main",)
     at = {steps.name(step): step for step in range(len(steps))}
-    assert steps.needs(at["mixed:a"]) == [(0, at["one:a"]), (1, at["two:a"])]
-    assert steps.needs(at["mixed:b"]) == [(0, at["one:b"]), (1, None)]
-    assert steps.needs(at["mixed:z"]) == [(0, None), (1, at["two:z"])]
-    assert steps.needs(at["join:all"]) == [(0, None)]
+    assert steps.needs(at["both:a"]) == [(0, at["one:a"]), (1, at["two:a"])]
+    assert steps.needs(at["join:main"]) == [(0, None)]
+    assert steps.needs(at["last:main"]) == [] and steps.waits_for(5) == 1
     assert steps.named("lone") == at["lone:main"]
     with pytest.raises(InvalidConfig, match="no step"):
         steps.named("one")
@@ -376,12 +372,28 @@ def test_an_input_that_cannot_be_read_is_named(folder):
         resolved.inputs(0)
 
 
+@pytest.mark.rule("B-2")
+@pytest.mark.parametrize(
+    ("second", "targets", "why"),
+    [
+        (stage("b", ["a"]), {"b": ["x", "z"]}, "write collect"),
+        (stage("b", ["a"], collect=["a"]), {}, "twice"),
+        (stage("b", ["a", "c"]), {}, "do not have the same targets"),
+        (stage("b", after=["d"]), {}, "no such stage"),
+    ],
+)
+def test_a_dependency_that_cannot_be_meant_is_refused_with_what_to_write(second, targets, why):
+    stages = [stage("a"), stage("c"), second]
+    with pytest.raises(InvalidDependency, match=why):
+        Steps(stages, {"a": ["x", "y"], "c": ["y"], **targets})
+
+
 def test_ten_thousand_of_everything_is_quick_to_resolve(folder):
     targets = [f"t{n}" for n in range(10_000)]
     plan = Plan("big", folder=folder)
     plan.command("a", ["true"], targets=targets)
     plan.command("b", ["true"], needs="a")
-    plan.command("c", ["true"], needs="b", targets=[f"u{n}" for n in range(10_000)])
+    plan.command("c", ["true"], collect="b", targets=[f"u{n}" for n in range(10_000)])
     resolved = Resolved(plan)
     assert len(resolved.steps) == 30_000 and resolved.steps.needs(20_000) == [(1, None)]
 

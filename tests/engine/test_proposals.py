@@ -257,7 +257,7 @@ targets = ["a", "b"]
 run = ["sh", "-c", "echo $ONCEWARD_TARGET > $ONCEWARD_OUT/draft.txt"]
 [[stage]]
 name = "code"
-needs = ["draft"]
+collect = ["draft"]
 targets = ["all"]
 run = ["sh", "-c", """mkdir $ONCEWARD_OUT/src; echo new > $ONCEWARD_OUT/src/main.py; echo same > $ONCEWARD_OUT/same.txt;
   printf '#!/bin/sh\\n' > $ONCEWARD_OUT/run; chmod 755 $ONCEWARD_OUT/run"""]

@@ -52,6 +52,7 @@ class Attempt:
             lambda: run.kernel.work / self.child_id,
             self.stage.secrets,
             self._flowing_in,
+            self.stage.collect,
         )
         self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
         self.work: Work = self._work()

@@ -28,13 +28,11 @@ class Bench:
         folder: Callable[[], Path],
         secrets: Sequence[str],
         upstream: Callable[[], Upstream],
+        collected: Sequence[str] = (),
     ) -> None:
-        self._artifacts, self._make, self._secrets, self._upstream = (
-            artifacts,
-            folder,
-            secrets,
-            upstream,
-        )
+        self._artifacts, self._make = artifacts, folder
+        self._secrets, self._upstream = secrets, upstream
+        self._collected = frozenset(collected)
         self._task: Task | None = None
 
     @cached_property
@@ -56,7 +54,12 @@ class Bench:
         if (redactor := self.redactor()) is not None:
             task.shown = redactor.text
         task.folder = home
-        task.inputs = Inputs(self._artifacts, self._upstream(), lambda: self.folder / "inputs")
+        task.inputs = Inputs(
+            self._artifacts,
+            self._upstream(),
+            lambda: self.folder / "inputs",
+            self._collected,
+        )
         at_work.set(task)
         return task
 

@@ -37,7 +37,8 @@ class Board:
         self.steps = steps
         self.at = bytearray(len(steps))
         self._needs = [
-            array("I", [len(s.needs)]) * len(steps.targets[k]) for k, s in enumerate(steps.stages)
+            array("I", [steps.waits_for(k)]) * len(steps.targets[k])
+            for k in range(len(steps.stages))
         ]
         self._left = [len(targets) for targets in steps.targets]
         self._ready: list[int] = []
@@ -53,8 +54,8 @@ class Board:
         """The steps that wait for nothing."""
         return [
             step
-            for k, stage in enumerate(self.steps.stages)
-            if not stage.needs
+            for k in range(len(self.steps.stages))
+            if not self.steps.waits_for(k)
             for step in self.steps.of(k)
         ]
 

@@ -12,7 +12,7 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.outputs import read_back, value_of
 from onceward.engine.tenure import vacant
-from onceward.errors import NotFound
+from onceward.errors import NotFound, Recovery
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.kernel.sources import Micros, iso
@@ -48,8 +48,20 @@ def build_named(store: Store, prefix: str) -> Build:
         return Builds(rows).named(prefix)
 
 
-def value_of_step(artifacts: Artifacts, build_id: str, stage: str, target: str | None) -> Any:
-    """What a step made, for whoever ran the build from Python; files as their bytes."""
+def dependencies(stage: Mapping[str, Any]) -> list[str]:
+    """Every stage that comes before a stage of a kept plan."""
+    return [*stage["needs"], *gathered(stage)]
+
+
+def gathered(stage: Mapping[str, Any]) -> list[str]:
+    """The stages of which a stage of a kept plan waits for every target."""
+    return [*stage.get("collect", ()), *stage.get("after", ())]
+
+
+def values_of_stage(
+    artifacts: Artifacts, build_id: str, stage: str, target: str | None = None
+) -> dict[str, Any]:
+    """What the steps of a stage made, by target, for whoever ran the build from Python; files as their bytes."""
     with artifacts.store.read() as rows:
         found = [
             c
@@ -60,9 +72,9 @@ def value_of_step(artifacts: Artifacts, build_id: str, stage: str, target: str |
         raise NotFound(
             f"build {build_id} has no result of {step_name(stage, target or '*')}",
             context={"stage": stage},
+            recovery=[Recovery(f"name a target, or ask for all: result.values({stage!r})")],
         )
-    values = {c.target: value_of(artifacts, read_back(c.outputs), None) for c in found}
-    return values[found[0].target] if len(found) == 1 else values
+    return {c.target: value_of(artifacts, read_back(c.outputs), None) for c in found}
 
 
 def build_summary(store: Store, build_id: str) -> dict[str, Any]:
@@ -78,7 +90,9 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
         said = _with_hint(_summary(rows, build), nobody)
         # What a dead kernel left running runs no more, and nobody can say since when.
         said["steps"] = _steps(rows, build, None if said.get("orphaned") else rows.now())
-        said["needs"] = _needs(rows, build)
+        stages = _stages_of(rows, build)
+        said["needs"] = {stage["name"]: dependencies(stage) for stage in stages}
+        said["gathers"] = {stage["name"]: gathered(stage) for stage in stages}
         wanted = _wanted(rows, build)
         if wanted:
             said["approvals"] = [
@@ -150,14 +164,11 @@ def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]
     return steps
 
 
-def _needs(rows: Reads, build: Build) -> dict[str, list[str]]:
-    """Each stage and those it needs: what a picture of the plan is drawn from."""
+def _stages_of(rows: Reads, build: Build) -> list[Mapping[str, Any]]:
+    """The stages of a build's plan, as they were kept."""
     body = plan_body(rows, build.plan_hash)
-    return (
-        {}
-        if body is None
-        else {s["name"]: list(s["needs"]) for s in msgspec.json.decode(body)["stages"]}
-    )
+    stages: list[Mapping[str, Any]] = msgspec.json.decode(body)["stages"] if body else []
+    return stages
 
 
 def permit_list(store: Store, limit: int = 50) -> list[dict[str, Any]]:
@@ -224,17 +235,16 @@ def _blocked(
 ) -> set[tuple[str, str]]:
     """Steps that cannot run because one they need has failed for good, directly or through others."""
     failed = {place for place, checkpoint in checkpoints.items() if _failed_for_good(checkpoint)}
-    targets = {stage["name"]: set(stage["targets"]) for stage in stages}
     stuck: dict[str, set[str]] = {stage["name"]: set() for stage in stages}
     for name, target in failed:
         if name in stuck:
             stuck[name].add(target)
     blocked: set[tuple[str, str]] = set()
     for stage in stages:
-        for need in stage["needs"]:
-            for target in stage["targets"] if stuck[need] else ():
-                if target in stuck[need] or target not in targets[need]:
-                    blocked.add((stage["name"], target))
+        whole = any(stuck[name] for name in gathered(stage))
+        for target in stage["targets"]:
+            if whole or any(target in stuck[need] for need in stage["needs"]):
+                blocked.add((stage["name"], target))
         stuck[stage["name"]] |= {target for name, target in blocked if name == stage["name"]}
     return blocked - failed
 

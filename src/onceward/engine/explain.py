@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
-from onceward.engine.build_reading import build_status, why_paused
+from onceward.engine.build_reading import build_status, dependencies, gathered, why_paused
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.why import why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
@@ -324,8 +324,8 @@ def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> 
         for a in found.get("approvals", ())
         if a["step"] == here
     ]
-    for need in stage["needs"]:
-        open_ = [s for s in _steps_of(found, need, target) if s["status"] not in done]
+    for need in dependencies(stage):
+        open_ = [s for s in _steps_of(found, stage, need, target) if s["status"] not in done]
         said += [f"{step_name(s['stage'], s['target'])}, which is {s['status']}" for s in open_[:5]]
         said += [f"and {len(open_) - 5:,} more of {need}"] if len(open_) > 5 else []
     return said or [
@@ -333,10 +333,12 @@ def _needed(found: Mapping[str, Any], stage: Mapping[str, Any], target: str) -> 
     ]
 
 
-def _steps_of(found: Mapping[str, Any], need: str, target: str) -> list[Mapping[str, Any]]:
-    """Of a needed stage the same-named step, or all where there is none."""
+def _steps_of(
+    found: Mapping[str, Any], stage: Mapping[str, Any], need: str, target: str
+) -> list[Mapping[str, Any]]:
+    """Of a needed stage the same-named step, of one that is gathered or waited for all."""
     steps = [step for step in found["steps"] if step["stage"] == need]
-    return [step for step in steps if step["target"] == target] or steps
+    return [step for step in steps if need in gathered(stage) or step["target"] == target]
 
 
 def _flows_in(
@@ -344,8 +346,9 @@ def _flows_in(
 ) -> list[str]:
     """What a person is asked to approve: everything that flows into the step."""
     said = []
-    for need in stage["needs"] if wanted else ():
-        for step in _steps_of(found, need, target):
+    flowing = [*stage["needs"], *stage.get("collect", ())]
+    for need in flowing if wanted else ():
+        for step in _steps_of(found, stage, need, target):
             for artifact in step.get("artifacts", ()):
                 where = f"{step_name(step['stage'], step['target'])} {artifact['name']}"
                 said.append(

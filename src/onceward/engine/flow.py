@@ -19,7 +19,7 @@ class Flow:
     def keep(self, step: int, outputs: tuple[Output, ...]) -> None:
         """What a step made, if another stage needs it."""
         k = self._steps.place(step)[0]
-        if self._steps.needed_by[k]:
+        if self._steps.feeds(k):
             # An approval leaves nothing, but what was approved is what flows on.
             made = (
                 self.context_hash(step) if self._steps.stages[k].approve else result_digest(outputs)

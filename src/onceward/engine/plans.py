@@ -23,6 +23,7 @@ from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_o
 LOADED_AS = "__onceward_plan__"
 """The name of a plan's module while it is loaded from its file."""
 Call = TypeVar("Call", bound=Callable[..., Any])
+_ORDERING = ("needs", "collect", "after")
 Needs = str | Callable[..., Any] | Iterable["str | Callable[..., Any]"]
 
 
@@ -74,12 +75,20 @@ class Plan:
 
     @overload
     def stage(
-        self, *, name: str | None = None, needs: Needs = (), **words: Any
+        self,
+        *,
+        name: str | None = None,
+        needs: Needs = (),
+        collect: Needs = (),
+        after: Needs = (),
+        **words: Any,
     ) -> Callable[[Call], Call]: ...
 
-    def stage(self, *bare: Any, name: str | None = None, needs: Needs = (), **words: Any) -> Any:
-        """Make a function a stage: it is called with a `Task` for every target. Takes the words of a `[[stage]]`:
-        targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version,
+    def stage(self, *bare: Any, name: str | None = None, **words: Any) -> Any:
+        """Make a function a stage: it is called with a `Task` for every target.
+
+        `needs` gives each step the value of the same-named target, `collect` a mapping of all targets, `after` only
+        orders. Takes the words of a `[[stage]]`: targets, inputs, config, estimate, timeout, attempts, on_crash, secrets, jobs, rate, version,
         operation, effect."""
 
         def add(call: Call) -> Call:
@@ -88,18 +97,18 @@ class Plan:
                 raise refuse("name", f"a stage is made of a function, not of {call!r}")
             if called is None:
                 raise refuse("name", f"a {type(call).__name__} has no name of its own; say name=")
-            self.add({"name": called, "needs": self._names(needs), **words}, call)
+            self.add({"name": called, **self._dependencies(words)}, call)
             return call
 
         return add(*bare) if bare else add
 
-    def command(self, name: str, run: Sequence[str], *, needs: Needs = (), **words: Any) -> str:
+    def command(self, name: str, run: Sequence[str], **words: Any) -> str:
         """A stage that runs a program, no shell; answers its name, for others to need."""
-        return self.add({"name": name, "run": list(run), "needs": self._names(needs), **words})
+        return self.add({"name": name, "run": list(run), **self._dependencies(words)})
 
-    def approval(self, name: str, text: str, *, needs: Needs, **words: Any) -> str:
+    def approval(self, name: str, text: str, **words: Any) -> str:
         """A stage that waits for a person to approve exactly what flows into it."""
-        return self.add({"name": name, "approve": text, "needs": self._names(needs), **words})
+        return self.add({"name": name, "approve": text, **self._dependencies(words)})
 
     def add(self, words: Mapping[str, Any], call: Callable[[Any], Any] | None = None) -> str:
         """A stage from its words."""
@@ -111,7 +120,12 @@ class Plan:
         self.stages.append(stage)
         return stage.name
 
-    def _names(self, needs: Needs) -> list[str]:
+    def _dependencies(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """The words of a stage, with the stages it depends on by their names."""
+        named = {word: self._names(word, words[word]) for word in _ORDERING if word in words}
+        return {**words, **named}
+
+    def _names(self, word: str, needs: Needs) -> list[str]:
         if isinstance(needs, str) or callable(needs):
             needs = [needs]
         names = []
@@ -119,7 +133,7 @@ class Plan:
             name = need if isinstance(need, str) else self._functions.get(need)
             if name is None:
                 raise refuse(
-                    "needs", f"{getattr(need, '__name__', need)!r} is not a stage of this plan"
+                    word, f"{getattr(need, '__name__', need)!r} is not a stage of this plan"
                 )
             names.append(name)
         return names

@@ -156,7 +156,9 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
             f"build {build.build_id} is {build.state}; only what it finished can be proposed"
         )
     known = [stage["name"] for stage in body["stages"]]
-    needed = {need for stage in body["stages"] for need in stage["needs"]}
+    needed = {
+        need for stage in body["stages"] for need in (*stage["needs"], *stage.get("collect", ()))
+    }
     odd = [stage for stage in stages if stage not in known]
     if odd:
         raise InvalidConfig(f"the build has no stage {odd[0][:60]!a}; it has {', '.join(known)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ _LOG_BYTES = 1024 * 1024
 class Task(ChildTask):
     """One attempt at one step: what flows in, what it may spend, and where it leaves what it makes.
 
-    `inputs[stage]` is what the needed step left; where several targets flow in, `inputs[stage][target]`."""
+    `inputs[stage]` is what the same-named step of a needed stage left; of a collected stage it is a mapping by target,
+    also for one and for none."""
 
     stage: str
     target: str
@@ -85,9 +86,15 @@ class Inputs(Mapping[str, Any]):
     """What flows into a step, read when it is asked for."""
 
     def __init__(
-        self, artifacts: Artifacts, upstream: Upstream, folder: Callable[[], Path]
+        self,
+        artifacts: Artifacts,
+        upstream: Upstream,
+        folder: Callable[[], Path],
+        collected: Set[str] = frozenset(),
     ) -> None:
+        """`collected` are the stages that all flow in, by target."""
         self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
+        self._collected = collected
 
     def __getitem__(self, stage: str) -> Any:
         if stage not in self._upstream:
@@ -97,7 +104,7 @@ class Inputs(Mapping[str, Any]):
             )
         steps = self._upstream[stage]
         values = _Values(steps, lambda target: self._value(stage, target))
-        return values[next(iter(steps))] if len(steps) == 1 else values
+        return values if stage in self._collected else values[next(iter(steps))]
 
     def __contains__(self, stage: object) -> bool:
         return stage in self._upstream

@@ -116,7 +116,9 @@ def with_needs(steps: Steps, wanted: set[int]) -> Steps:
     """Only these steps and what they need, directly or through others: with the same context hashes as among all."""
     kept, frontier = set(wanted), list(wanted)
     while frontier:
-        for m, single in steps.needs(frontier.pop()):
+        step = frontier.pop()
+        before = [(steps.number[name], None) for name in steps.stages[steps.place(step)[0]].after]
+        for m, single in [*steps.needs(step), *before]:
             for step in steps.of(m) if single is None else (single,):
                 if step not in kept:
                     kept.add(step)

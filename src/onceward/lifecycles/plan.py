@@ -36,6 +36,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     needs: tuple[str, ...] = ()
+    """Stages whose same-named target each step depends on, and whose value it gets."""
+    collect: tuple[str, ...] = ()
+    """Stages all of whose targets each step depends on; it gets a mapping by target."""
+    after: tuple[str, ...] = ()
+    """Stages that must be done before, and that pass nothing on."""
     targets: tuple[str, ...] | None = None
     glob: str = ""
     """Targets are the files that match, each an input of its own step."""
@@ -59,6 +64,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """The registered operation that it is, as code@version."""
     effect: str = ""
     """The kind of act that it is; the operation must be for it."""
+
+    @property
+    def dependencies(self) -> tuple[str, ...]:
+        """Every stage that must come before."""
+        return (*self.needs, *self.collect, *self.after)
 
     def work(self) -> dict[str, Any]:
         """What is done, as far as it decides what comes out."""
@@ -136,18 +146,25 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
     """Stages after those they need; among those that could come next, the one that stands first in the plan."""
     names = {stage.name: stage for stage in stages}
     for stage in stages:
-        for need in stage.needs:
+        for need in stage.dependencies:
             if need not in names:
                 near = get_close_matches(need, names, 1)
                 meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
                 raise InvalidDependency(
-                    f"stage {stage.name} needs {need}, and there is no such stage; {meant}",
-                    context={"stage": stage.name, "needs": need},
+                    f"stage {stage.name} depends on {need}, and there is no such stage; {meant}",
+                    context={"stage": stage.name, "field": _word_of(stage, need)},
+                )
+            if stage.dependencies.count(need) > 1:
+                raise InvalidDependency(
+                    f"stage {stage.name} depends on {need} twice; name it under one of needs,"
+                    " collect and after",
+                    context={"stage": stage.name, "field": _word_of(stage, need)},
                 )
     found: dict[str, Stage] = {}
     while len(found) < len(stages):
         free = next(
-            (s for s in stages if s.name not in found and all(n in found for n in s.needs)), None
+            (s for s in stages if s.name not in found and all(n in found for n in s.dependencies)),
+            None,
         )
         if free is None:
             left = [s.name for s in stages if s.name not in found]
@@ -157,6 +174,11 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
             )
         found[free.name] = free
     return list(found.values())
+
+
+def _word_of(stage: Stage, need: str) -> str:
+    """Under which word a stage names another."""
+    return next(word for word in ("needs", "collect", "after") if need in getattr(stage, word))
 
 
 def lock_target(plan: str, stage: str, target: str) -> str:
@@ -193,16 +215,48 @@ class Steps:
                 context={"steps": len(self)},
             )
         self.needed_by: list[list[int]] = [[] for _ in self.stages]
+        """By stage, those that need its same-named targets."""
+        self.awaited_by: list[list[int]] = [[] for _ in self.stages]
+        """By stage, those that wait until all of it is done."""
         for k, stage in enumerate(self.stages):
             for need in stage.needs:
+                self._require_same_targets(k, need)
                 self.needed_by[self.number[need]].append(k)
+            for need in (*stage.collect, *stage.after):
+                self.awaited_by[self.number[need]].append(k)
+
+    def feeds(self, k: int) -> bool:
+        """Whether what a stage makes flows into another."""
+        name = self.stages[k].name
+        return bool(self.needed_by[k]) or any(
+            name in self.stages[m].collect for m in self.awaited_by[k]
+        )
 
     def _from_needs(self, stage: Stage) -> tuple[str, ...]:
-        """The union of the needed stages' targets; the very tuple where they have the same."""
+        """The targets of the needed stages, which must be the same; `main` where nothing is needed."""
         needed = {self.targets[self.number[need]] for need in stage.needs}
-        if len(needed) == 1:
-            return needed.pop()
-        return tuple(sorted({target for some in needed for target in some})) or (MAIN,)
+        if len(needed) > 1:
+            raise InvalidDependency(
+                f"stage {stage.name}: the stages that it needs ({', '.join(stage.needs)}) do not"
+                " have the same targets; name its own targets, or gather some with collect",
+                context={"stage": stage.name, "field": "needs"},
+            )
+        return needed.pop() if needed else (MAIN,)
+
+    def _require_same_targets(self, k: int, need: str) -> None:
+        """Every target of a needing stage is there in the needed one (B-2)."""
+        stage, m = self.stages[k], self.number[need]
+        if self.targets[k] is self.targets[m]:
+            return
+        known = set(self.targets[m])
+        missing = next((target for target in self.targets[k] if target not in known), None)
+        if missing is not None:
+            raise InvalidDependency(
+                f"stage {stage.name} has the target {missing!a}, and {need}, which it needs, has"
+                f' none of that name; write collect = ["{need}"] to get all of its targets as a'
+                f" mapping, or give {stage.name} targets of {need}",
+                context={"stage": stage.name, "field": "needs", "target": missing},
+            )
 
     def __len__(self) -> int:
         return self.first[-1]
@@ -243,9 +297,17 @@ class Steps:
         return range(self.first[k], self.first[k + 1])
 
     def needs(self, step: int) -> list[tuple[int, int | None]]:
-        """What a step depends on: for each needed stage its same-named step, or None for all of them."""
+        """What flows into a step: of each needed stage its same-named step, of each collected one None, for all."""
         k, target = self.place(step)
-        return [(self.number[n], self.find(self.number[n], target)) for n in self.stages[k].needs]
+        stage = self.stages[k]
+        single = [(self.number[n], self.find(self.number[n], target)) for n in stage.needs]
+        return [*single, *((self.number[name], None) for name in stage.collect)]
+
+    def waits_for(self, k: int) -> int:
+        """How many things each step of a stage waits for: a stage that has no step is done already."""
+        stage = self.stages[k]
+        whole = sum(bool(self.targets[self.number[n]]) for n in (*stage.collect, *stage.after))
+        return len(stage.needs) + whole
 
     def freed_by(self, step: int) -> Iterator[int]:
         """The steps that depend on this one alone of its stage."""
@@ -257,10 +319,8 @@ class Steps:
 
     def freed_by_stage(self, k: int) -> Iterator[int]:
         """The steps that depend on all of a stage."""
-        for m in self.needed_by[k]:
-            for step, target in zip(self.of(m), self.targets[m], strict=True):
-                if self.find(k, target) is None:
-                    yield step
+        for m in self.awaited_by[k]:
+            yield from self.of(m)
 
 
 def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
@@ -339,6 +399,8 @@ def body_of(
         {
             "name": stage.name,
             "needs": list(stage.needs),
+            "collect": list(stage.collect),
+            "after": list(stage.after),
             "targets": list(steps.targets[k]),
             "work": _cleaned(stage.work(), clean),
             "config": _cleaned(stage.config, clean),

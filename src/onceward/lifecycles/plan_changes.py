@@ -28,7 +28,9 @@ def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     words = {"work": "what it runs"}
     plain = [what for what in new if what not in ("inputs", "inputs_of", "config", "target_config")]
     said = [
-        f"stage {name}: {words.get(what, what)} changed" for what in plain if old[what] != new[what]
+        f"stage {name}: {words.get(what, what)} changed"
+        for what in plain
+        if old.get(what) != new[what]
     ]
     for what in ("config", "target_config"):
         said += [f"stage {name}: {told}" for told in _value_changes(what, old[what], new[what])]
@@ -46,18 +48,14 @@ class Body:
         self.stages: dict[str, Mapping[str, Any]] = {
             stage["name"]: stage for stage in said["stages"]
         }
-        self._targets: dict[str, frozenset[str]] = {}
 
     def needs(self, stage: str, target: str) -> dict[str, Sequence[str]]:
-        """What a step depends on: of each needed stage the same-named target, or all where there is none."""
+        """What flows into a step: of each needed stage the same-named target, of each collected one all."""
         found = self.stages.get(stage)
-        return {need: self._of(need, target) for need in (found["needs"] if found else ())}
-
-    def _of(self, need: str, target: str) -> Sequence[str]:
-        if need not in self._targets:
-            self._targets[need] = frozenset(self.stages[need]["targets"])
-        targets: Sequence[str] = self.stages[need]["targets"]
-        return [target] if target in self._targets[need] else targets
+        if found is None:
+            return {}
+        collected = {name: self.stages[name]["targets"] for name in found.get("collect", ())}
+        return {**{need: [target] for need in found["needs"]}, **collected}
 
 
 def step_changes(old: Body, new: Body, stage: str, target: str) -> list[str]:

@@ -35,6 +35,8 @@ STAGE_WORDS: Final = (
     *(
         "name",
         "needs",
+        "collect",
+        "after",
         "targets",
         "run",
         "python",
@@ -89,6 +91,8 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
     return Stage(
         name=_named("name", check_stage_name, words.get("name")),
         needs=_words("needs", words.get("needs", ())),
+        collect=_words("collect", words.get("collect", ())),
+        after=_words("after", words.get("after", ())),
         targets=targets,
         glob=glob,
         run=_argv(words.get("run", ())),

@@ -99,6 +99,7 @@ class BuildInFull(Build):
     steps: list[Step]
     lanes: list[Lane]
     needs: dict[str, list[str]]
+    gathers: dict[str, list[str]]
     approvals: NotRequired[list[Wanted]]
 
 

@@ -92,11 +92,8 @@ def graph(build: Mapping[str, Any]) -> dict[str, Any]:
     for step in steps:
         own = step_name(step["stage"], step["target"])
         for need in needs.get(step["stage"], ()):
-            alike = (
-                [step["target"]]
-                if step["target"] in targets.get(need, ())
-                else targets.get(need, [])
-            )
+            whole = need in build["gathers"].get(step["stage"], ())
+            alike = targets.get(need, []) if whole else [step["target"]]
             edges += [[step_name(need, target), own] for target in alike]
     return {"nodes": nodes, "edges": edges}
 
