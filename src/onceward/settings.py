@@ -11,7 +11,12 @@ import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel.changes import IGNORED_NAMES
-from onceward.kernel.limits import APPROVAL_SECONDS, ARTIFACT_BYTES, MAX_INTEGER
+from onceward.kernel.limits import (
+    APPROVAL_SECONDS,
+    ARTIFACT_BYTES,
+    MAX_INTEGER,
+    TARGET_WAIT_SECONDS,
+)
 from onceward.kernel.money import to_micros
 from onceward.kernel.records import ROLES, check_name
 
@@ -152,6 +157,14 @@ class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Places of your own."""
 
 
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[limits]`: how long things may take."""
+
+    target_wait: int = TARGET_WAIT_SECONDS
+    """Seconds that a step waits in the queue for a target that somebody else holds; then it fails, naming the
+    holder."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -164,6 +177,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grants: GrantSettings = GrantSettings()
     registry: RegistrySettings = RegistrySettings()
     changes: ChangeSettings = ChangeSettings()
+    limits: LimitSettings = LimitSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -296,6 +310,11 @@ def _check(settings: Settings, file: Path) -> None:
             context={"field": "artifacts.max_bytes"},
         )
     limits_of(settings)
+    if settings.limits.target_wait < 0:
+        raise InvalidConfig(
+            f"{file}: limits.target_wait must be 0 or more seconds",
+            context={"field": "limits.target_wait"},
+        )
     _check_changes(settings.changes, file)
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:

@@ -165,6 +165,7 @@ class Workspace:
                 policy=self.policy,
                 cutters=self.cutters,
                 environment=self.settings.grants.environment,
+                target_wait=self.settings.limits.target_wait,
             )
         except BaseException:
             store.close()

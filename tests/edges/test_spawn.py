@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -317,9 +318,13 @@ def test_a_held_target_is_a_conflict(cli):
     )
     held = subprocess.Popen([sys.executable, "-c", holder], cwd=cli.folder, stdin=subprocess.PIPE)
     until(lambda: (cli.folder / ".onceward" / "locks" / "repo.lock").exists())
+    (cli.folder / "onceward.toml").write_text("[limits]\ntarget_wait = 0\n")
     done = cli("spawn", "--target", "repo", "--", "true")
     assert done.returncode == 4 and f"held by pid {held.pid}" in done.stderr
-    held.communicate()
+    (cli.folder / "onceward.toml").unlink()
+    threading.Timer(1.0, held.communicate).start()
+    done = cli("spawn", "--target", "repo", "--", "true")
+    assert done.returncode == 0 and f"waits: repo is locked: held by pid {held.pid}" in done.stderr
 
 
 @pytest.mark.rule("L-4", "L-6")
@@ -327,6 +332,7 @@ def test_a_held_target_is_a_conflict(cli):
 def test_what_a_power_cut_left_of_a_claim_is_reclaimed_or_names_the_command(cli):
     claim = cli.folder / ".onceward" / "locks" / "repo.lock"
     cli("spawn", "--target", "repo", "--", "true", check=0)
+    (cli.folder / "onceward.toml").write_text("[limits]\ntarget_wait = 0\n")
     claim.write_bytes(b"")
     done = cli("spawn", "--target", "repo", "--", "true")
     assert done.returncode == 4

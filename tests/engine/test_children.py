@@ -263,6 +263,7 @@ def test_an_exception_in_a_child_costs_no_slot_and_leaves_its_traceback(kernel):
 )
 def test_every_end_has_its_event_reason_and_code(kernel, work, reason):
     claim = kernel.locks.acquire("held")
+    kernel.target_wait = 0
     children = kernel.open_session("ses_a", 2, {"tokens": 100})
     (child_id,), (ended,) = run_all(children, [work()])
     assert ended.reason == reason

@@ -235,6 +235,7 @@ def test_coroutines_end_only_themselves_and_when_asked(kernel):
 
 @pytest.mark.rule("C-5", "C-30")
 def test_a_coroutine_has_ended_when_it_has_ended(kernel):
+    kernel.processes.grace = 100
     order = []
 
     async def slow(task):

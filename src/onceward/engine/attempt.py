@@ -65,6 +65,10 @@ class Attempt:
         return step_name(self.stage.name, self.target)
 
     @property
+    def lock_target(self) -> str:
+        return lock_target(self.run.resolved.plan.name, self.stage.name, self.target)
+
+    @property
     def key(self) -> str:
         """The same on every attempt (B-7)."""
         said = "|".join((self.run.build_id, self.stage.name, self.target, self.context_hash))
@@ -84,7 +88,7 @@ class Attempt:
         return Command(
             argv=argv,
             cwd=self.run.resolved.plan.folder,
-            target=lock_target(self.run.resolved.plan.name, self.stage.name, self.target),
+            target=self.lock_target,
             env=self.stage.env,
             secrets=self.stage.secrets,
             given=self._environment(),
@@ -141,6 +145,7 @@ class Attempt:
 
     def cancelled(self) -> None:
         self.run.ended(self, Ended("cancelled"), ())
+        self.run.kernel.targets.release(self.child_id)
 
     def inputs_changed(self) -> bool:
         """Whether a file that it may have read is no longer what it was when it began."""

@@ -69,6 +69,20 @@ class Board:
         self._set(step, At.LATER)
         heapq.heappush(self._later, (due, step))
 
+    def hold(self, step: int, due: Micros) -> None:
+        """It was taken, but cannot run yet: look at it again later, or when `hurry` says so."""
+        self._leave(step)
+        k = self.steps.place(step)[0]
+        if self._starts.get(k):
+            self._starts[k].pop()
+        self._set(step, At.LATER)
+        heapq.heappush(self._later, (due, step))
+
+    def hurry(self, step: int) -> None:
+        """A step that waits for a time may be looked at now."""
+        if self.at[step] == At.LATER:
+            heapq.heappush(self._later, (0, step))
+
     def put_back(self, step: int) -> None:
         """It was taken, but did not run after all."""
         self._leave(step)
@@ -101,7 +115,10 @@ class Board:
     def take(self, now: Micros) -> int | None:
         """The first step in plan order that its stage lets run now."""
         while self._later and self._later[0][0] <= now:
-            self.put(heapq.heappop(self._later)[1])
+            step = heapq.heappop(self._later)[1]
+            # One that was hurried stands there twice.
+            if self.at[step] == At.LATER:
+                self.put(step)
         heads = [held for k, held in self._held.items() if held and self._free(k, now)]
         heads += [self._ready] if self._ready else []
         if not heads:

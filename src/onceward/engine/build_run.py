@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
 from onceward.engine.build_past import Past
 from onceward.engine.flow import Flow
+from onceward.engine.held_targets import retry_delay
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import read_back
 from onceward.engine.plans import Resolved
@@ -23,6 +26,7 @@ from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
 from onceward.lifecycles.plan import Output
+from onceward.locks import TargetLocked
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
 from onceward.store.tables.rates import note_start, rate_starts
@@ -70,6 +74,10 @@ class BuildRun:
         self._asked: dict[int, str] = {}
         """Steps that wait for a person, and for which content."""
         self._in_flight = 0
+        self._target_waits: dict[int, tuple[Micros, int]] = {}
+        """Steps whose target somebody else holds: since when, and how often it was tried."""
+        self._freed_targets: deque[int] = deque()
+        """Steps whose target was given back: told by threads of other builds, which must not wait for our mutex."""
         self._waits_for_budget = False
         """Whether the next step would fit into the budget only if less were in flight."""
         self.halted = ""
@@ -157,6 +165,7 @@ class BuildRun:
         with self.mutex:
             self._settle(chosen[: admission.count], chosen[admission.count :], admission.pause)
             self._waits_for_budget = admission.waits
+        self._forget(chosen[admission.count :])
         if admission.count:
             self.children.rouse()
         self._notify()
@@ -195,6 +204,7 @@ class BuildRun:
             )
             idle = self._in_flight < self.jobs
             over = self._finished()
+        self._forget(dropped)
         if spawned and idle:
             self.children.rouse()
         if idle and not over:
@@ -272,6 +282,8 @@ class BuildRun:
 
     def _take(self, free: int) -> list[Attempt]:
         chosen: list[Attempt] = []
+        while self._freed_targets:
+            self.board.hurry(self._freed_targets.popleft())
         if self._waits_for_budget and self._in_flight:
             return chosen
         while len(chosen) < free and not self.halted:
@@ -281,6 +293,8 @@ class BuildRun:
                 break
             try:
                 chosen.append(self._launch(step, now, early=False))
+            except TargetLocked as locked:
+                self._wait_for_target(step, locked, now, last=not chosen)
             except OncewardError as error:
                 self.board.put_back(step)
                 if chosen:
@@ -300,10 +314,31 @@ class BuildRun:
 
     def _launch(self, step: int, now: Micros, early: bool) -> Attempt:
         attempt = Attempt(self, step, self.flow.context_hash(step), now, early)
+        if attempt.work.target is not None:
+            self.kernel.targets.claim(attempt.work.target, attempt.child_id)
+        else:
+            # A function holds no target, but the thread of one that was given up does.
+            self.kernel.targets.require_free(attempt.lock_target, attempt.child_id)
+        self._target_waits.pop(step, None)
         self._in_flight += 1
         self.purse.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
         self.children.expect({attempt.child_id: attempt.work})
         return attempt
+
+    def _wait_for_target(self, step: int, locked: TargetLocked, now: Micros, *, last: bool) -> None:
+        """Somebody else holds a step's target: it takes no slot and holds up no other step. After too long a wait it
+        has failed, if nothing else was chosen with it (`last`)."""
+        since, tries = self._target_waits.get(step, (now, 0))
+        if now - since >= self.kernel.target_wait * 1_000_000 and last:
+            self.board.put_back(step)
+            raise Unlaunchable(step, locked)
+        if not tries:
+            name = self.steps.name(step)
+            self.told({"step": name, "status": "HELD", "message": locked.message, "spent": {}})
+        self._target_waits[step] = (since, tries + 1)
+        self.board.hold(step, now + int(retry_delay(tries) * 1_000_000))
+        target = locked.path.name.removesuffix(".lock")
+        self.kernel.targets.wake_when_free(target, partial(self._freed_targets.append, step))
 
     def _queue_first(self, tx: Transaction, chosen: Sequence[Attempt]) -> Admission:
         """Queue steps outside of another's end."""
@@ -319,7 +354,6 @@ class BuildRun:
     ) -> None:
         for attempt in spawned:
             self._say(attempt.name, "running", attempt.child_id)
-        self.children.forget([attempt.child_id for attempt in dropped])
         for attempt in dropped:
             self._in_flight -= 1
             self.purse.in_flight.drop(attempt.child_id)
@@ -332,6 +366,10 @@ class BuildRun:
             self._halt("paused")
             if self.resolved.plan.on_pause == "stop":
                 self.children.stop_running()
+
+    def _forget(self, dropped: Sequence[Attempt]) -> None:
+        """Attempts that were not queued after all give their targets back; not under our mutex, for that wakes others."""
+        self.children.forget([attempt.child_id for attempt in dropped])
 
     def _sort_out(self, ready: Sequence[int]) -> None:
         """Find out of steps that wait for nothing more whether they are done already, wave after wave."""

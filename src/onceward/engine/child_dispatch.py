@@ -66,6 +66,8 @@ class Turn(msgspec.Struct, frozen=True):
     next: Token | None = None
     unstarted: Sequence[tuple[Token, Ended]] = ()
     """Queued children that the budget left no room for."""
+    unclaimed: Token | None = None
+    """The child whose turn it is, where its target has to be claimed first."""
 
 
 def open_(
@@ -127,11 +129,13 @@ def turn(
     closing: Closing | None,
     starts: bool,
     refusal: Callable[[Reads, Token], Refusal | None] | None = None,
+    claimed: Callable[[Token], bool] | None = None,
 ) -> Turn:
     """End the child that had this slot and lease the slot to the next: one commit for both.
 
-    `starts` says whether more may be dispatched; `refusal` why a child must not, which ends it. A function is
-    started in the same commit; a process when it stands."""
+    `starts` says whether more may be dispatched; `refusal` why a child must not, which ends it; `claimed` whether the
+    target of one is claimed, without which it is not leased. A function is started in the same commit; a process when
+    it stands."""
     ended = successor = None
     if closing is not None:
         standing = Tokens(tx).closing(closing.token.child_id)
@@ -159,6 +163,8 @@ def turn(
         end_unstarted = Ended("budget_exceeded", refused.detail())
         fail_queued(tx, token, end_unstarted, actor)
         unstarted.append((token, end_unstarted))
+    if token.target is not None and claimed is not None and not claimed(token):
+        return Turn(ended, successor, unstarted=unstarted, unclaimed=token)
     move = rules.lease(token, dispatch_seq, slot, actor)
     tx.move(move)
     set_high(tx, session_id, "dispatch", mark, dispatch_seq)

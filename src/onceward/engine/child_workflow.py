@@ -275,6 +275,8 @@ class _Commanded:
             gone = self.process is None or self.process.ending is not None or self.process.dismiss()
             if gone:
                 self._release()
+            else:
+                self.children.targets.retain(self.token.child_id)
             if self.token.phase == "leased":
                 return self._never(error)
             said: dict[str, Any] = {
@@ -289,7 +291,8 @@ class _Commanded:
 
     def _run(self) -> Closing:
         if self.work.target is not None:
-            self.claim = self.children.locks.acquire(self.work.target)
+            # Claimed before it was leased, as a rule: then this is the claim that it has.
+            self.claim = self.children.targets.claim(self.work.target, self.token.child_id)
         if self.work.step is not None:
             self.work.step.prepare(self.token)
         reports = Reports(
@@ -372,6 +375,7 @@ class _Commanded:
             self.running.ask("timeout")
         if watched.retained or process.ending is None:
             # Nobody saw its end, so its target stays held, and the record says so.
+            self.children.targets.retain(self.token.child_id)
             process.close()
             ended = _by_request(
                 self.running, Ended("execution_failed", {"death_unconfirmed": True})
@@ -435,5 +439,4 @@ class _Commanded:
         )
 
     def _release(self) -> None:
-        if self.claim is not None:
-            self.children.locks.release(self.claim)
+        self.children.targets.release(self.token.child_id)

@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -15,19 +16,27 @@ import msgspec
 from onceward.engine import child_budget, child_dispatch, child_workflow, operations
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
+from onceward.engine.held_targets import HeldTargets, retry_delay
 from onceward.engine.late import LateBox
 from onceward.engine.processes import Processes
 from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
-from onceward.errors import ChildCancelled, InvalidConfig, LockLost, StorageError
+from onceward.errors import (
+    ChildCancelled,
+    InvalidConfig,
+    LockLost,
+    OncewardError,
+    StorageError,
+)
 from onceward.kernel import canon
+from onceward.kernel.limits import TARGET_WAIT_SECONDS
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles.budget import Estimated, Refusal, out_of_time, overrun
 from onceward.lifecycles.child import Ended, Order
-from onceward.locks import TargetLock
+from onceward.locks import TargetLocked
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, is_terminal, recovery_done
+from onceward.store.tables.children import Tokens, is_terminal, put_off, recovery_done
 from onceward.store.transaction import Transaction
 
 _GIVE_UP = 500
@@ -43,7 +52,7 @@ class Children:
         store: Store,
         processes: Processes,
         artifacts: Artifacts,
-        locks: TargetLock,
+        targets: HeldTargets,
         spool: Spool,
         *,
         session_id: str,
@@ -52,12 +61,14 @@ class Children:
         limits: Mapping[str, int] | None = None,
         registered: bool = False,
         late: LateBox | None = None,
+        target_wait: float = TARGET_WAIT_SECONDS,
         on_pause: Literal["finish", "stop"] = "stop",
         decides_starts: bool = False,
     ) -> None:
         """`on_pause` says what becomes of running children when the session's time is used up. With
         `decides_starts` whoever opened the session sees to it that nothing starts without budget."""
-        self.store, self.processes, self.artifacts, self.locks = store, processes, artifacts, locks
+        self.store, self.processes, self.artifacts = store, processes, artifacts
+        self.targets, self.target_wait = targets, target_wait
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
         self.registered = registered
@@ -93,6 +104,9 @@ class Children:
         """Told of a function that goes on after its time is over: its child, and the limit in seconds."""
         self.left_running: set[str] = set()
         """Children that were given up and whose threads have not ended."""
+        self._target_tries: dict[str, int] = {}
+        self.on_held: Callable[[str, str], None] | None = None
+        """Told once of a child that waits for its target: which, and who holds it."""
         self.on_pause = on_pause
         self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,6 +157,8 @@ class Children:
         with self.changed:
             for child_id in children:
                 self.works.pop(child_id, None)
+        for child_id in children:
+            self.targets.release(child_id)
 
     def rouse(self) -> None:
         """Something was queued: let slots look for it."""
@@ -253,6 +269,10 @@ class Children:
         self.closed = True
         while self.failed is None and not self.stuck and self.store.write(self._give_up_queued):
             pass
+        with self.changed:
+            unstarted = [child_id for child_id in self.works if child_id not in self.running]
+        for child_id in unstarted:
+            self.targets.release(child_id)
 
     def run_async(self, coroutine: Any, running: Running) -> Any:
         """Run a coroutine on the one loop thread, and wait for it here; whoever asks the child to end cancels it."""
@@ -305,6 +325,10 @@ class Children:
         try:
             while True:
                 turn = self.turn(slot, closing)
+                if turn.unclaimed is not None:
+                    closing = None
+                    self._claim_target(turn.unclaimed)
+                    continue
                 if turn.next is not None:
                     closing = child_workflow.run(self, turn.next)
                     if closing is None:
@@ -363,6 +387,7 @@ class Children:
                 closing=closing,
                 starts=starts,
                 refusal=self._refusal if self._admits else None,
+                claimed=lambda token: self.targets.has(token.child_id),
             )
 
         try:
@@ -378,6 +403,39 @@ class Children:
             reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
             bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))
+
+    def _claim_target(self, token: Token) -> None:
+        """Claim the target of the child whose turn it is. Held by somebody else, the child stays in the queue and is
+        tried again later; after too long a wait it has failed."""
+        assert token.target is not None
+        tries = self._target_tries.get(token.child_id, 0)
+        try:
+            self.targets.claim(token.target, token.child_id)
+            return
+        except TargetLocked as locked:
+            held = locked
+        self._target_tries[token.child_id] = tries + 1
+        if not tries and self.on_held is not None:
+            self.on_held(token.child_id, held.message)
+        ended = Ended(
+            "start_failed", {"error": held.code, "message": f"waited too long: {held.message}"}
+        )
+
+        def postpone(tx: Transaction) -> bool:
+            current = Tokens(tx).get(token.child_id)
+            if current.phase != "queued":
+                return False
+            if tx.now - current.created_at >= self.target_wait * 1_000_000:
+                child_dispatch.fail_queued(tx, current, ended, self.actor)
+                return True
+            put_off(tx, token.child_id, tx.now + int(retry_delay(tries) * 1_000_000))
+            return False
+
+        if self.store.write(postpone):
+            with self.changed:
+                self.works.pop(token.child_id, None)
+                self.ended[token.child_id] = ended
+                self.changed.notify_all()
 
     def _refusal(self, rows: Reads, token: Token) -> Refusal | None:
         """Why a queued child of a plain session must not start: a lane is over its limit."""
@@ -447,6 +505,11 @@ class Children:
             with self.changed:
                 self.left_running.add(child.token.child_id)
                 self._threads[child.slot - 1] = thread
+                step = self.works[child.token.child_id].step
+            if step is not None and step.lock_target:
+                # Nobody runs the same step beside it, in this process or another.
+                with suppress(OncewardError):
+                    self.targets.claim(step.lock_target, child.token.child_id)
             thread.start()
 
     def settle_late(self, token: Token, spent: Estimated) -> None:
@@ -460,6 +523,8 @@ class Children:
         """The thread of a child that was given up has ended."""
         with self.changed:
             self.left_running.discard(child_id)
+        with suppress(OncewardError):
+            self.targets.release(child_id)
 
     def _end_what_is_out_of_time(self) -> None:
         """Where the session's time is used up, ask what runs to end (C-30)."""

@@ -62,10 +62,12 @@ def run(
     stop: threading.Event,
     begun: Callable[[list[str]], None],
     told: Told,
+    held: Callable[[str, str], None] | None = None,
 ) -> dict[str, Ended]:
-    """Run works as children of a session; answers how each ended."""
+    """Run works as children of a session; answers how each ended. `held` is told of those that wait for a target."""
     kernel.streams.look_over()
     children = kernel.open_session(session_id, jobs or cap_of(kernel, session_id), limits)
+    children.on_held = held
     ended: dict[str, Ended] = {}
     with serving(kernel, stop, children.stop):
         ids = children.spawn(works)

@@ -18,6 +18,7 @@ from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
+from onceward.engine.held_targets import HeldTargets
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery, deliver
@@ -38,6 +39,7 @@ from onceward.kernel.limits import (
     LEAVING_SECONDS,
     REQUEST_POLL_SECONDS,
     SPILL_BYTES,
+    TARGET_WAIT_SECONDS,
     TIDY_SECONDS,
 )
 from onceward.kernel.records import Answer, Request
@@ -68,6 +70,7 @@ class Kernel:
         policy: Policy | None = None,
         cutters: Mapping[str, str] | None = None,
         environment: str = "local",
+        target_wait: float = TARGET_WAIT_SECONDS,
     ) -> None:
         self.store = store
         self.principal = principal
@@ -88,6 +91,9 @@ class Kernel:
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
         self.locks = TargetLock(folder / "locks", in_workspace=True)
+        self.targets = HeldTargets(self.locks)
+        self.target_wait = target_wait
+        """Seconds that work waits in the queue for a target that somebody else holds."""
         self.spool = Spool(folder / "running")
         self.late = LateBox(folder / "late", principal)
         self.streams = Streams(folder / "streams", store, principal)
@@ -188,13 +194,14 @@ class Kernel:
             lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed)
         )
         children = Children(
-            *(self.store, self.processes, self.artifacts, self.locks, self.spool),
+            *(self.store, self.processes, self.artifacts, self.targets, self.spool),
             session_id=session_id,
             actor=self.principal,
             jobs=jobs,
             limits=limits,
             registered=self.registered,
             late=self.late,
+            target_wait=self.target_wait,
             on_pause=on_pause,
             decides_starts=decides_starts,
         )

@@ -99,6 +99,8 @@ class Act:
             **terms,
         )
 
+    lock_target = ""
+
     def call(self, child: ChildTask) -> Any:
         """A function's attempt, on its own thread."""
         place = (self.run.saga_id, self.step, "")

@@ -78,6 +78,8 @@ class Step(Protocol):
     """A step of a build, as its child is dispatched."""
 
     name: str
+    lock_target: str
+    """The target lock under which it is known to others; empty where it has none."""
 
     def prepare(self, token: Token) -> None:
         """Before a command starts: lay out what it is to find."""

@@ -256,12 +256,14 @@ class SessionReplay:
                         where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code
                     )
                 last = dispatched = row.dispatch_seq
-                if row.attempt == 1 and row.queue_seq < first:
-                    # Only a later attempt waits for its time; everybody else goes by their place in the queue.
+                waits = row.attempt > 1 or row.target is not None
+                if not waits and row.queue_seq < first:
+                    # A later attempt waits for its time, and who has a target may wait for that (C-5); everybody else
+                    # goes by their place in the queue.
                     raise Differs(
                         where, "queue_seq", row.queue_seq, f"above {first}", ReplayOrderInvalid.code
                     )
-                first = row.queue_seq if row.attempt == 1 else first
+                first = first if waits else row.queue_seq
             if (row.attempt > 1) != (row.predecessor is not None):
                 raise Differs(
                     where, "predecessor", row.predecessor, f"that of attempt {row.attempt}"

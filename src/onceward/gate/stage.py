@@ -15,6 +15,7 @@ from onceward.engine import child_dispatch, child_workflow, tenure
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
+from onceward.engine.held_targets import HeldTargets
 from onceward.engine.processes import Processes
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
@@ -114,7 +115,10 @@ class Stage:
             cap = op.cap or child_dispatch.cap_of(rows, op.session)
         self.sessions[op.session] = Staged(
             *(self.store, Processes(here=here), Artifacts(self.folder / "artifacts", self.store)),
-            *(TargetLock(self.folder / "locks"), Spool(self.folder / "kernel" / "running")),
+            *(
+                HeldTargets(TargetLock(self.folder / "locks")),
+                Spool(self.folder / "kernel" / "running"),
+            ),
             session_id=op.session,
             actor=ACTOR,
             jobs=cap,

@@ -73,6 +73,15 @@ GC_GRACE_SECONDS: Final = 3600.0
 MAX_ACTIVE_CHILDREN: Final = 2
 """How many children of a session run at once unless somebody asks for more."""
 
+TARGET_RETRY_FIRST_SECONDS: Final = 0.1
+"""First pause before a target that somebody else holds is tried again; it doubles."""
+
+TARGET_RETRY_MAX_SECONDS: Final = 5.0
+"""Longest such pause."""
+
+TARGET_WAIT_SECONDS: Final = 3600
+"""How long a step or a child waits in the queue for a target that somebody else holds, unless `[limits]` says else."""
+
 REPORT_LINE_BYTES: Final = 64 * 1024
 """Longest line of a child's report: a line that long is no report."""
 

@@ -127,6 +127,8 @@ class BuildDisplay:
             )
         elif said["status"] == "OVERDUE":
             self._say(overdue(said))
+        elif said["status"] == "HELD":
+            self._say(f"{render.plain(said['step'])} waits: {render.plain(said['message'])}")
         else:
             return False
         return True
@@ -155,7 +157,7 @@ class JsonDisplay(BuildDisplay):
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
-        if status in ("STOPPING", "STALE", "OVERDUE"):
+        if status in ("STOPPING", "STALE", "OVERDUE", "HELD"):
             about = {"waiting": said["waiting"]} if status == "STOPPING" else {"step": said["step"]}
             self._line({"type": status.lower(), **about})
             return

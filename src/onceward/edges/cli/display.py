@@ -64,6 +64,14 @@ class Display:
             else:
                 self._prefixed(child_id, stream, data)
 
+    def held(self, child_id: str, why: str) -> None:
+        """A child waits for a target that somebody else holds."""
+        with self._mutex, self._heard():
+            if self._json:
+                self._line({"type": "held", "child_id": child_id, "message": why})
+            else:
+                click.echo(f"{child_id} waits: {render.plain(why)}", err=True)
+
     def ended(self, child_id: str, how: Ended) -> None:
         with self._mutex, self._heard():
             passed = how.reason == "completed"

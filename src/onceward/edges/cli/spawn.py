@@ -132,7 +132,15 @@ def spawn(
         kernel = workspace.kernel()
         try:
             ended = foreground.run(
-                kernel, session, jobs, limits, works, stop, shown.begun, shown.ended
+                kernel,
+                session,
+                jobs,
+                limits,
+                works,
+                stop,
+                begun=shown.begun,
+                told=shown.ended,
+                held=shown.held,
             )
         finally:
             kernel.close()

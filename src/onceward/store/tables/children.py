@@ -201,6 +201,14 @@ class Tokens:
             after = page[-1][4]
 
 
+def put_off(tx: Writes, child_id: str, due_at: Micros) -> None:
+    """A queued child is not due before a time."""
+    tx.write(
+        "UPDATE urm_dispatch_token SET due_at = ? WHERE child_id = ? AND phase = 'queued'",
+        (due_at, child_id),
+    )
+
+
 def is_terminal(rows: Reads, child_id: str) -> bool:
     return bool(
         rows.read(

@@ -1,0 +1,138 @@
+"""Steps and children whose target somebody else holds: they wait in the queue, and hold up nobody (B-7, L-6)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from helpers import assert_sound
+from onceward import Plan
+from onceward.engine import builds
+from onceward.engine.foreground import run_build
+from onceward.engine.work import Command
+from onceward.lifecycles.plan import lock_target
+from onceward.locks import TargetLock
+from onceward.running import prepared
+from typing_in import until
+
+
+def shell_plan(site, script="echo $ONCEWARD_TARGET > $ONCEWARD_OUT/t", targets="abc"):
+    plan = Plan("shared", folder=site.folder)
+    plan.command("work", ["sh", "-c", script], targets=list(targets))
+    return plan
+
+
+def sound(site):
+    store = site.workspace.store()
+    try:
+        with store.read() as rows:
+            assert_sound(rows)
+    finally:
+        store.close()
+
+
+@pytest.mark.rule("L-6", "B-7")
+@pytest.mark.guarantee("G8")
+def test_builds_of_one_plan_that_run_beside_each_other_do_not_fail_each_other(site):
+    """As a server runs them: one kernel, a thread for each build."""
+    overlap = site.folder / "overlap"
+    script = f"""
+        mkdir {site.folder}/held-$ONCEWARD_TARGET || touch {overlap}
+        sleep 0.02; rmdir {site.folder}/held-$ONCEWARD_TARGET
+    """
+    kernel = site.workspace.kernel()
+    kernel.served = True
+    states, threads = [], []
+    try:
+
+        def run():
+            resolved = site.load(shell_plan(site, script))
+            build = builds.begin(kernel, resolved, "", 3, {}, reuse=False)
+            running = prepared(kernel, build, resolved, 3, {}, False, False)
+            run_build(kernel, running, threading.Event())
+            with kernel.store.read() as rows:
+                states.append(builds.Builds(rows).get(build).state)
+
+        threads = [threading.Thread(target=run) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        kernel.close()
+    assert states == ["SUCCESS"] * 6 and not overlap.exists()
+    sound(site)
+
+
+@pytest.mark.rule("L-6", "B-7")
+def test_a_step_whose_target_is_held_elsewhere_waits_and_holds_up_no_other(site):
+    elsewhere = TargetLock(site.workspace.folder / "locks")
+    claim = elsewhere.acquire(lock_target("shared", "work", "a"))
+    done = []
+    runner = threading.Thread(target=lambda: done.append(site.run(shell_plan(site), jobs=1)))
+    runner.start()
+    until(lambda: sum(said["status"] == "SUCCESS" for said in site.told) == 2)
+    held = [said for said in site.told if said["status"] == "HELD"]
+    assert [said["step"] for said in held] == ["work:a"]
+    assert "onceward locks show" in held[0]["message"]
+    assert elsewhere.release(claim) == "released"
+    runner.join()
+    assert done[0]["state"] == "SUCCESS"
+    sound(site)
+
+
+@pytest.mark.rule("L-6")
+def test_a_step_that_waited_too_long_for_its_target_fails_and_names_the_holder(site):
+    (site.workspace.folder.parent / "onceward.toml").write_text("[limits]\ntarget_wait = 0\n")
+    site.workspace = type(site.workspace)(
+        site.workspace.folder, store_url=site.workspace.settings.store.url, principal="tester"
+    )
+    elsewhere = TargetLock(site.workspace.folder / "locks")
+    claim = elsewhere.acquire(lock_target("shared", "work", "a"))
+    outcome = site.run(shell_plan(site), keep_going=True)
+    assert outcome["state"] == "FAILED" and f"pid {claim.pid}" in outcome["why"], outcome
+    assert site.steps() == {"work:a": "FAILED", "work:b": "SUCCESS", "work:c": "SUCCESS"}
+    elsewhere.release(claim)
+    sound(site)
+
+
+@pytest.mark.rule("L-6", "C-5")
+def test_a_spawned_child_waits_in_the_queue_for_its_target(kernel):
+    elsewhere = TargetLock(kernel.folder / "locks")
+    claim = elsewhere.acquire("one-at-a-time")
+    children = kernel.open_session("ses_a", 1)
+    held = Command(argv=["true"], cwd=kernel.folder, target="one-at-a-time")
+    first, second = children.spawn([held, Command(argv=["true"], cwd=kernel.folder)])
+    assert children.wait(second).reason == "completed"
+    with kernel.store.read() as rows:
+        ((phase,),) = rows.read("SELECT phase FROM urm_dispatch_token WHERE child_id = ?", (first,))
+    assert phase == "queued"
+    elsewhere.release(claim)
+    assert children.wait(first).reason == "completed"
+    with kernel.store.read() as rows:
+        assert_sound(rows)
+
+
+@pytest.mark.rule("B-8")
+@pytest.mark.guarantee("G8")
+def test_a_step_is_not_run_again_beside_its_own_thread_that_was_given_up(site):
+    release, began = threading.Event(), []
+    plan = Plan("slow", folder=site.folder)
+
+    def slow(task):
+        began.append(task.child_id)
+        if len(began) == 1:
+            assert release.wait(600)
+        return len(began)
+
+    plan.stage(name="slow", targets=["a"], timeout=1, version="1")(slow)
+    assert site.run(plan)["state"] == "FAILED"
+    done = []
+    runner = threading.Thread(target=lambda: done.append(site.run(plan)))
+    runner.start()
+    until(lambda: any(said["status"] == "HELD" for said in site.told))
+    assert len(began) == 1
+    release.set()
+    runner.join()
+    assert done[0]["state"] == "SUCCESS" and len(began) == 2
