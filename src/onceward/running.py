@@ -30,6 +30,7 @@ from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.choices import choices_of
+from onceward.store.store import Store
 from onceward.wiring import Workspace
 
 
@@ -62,7 +63,7 @@ def run(
     stop = threading.Event()
     hurry = threading.Event()
     with heard(stop, leaving, hurry) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             may_reuse = reuse and resolved.plan.reuse
             build_id = builds.begin(
@@ -106,7 +107,7 @@ def resume(
     stop = threading.Event()
     hurry = threading.Event()
     with heard(stop, leaving, hurry) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
             place = place_of(workspace, resolved.plan.file)
@@ -163,7 +164,7 @@ def heard(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
     """Signals are heard by the main thread only; a build on another goes without."""
     if threading.current_thread() is threading.main_thread():
         return Signals(stop, leaving=leaving, hurry=hurry)
-    return nullcontext(SimpleNamespace(exit_status=0))
+    return nullcontext(SimpleNamespace(exit_status=0, interrupted=threading.Event()))
 
 
 def _run(
@@ -230,7 +231,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     run = ran.run
     with workspace.reading() as store:
         found = build_summary(store, build_id)
-        told = {sink["sink"]: sink.get("last_error") for sink in outbox_status(store, ())}
+        undelivered = _undelivered(store, workspace.settings.sinks())
     said: dict[str, Any] = {
         name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
     }
@@ -252,11 +253,20 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     said["stopped"] = (
         True if run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE") else None
     )
-    said["untold"] = next(
-        (told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None
-    )
+    said["untold"] = undelivered or None
     said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _undelivered(store: Store, sinks: Sequence[str]) -> str:
+    """Which sinks have not accepted everything yet, and why; what waits is delivered by the next kernel."""
+    lines = []
+    for sink in outbox_status(store, sinks):
+        if sink["configured"] and sink["waiting"]:
+            count = sink["waiting"]
+            error = f": {sink['last_error']}" if "last_error" in sink else ""
+            lines.append(f"{count} event{'s' if count > 1 else ''} to {sink['sink']}{error}")
+    return "; ".join(lines)
 
 
 def _enough(run: BuildRun) -> str:

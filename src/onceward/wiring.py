@@ -6,6 +6,7 @@ import fcntl
 import getpass
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.keyring import Keyring
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
-from onceward.engine.sinks import ConsoleSink, FileSink, Notice, Sink, WebhookSink
+from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import Rows
@@ -151,8 +152,8 @@ class Workspace:
         self._require_folder()
         return migrate.pending(self.database)
 
-    def kernel(self) -> Kernel:
-        """Become the kernel; LOCK_CONFLICT if another lives."""
+    def kernel(self, interrupted: threading.Event | None = None) -> Kernel:
+        """Become the kernel; LOCK_CONFLICT if another lives. Once `interrupted`, it waits for no remote sink."""
         store = self.store()
         try:
             return Kernel(
@@ -165,6 +166,7 @@ class Workspace:
                 policy=self.policy,
                 cutters=self.cutters,
                 environment=self.settings.grants.environment,
+                interrupted=interrupted,
             )
         except BaseException:
             store.close()
@@ -329,10 +331,10 @@ class Workspace:
             ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
         return [self._sink(sink, workspace_id) for sink in self.settings.sink]
 
-    def notices(self, store: Store) -> list[Notice]:
+    def notices(self, store: Store) -> list[Sink]:
         """Who is told when a person is needed."""
         notify = self.settings.notify
-        found: list[Notice] = []
+        found: list[Sink] = []
         if notify.command:
             found.append(CommandNotice("notify command", notify.command, self.folder.parent, store))
         if notify.webhook:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,12 +14,13 @@ from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
+from onceward.engine.delivery import DeliveryThreads, deliver_at_once
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.keyring import Keyring, Signer
-from onceward.engine.outbox import Delivery, deliver
+from onceward.engine.outbox import Delivery
 from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
-from onceward.engine.sinks import Notice, Sink
+from onceward.engine.sinks import Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
 from onceward.errors import (
@@ -32,7 +32,6 @@ from onceward.errors import (
 from onceward.evidence.seal import read_receipt
 from onceward.kernel.limits import (
     ARTIFACT_BYTES,
-    LEAVING_SECONDS,
     REQUEST_POLL_SECONDS,
     SPILL_BYTES,
     TIDY_SECONDS,
@@ -59,12 +58,13 @@ class Kernel:
         root_id: str = "",
         artifact_bytes: int = ARTIFACT_BYTES,
         limits: Mapping[str, int] | None = None,
-        notices: Sequence[Notice] = (),
+        notices: Sequence[Sink] = (),
         seal_file: Path | None = None,
         registered: bool = False,
         policy: Policy | None = None,
         cutters: Mapping[str, str] | None = None,
         environment: str = "local",
+        interrupted: threading.Event | None = None,
     ) -> None:
         self.store = store
         self.principal = principal
@@ -93,6 +93,9 @@ class Kernel:
         self.work = folder / "work"
         """Where the folders of steps that run are."""
         self._sessions: list[Children] = []
+        self._delivery = DeliveryThreads(store)
+        self.interrupted = interrupted or threading.Event()
+        """Set when somebody wants this process to end now: a kernel that leaves then waits for no remote sink."""
         self.answers = Answers(self)
         self.served = False
         """Whether somebody answers for it already: works beside it need not."""
@@ -222,28 +225,15 @@ class Kernel:
         return self.artifacts.gc()
 
     def deliver(self) -> list[Delivery]:
-        return deliver(self.store, [*self.sinks, *self.notices])
-
-    def _notify(self) -> None:
-        """What people are to be told goes out before we do."""
-        self._hurry_notices()
-        if self.notices and not self.lost.is_set():
-            deliver(self.store, self.notices, again=False)
-
-    def _hurry_notices(self) -> None:
-        for notice in self.notices:
-            notice.until = time.monotonic() + LEAVING_SECONDS
+        """One pass over everything that is due; what others ask is answered meanwhile."""
+        return deliver_at_once(self.store, [*self.sinks, *self.notices], self.carry_out)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until told to stop. Delivery has its own thread, so that a slow sink delays no answer."""
-        # A command that tells people may take its time; nobody else waits for it.
-        served = [(self.sinks, True), *([(self.notices, False)] if self.notices else [])]
-        delivering = [
-            threading.Thread(target=self._deliver_until, args=(stop, *some), name="outbox")
-            for some in served
-        ]
-        for thread in delivering:
-            thread.start()
+        """Serve until told to stop. Sinks are served from now on until this kernel leaves, each on its own thread: a
+        slow one delays no answer, no other sink and no result."""
+        self._delivery.start([*self.sinks, *self.notices])
+        tidying = threading.Thread(target=self._tidy_until, args=(stop,), name="tidy")
+        tidying.start()
         self.served = True
         try:
             while not stop.is_set() and not self.lost.is_set():
@@ -253,9 +243,7 @@ class Kernel:
         finally:
             self.served = False
             stop.set()
-            self._hurry_notices()
-            for thread in delivering:
-                thread.join()
+            tidying.join()
         if self.lost.is_set():
             raise LockLost(self._why_lost)
 
@@ -266,7 +254,8 @@ class Kernel:
             leaving.callback(self.store.close)
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
-            leaving.callback(_quietly(self._notify))
+            leaving.callback(_quietly(self._flush))
+            leaving.callback(_quietly(self._end_builds))
             leaving.callback(_quietly(self._seal))
             leaving.callback(_quietly(self.streams.seal))
             leaving.callback(_quietly(self.artifacts.make_room))
@@ -294,10 +283,27 @@ class Kernel:
         self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
         seals.write(self._seal_file, receipt)
 
+    @property
+    def _stuck(self) -> bool:
+        """Whether a function runs that only the end of this process will end."""
+        return any(children.stuck for children in self._sessions)
+
+    def _end_builds(self) -> None:
+        """Mark what was not brought to its end, while there is still time to deliver that."""
+        if not self._stuck:
+            tenure.crash_active(self.store, self.principal)
+
+    def _flush(self) -> None:
+        """Events go out before we do; a kernel that only took short requests leaves all but notices to the next."""
+        if not self.lost.is_set():
+            self._delivery.start(self.notices)
+            self._delivery.flush(self.interrupted)
+
     def _release(self) -> None:
         """Give the writer lock back; with a function that cannot be ended it is kept until this process is gone, for
         that is the proof the next kernel needs."""
-        if not any(children.stuck for children in self._sessions):
+        self._delivery.abandon()
+        if not self._stuck:
             _quietly(tenure.release)(self.store, self.principal)
 
     def _lose(self, why: str) -> None:
@@ -305,21 +311,14 @@ class Kernel:
         self._why_lost = why
         self.lost.set()
 
-    def _deliver_until(self, stop: threading.Event, sinks: Sequence[Sink], tidying: bool) -> None:
-        tidied = time.monotonic()
-        while not stop.wait(REQUEST_POLL_SECONDS):
-            try:
-                if sinks:
-                    deliver(self.store, sinks)
-                if tidying and time.monotonic() - tidied >= TIDY_SECONDS:
-                    # Files that only repeat the rows are in no hurry, and cheaper by the dozen.
-                    self.streams.project(TIDY_SECONDS / 10)
-                    if self.artifacts.added > SPILL_BYTES:
-                        self.artifacts.make_room()
-                    tidied = time.monotonic()
-            except Exception:
-                # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
-                stop.wait(1.0)
+    def _tidy_until(self, stop: threading.Event) -> None:
+        """Keep the files up to date that only repeat the rows: no hurry, and cheaper by the dozen."""
+        while not stop.wait(TIDY_SECONDS):
+            # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
+            with suppress(Exception):
+                self.streams.project(TIDY_SECONDS / 10)
+                if self.artifacts.added > SPILL_BYTES:
+                    self.artifacts.make_room()
 
 
 def _quietly(act: Callable[..., object]) -> Callable[..., None]:

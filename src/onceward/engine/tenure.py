@@ -72,6 +72,12 @@ def acquire(
     return store.writer.take(take)
 
 
+def crash_active(store: Store, actor: str) -> None:
+    """Move what was not brought to its end to CRASHED, with the lock still held; a lost tenure moves nothing."""
+    if store.tenure is not None:
+        store.write(lambda tx: _crash_active(tx, actor))
+
+
 def release(store: Store, actor: str) -> None:
     """Give the writer lock back, and with it what was not brought to its end; a lost tenure has nothing to give."""
     tenure = store.tenure
@@ -79,11 +85,15 @@ def release(store: Store, actor: str) -> None:
         return
 
     def give(tx: Transaction) -> None:
-        for build in tx.builds.in_state("ACTIVE"):
-            tx.move(crash(build, actor))
+        _crash_active(tx, actor)
         free_lock(tx, tenure.token)
 
     store.write(give)
+
+
+def _crash_active(tx: Transaction, actor: str) -> None:
+    for build in tx.builds.in_state("ACTIVE"):
+        tx.move(crash(build, actor))
 
 
 def require_nobody(store: Store) -> None:

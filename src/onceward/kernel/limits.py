@@ -107,13 +107,17 @@ OUTBOX_BACKOFF_MAX_MICROS: Final = 6 * 3600 * 1_000_000
 """Longest pause between two tries of one event."""
 
 WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
-"""How long a webhook may take: a slow sink must not hold up the others for long."""
+"""How long one call of a webhook may take in all, from looking up its name to the end of its answer."""
+
+FLUSH_SECONDS: Final = 1.0
+"""How long a kernel that leaves waits for webhooks: what they have not accepted then waits for the next kernel."""
 
 NOTICE_SECONDS: Final = 20.0
 """How long a notify command may take."""
 
 LEAVING_SECONDS: Final = 3.0
-"""How long a kernel that goes waits for notices that are on their way: whoever ends it waits with it."""
+"""How long a kernel that leaves waits for notices, because a person waits for them, and, when it is interrupted, for
+a disk."""
 
 WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 """A write-ahead log larger than this means a reader is stuck; `doctor` says so."""

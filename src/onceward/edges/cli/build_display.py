@@ -86,7 +86,7 @@ class BuildDisplay:
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("untold"):
             self._say(
-                f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)"
+                f"not delivered yet: {render.plain(outcome['untold'])} (onceward outbox status)"
             )
         if outcome.get("next"):
             self._say(f"next: {render.plain(outcome['next'])}")
