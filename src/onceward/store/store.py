@@ -38,9 +38,9 @@ class Store:
         self._idle: list[Session] = []
         self._mutex = threading.Lock()
 
-    def require_schema(self) -> None:
-        """Refuse a store that is absent, older or newer than this code."""
-        waiting = migrate.pending(self.database)
+    def require_schema(self, waiting: Sequence[migrate.Migration] | None = None) -> None:
+        """Refuse a store that is absent, older or newer than this code. `waiting` is what `migrate.pending` said."""
+        waiting = migrate.pending(self.database) if waiting is None else waiting
         if len(waiting) == len(migrate.known()):
             raise NotFound(
                 "there is no store here yet", recovery=[Recovery("make one", "onceward init")]
