@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers import count, create, everything, orphan_lock
+from helpers import count, create, everything, get, lines, orphan_lock, processes_with
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.tenure import acquire, holder, vacant
+from onceward.engine.work import Command
 from onceward.errors import IntegrityFault, LockConflict, LockLost, StorageError
 from onceward.kernel.sources import ScriptedSources, from_iso
+from onceward.lifecycles import build as rules
 from onceward.locks.identity import Verdict, own_identity
 from onceward.locks.writer import judge_tenure
 from onceward.store import migrate
@@ -163,12 +165,80 @@ def test_a_kernel_that_loses_its_lock_stops_and_says_why(tmp_path, store_url, mo
     assert "another kernel has taken" in ended[0].message
 
 
+@pytest.mark.rule("L-22", "L-23")
+@pytest.mark.parametrize("change", ["exe_sha256 = 'another program'", "token = 'stolen'"])
+def test_a_kernel_whose_beat_finds_a_mismatch_writes_nothing_more(
+    tmp_path, store_url, monkeypatch, change
+):
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url)
+    workspace.create()
+    monkeypatch.setattr("onceward.engine.heartbeat.Heartbeat.__init__.__defaults__", (0.5, 600.0))
+    kernel = workspace.kernel()
+    build_id = create(kernel.store)
+    kernel.store.write(
+        lambda tx: tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", "tester"))
+    )
+    children = kernel.open_session("ses_a", 1)
+    nonce = f"7{time.monotonic_ns()}"
+    children.spawn([Command(argv=("sleep", nonce), cwd=tmp_path)])
+    until(lambda: processes_with(nonce), 60)
+    # That the child started was committed before its program began; nothing more is written until it ends.
+    before = (everything(kernel.store), sorted(files_in(workspace.folder)))
+    rewrite(workspace.database, f"UPDATE singleton_lock SET {change}")
+    assert kernel.lost.wait(60)
+    until(lambda: not processes_with(nonce), 60)
+    with pytest.raises(LockLost):
+        create(kernel.store)
+    with pytest.raises(LockLost):
+        kernel.run(threading.Event())
+    kernel.close()
+    with workspace.reading() as store:
+        assert (everything(store), sorted(files_in(workspace.folder))) == before
+        assert get(store, build_id).state == "ACTIVE"
+    orphan_lock(workspace.database)
+    workspace.kernel().close()
+    with workspace.reading() as store:
+        assert get(store, build_id).state == "CRASHED"
+        assert b'"reason":"orphaned_at_startup"' in lines(store, f"session:{build_id}")[-1]
+
+
+@pytest.mark.rule("L-22", "K-9")
+def test_a_kernel_whose_write_finds_the_fence_moved_touches_no_file_either(tmp_path, store_url):
+    workspace = Workspace(tmp_path / ".onceward", store_url=store_url)
+    workspace.create()
+    kernel = workspace.kernel()
+    create(kernel.store)
+    orphan_lock(workspace.database)
+    heir = workspace.kernel()
+    heir.close()
+    before = everything(kernel.store)
+    (workspace.folder / "streams" / ".seal").unlink()
+    with pytest.raises(LockLost):
+        create(kernel.store)
+    assert kernel.store.tenure is None
+    kernel.close()
+    assert not (workspace.folder / "streams" / ".seal").exists()
+    with workspace.reading() as store:
+        assert everything(store) == before
+
+
+def files_in(folder):
+    """What only the kernel may write: streams and artifacts."""
+    return [
+        (str(path), path.stat().st_size)
+        for name in ("streams", "artifacts")
+        for path in (folder / name).rglob("*")
+        if path.is_file()
+    ]
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from crashes.victim import open_store
 from onceward.engine.heartbeat import Heartbeat
+from onceward.engine.work import Command
 from onceward.engine.tenure import acquire
 from onceward.errors import LockLost
 

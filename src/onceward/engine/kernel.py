@@ -81,6 +81,8 @@ class Kernel:
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
+        self._sessions: list[Children] = []
+        self._delivery = DeliveryThreads(store)
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
@@ -92,8 +94,6 @@ class Kernel:
         """The key its principal acts with; nobody's while the principal is unknown."""
         self.work = folder / "work"
         """Where the folders of steps that run are."""
-        self._sessions: list[Children] = []
-        self._delivery = DeliveryThreads(store)
         self.interrupted = interrupted or threading.Event()
         """Set when somebody wants this process to end now: a kernel that leaves then waits for no remote sink."""
         self.answers = Answers(self)
@@ -257,17 +257,26 @@ class Kernel:
             leaving.callback(_quietly(self._flush))
             leaving.callback(_quietly(self._end_builds))
             leaving.callback(_quietly(self._seal))
-            leaving.callback(_quietly(self.streams.seal))
-            leaving.callback(_quietly(self.artifacts.make_room))
+            leaving.callback(_quietly(self._if_held), self.streams.seal)
+            leaving.callback(_quietly(self._if_held), self.artifacts.make_room)
             leaving.callback(self.processes.close)
             for children in self._sessions:
                 leaving.callback(_quietly(children.close))
             for children in self._sessions:
                 leaving.callback(children.stop)
 
+    @property
+    def _held(self) -> bool:
+        """Whether the lock is still ours, as far as we know: only its holder writes files, seals and delivers."""
+        return self.store.tenure is not None
+
+    def _if_held(self, act: Callable[[], object]) -> None:
+        if self._held:
+            act()
+
     def _seal(self) -> None:
         """Before we go, sign what happened into a second place (X60)."""
-        if self._seal_file is None or self.signer is None or self.lost.is_set():
+        if self._seal_file is None or self.signer is None or not self._held:
             return
         with self.store.read() as rows:
             if not seals.needed(rows):
@@ -295,7 +304,7 @@ class Kernel:
 
     def _flush(self) -> None:
         """Events go out before we do; a kernel that only took short requests leaves all but notices to the next."""
-        if not self.lost.is_set():
+        if self._held:
             self._delivery.start(self.notices)
             self._delivery.flush(self.interrupted)
 
@@ -307,15 +316,22 @@ class Kernel:
             _quietly(tenure.release)(self.store, self.principal)
 
     def _lose(self, why: str) -> None:
-        """Told by the heartbeat: the fence already keeps us from writing; now we also stop."""
+        """Told by the heartbeat, on its thread: nothing more is written, in rows or in files, and children end. The
+        next kernel finds the builds as we leave them and marks them as orphaned."""
         self._why_lost = why
+        self.store.forfeit(why)
+        self._delivery.abandon()
         self.lost.set()
+        for children in list(self._sessions):
+            children.stop()
 
     def _tidy_until(self, stop: threading.Event) -> None:
         """Keep the files up to date that only repeat the rows: no hurry, and cheaper by the dozen."""
         while not stop.wait(TIDY_SECONDS):
             # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
             with suppress(Exception):
+                if not self._held:
+                    return
                 self.streams.project(TIDY_SECONDS / 10)
                 if self.artifacts.added > SPILL_BYTES:
                     self.artifacts.make_room()

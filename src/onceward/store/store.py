@@ -62,6 +62,11 @@ class Store:
     def tenure(self) -> Tenure | None:
         return self._writer.tenure if self._writer else None
 
+    def forfeit(self, why: str) -> None:
+        """Write nothing more under the tenure that this process had."""
+        if self._writer is not None:
+            self._writer.forfeit(why)
+
     def write(self, work: Work[T]) -> T:
         """Run `work` in one durable, fenced transaction; it must not act outside, for it may be run again."""
         return self.writer.write(work)
