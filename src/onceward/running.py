@@ -67,7 +67,13 @@ def run(
         try:
             may_reuse = reuse and resolved.plan.reuse
             build_id = builds.begin(
-                kernel, resolved, place_of(workspace, resolved.plan.file), jobs, limits, may_reuse
+                kernel,
+                resolved,
+                plan_file=place_of(workspace, resolved.plan.file),
+                jobs=jobs,
+                limits=limits,
+                reuse=may_reuse,
+                foreground=True,
             )
             outcome = _run(
                 kernel,
@@ -111,7 +117,15 @@ def resume(
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
             place = place_of(workspace, resolved.plan.file)
-            build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
+            build_id = builds.resume(
+                kernel,
+                build.build_id,
+                resolved,
+                plan_file=place,
+                offer=offer,
+                jobs=jobs,
+                foreground=True,
+            )
             how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"
             outcome = _run(
                 kernel,
@@ -246,6 +260,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     said["seconds"] = ran.seconds
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
+        said["confirmation_seconds"] = workspace.settings.builds.confirmation_seconds
         said["why"] = why_paused(run.pausing[1])
         found["enough"] = _enough(run)
     elif run.failures:

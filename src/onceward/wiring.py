@@ -82,8 +82,14 @@ class Workspace:
 
     @property
     def locks(self) -> TargetLock:
-        """The target locks of this workspace, files in its own folder."""
-        return TargetLock(self.folder / "locks")
+        """The target locks of this workspace."""
+        return TargetLock(self.lock_folder)
+
+    @property
+    def lock_folder(self) -> Path:
+        """Where the target locks are: in the workspace's own folder, unless the settings say otherwise."""
+        folder = self.settings.locks.folder
+        return self.folder.parent / folder if folder else self.folder / "locks"
 
     @property
     def keyring(self) -> Keyring:
@@ -184,7 +190,11 @@ class Workspace:
         wanted = {event for occasion in self.settings.notify.on for event in EVENTS[occasion]}
         notices = dict.fromkeys(self.settings.notify.sinks(), wanted)
         store = Store(
-            self.database, self.sources, [sink.name for sink in self.settings.sink], notices
+            self.database,
+            self.sources,
+            sinks=[sink.name for sink in self.settings.sink],
+            notices=notices,
+            lock_ttl_ms=self.settings.locks.ttl_ms,
         )
         waiting = migrate.pending(self.database)
         if waiting and self._cut_off(waiting):
@@ -230,6 +240,8 @@ class Workspace:
                 cutters=self.cutters,
                 environment=self.settings.grants.environment,
                 interrupted=interrupted,
+                confirmation_seconds=self.settings.builds.confirmation_seconds,
+                lock_folder=self.lock_folder,
             )
         except BaseException:
             store.close()

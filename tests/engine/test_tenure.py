@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from helpers import count, create, everything, get, lines, orphan_lock, processes_with
+from onceward import Plan
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.tenure import acquire, holder, vacant
 from onceward.engine.work import Command
-from onceward.errors import IntegrityFault, LockConflict, LockLost, StorageError
+from onceward.errors import IntegrityFault, InvalidConfig, LockConflict, LockLost, StorageError
 from onceward.kernel.sources import ScriptedSources, from_iso
 from onceward.lifecycles import build as rules
 from onceward.locks.identity import Verdict, own_identity
@@ -388,3 +389,105 @@ def test_the_artifact_root_has_one_mark_for_ever(tmp_path):
     mark = first.root_id()
     assert len(mark) == 32
     assert Workspace(tmp_path / ".onceward", principal="other").root_id() == mark
+
+
+def configured(folder, store_url, text):
+    """A workspace with these settings."""
+    folder.mkdir(exist_ok=True)
+    (folder / "onceward.toml").write_text(text)
+    workspace = Workspace(folder / ".onceward", store_url=store_url, principal="tester")
+    workspace.create()
+    return workspace
+
+
+@pytest.mark.rule("L-21")
+def test_the_time_to_live_is_ten_minutes_on_sqlite_and_one_with_a_server(database, sources):
+    assert Store(database, sources).lock_ttl == {"sqlite": 600.0, "postgresql": 60.0}[database.kind]
+
+
+@pytest.mark.rule("L-21", "L-22")
+def test_the_time_to_live_is_a_setting_that_everybody_goes_by(tmp_path, store_url):
+    workspace = configured(tmp_path, store_url, "[locks]\nttl_ms = 20000\n")
+    kernel = workspace.kernel()
+    try:
+        assert kernel._heartbeat._ttl == 20.0
+        rewrite(workspace.database, "UPDATE kernel_beat SET steady = steady - 19000000")
+        with pytest.raises(LockConflict), workspace.reading() as store:
+            assert not vacant(store)
+            workspace.kernel()
+        rewrite(workspace.database, "UPDATE kernel_beat SET steady = steady - 2000000")
+        with workspace.reading() as store:
+            assert vacant(store)
+        workspace.kernel().close()
+    finally:
+        kernel.close()
+
+
+@pytest.mark.rule("K-11")
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[locks]\nttl_ms = 14999\n", "[locks]\nttl_ms = -1\n", '[locks]\nttl_ms = "1 h"\n'),
+        *('[locks]\nfolder = "a\\u0000b"\n', "[locks]\nseconds = 1\n"),
+        *("[builds]\nconfirmation_seconds = 0\n", "[builds]\nconfirmation_seconds = 9999999999\n"),
+    ],
+)
+def test_settings_of_locks_that_make_no_sense_are_refused(tmp_path, text):
+    with pytest.raises(InvalidConfig):
+        configured(tmp_path, "sqlite", text)
+
+
+@pytest.mark.rule("L-1a", "L-4")
+def test_workspaces_with_one_lock_folder_exclude_each_other_from_a_target(tmp_path, store_url):
+    text = '[locks]\nfolder = "../shared"\n'
+    first = configured(tmp_path / "a", "sqlite", text)
+    second = configured(tmp_path / "b", "sqlite", text)
+    kernel = second.kernel()
+    with first.locks.hold("printer"):
+        assert (tmp_path / "shared" / "printer.lock").exists()
+        children = kernel.open_session("ses_a", 1)
+        (child_id,) = children.spawn(
+            [Command(argv=("true",), cwd=tmp_path, target="printer")],
+        )
+        assert children.wait(child_id).detail["error"] == "LOCK_CONFLICT"
+    kernel.close()
+    assert not (second.folder / "locks").exists()
+
+
+@pytest.mark.rule("L-20", "L-23")
+def test_the_lock_names_the_build_that_a_foreground_run_carries(site, store_url):
+    folder, witness = site.workspace.folder, site.witness
+
+    def look(task):
+        with Workspace(folder, store_url=store_url, principal="tester").reading() as store:
+            with witness.open("a") as file:
+                file.write(f"{holder(store).build_id}\n")
+
+    plan = Plan("work", folder=site.folder)
+    plan.stage(name="look")(look)
+    site.run(plan, reuse=False)
+    assert site.lines() == [site.build_id]
+    with site.workspace.reading() as store, store.read() as rows:
+        assert rows.read("SELECT build_id FROM singleton_lock") == [(None,)]
+    crashed = site.crash(plan, point="child.ended", nth=1, reuse=False)
+    site.resume(plan, crashed, reuse=False)
+    assert site.lines() == [crashed, crashed]
+    kernel = site.workspace.kernel()
+    with site.workspace.reading() as store:
+        assert holder(store).build_id is None, "a kernel without a run carries none"
+    kernel.close()
+
+
+@pytest.mark.rule("L-21", "L-23")
+def test_a_conflict_says_which_build_the_holder_carries(site):
+    seen = []
+
+    def look(task):
+        with pytest.raises(LockConflict) as refused:
+            site.workspace.kernel()
+        seen.append(refused.value.context["build_id"])
+
+    plan = Plan("work", folder=site.folder)
+    plan.stage(name="look")(look)
+    assert site.run(plan)["state"] == "SUCCESS"
+    assert seen == [site.build_id]

@@ -79,7 +79,13 @@ class BuildRun:
                 self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()}
             )
         self.flow = Flow(resolved)
-        self.purse = Purse(self.store, build_id, resolved, kernel.principal)
+        self.purse = Purse(
+            self.store,
+            build_id,
+            resolved,
+            actor=kernel.principal,
+            confirmation_seconds=kernel.confirmation_seconds,
+        )
         self.past = Past(self, reuse, rerun)
 
     def run(self) -> None:

@@ -32,6 +32,7 @@ from onceward.errors import (
 from onceward.evidence.seal import read_receipt
 from onceward.kernel.limits import (
     ARTIFACT_BYTES,
+    PERMIT_SECONDS,
     REQUEST_POLL_SECONDS,
     SPILL_BYTES,
     TIDY_SECONDS,
@@ -65,6 +66,8 @@ class Kernel:
         cutters: Mapping[str, str] | None = None,
         environment: str = "local",
         interrupted: threading.Event | None = None,
+        confirmation_seconds: int = PERMIT_SECONDS,
+        lock_folder: Path | None = None,
     ) -> None:
         self.store = store
         self.principal = principal
@@ -76,6 +79,8 @@ class Kernel:
         self.policy, self.cutters = policy or Policy(), cutters or {}
         """What changes need here, and what beside file trees and the registry they can be made to."""
         self.environment = environment
+        self.confirmation_seconds = confirmation_seconds
+        """How long a confirmation token is good."""
         self._alone: set[str] = set()
         self._mutex = threading.Lock()
         held = tenure.acquire(store, principal, root_id=root_id)
@@ -86,7 +91,7 @@ class Kernel:
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
-        self.locks = TargetLock(folder / "locks")
+        self.locks = TargetLock(lock_folder or folder / "locks")
         self.spool = Spool(folder / "running")
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent

@@ -29,8 +29,16 @@ Pause = tuple[str, Mapping[str, Any], str]
 class Purse:
     """What a build may spend, what its stages cost so far, and whether there is room for more."""
 
-    def __init__(self, store: Store, build_id: str, resolved: Resolved, actor: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        build_id: str,
+        resolved: Resolved,
+        actor: str,
+        confirmation_seconds: int,
+    ) -> None:
         self._build_id, self._actor = build_id, actor
+        self._confirmation_micros = confirmation_seconds * 1_000_000
         self._stages = resolved.steps.stages
         with store.read() as rows:
             lanes = [
@@ -97,7 +105,11 @@ class Purse:
         tx.move(move)
         money = child_budget.lanes(tx, self._build_id).get("usd_micros")
         permit = permits.mint(
-            permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now
+            permit_id,
+            subject=self._build_id,
+            bound=move.version + 1,
+            secret_hash=permits.hash_of(secret),
+            expires_at=tx.now + self._confirmation_micros,
         )
         mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
         return reason, detail, secret

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onceward.errors import LockConflict, Recovery
 from onceward.kernel import faults
-from onceward.kernel.limits import LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
 from onceward.lifecycles.build import crash, orphan
@@ -31,7 +30,7 @@ from onceward.store.transaction import Transaction
 def acquire(
     store: Store,
     actor: str,
-    ttl_seconds: float = LOCK_TTL_SECONDS,
+    ttl_seconds: float | None = None,
     root_id: str = "",
     here: Identity | None = None,
 ) -> Tenure:
@@ -39,11 +38,12 @@ def acquire(
 
     `root_id` is the mark of our artifact root: taking over from another machine needs the root of its kernel."""
     here = here or own_identity()
+    ttl = store.lock_ttl if ttl_seconds is None else ttl_seconds
 
     def take(tx: Transaction) -> Tenure:
         seen = lock_row(tx)
         if seen is not None and seen.held:
-            _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds, here))
+            _require_gone(seen, standing(tx, seen, tx.now, ttl, here))
             _require_root(seen, last_beat(tx), here, root_id)
         fence = (seen.fence if seen else 0) + 1
         token = f"{fence}.{tx.sources.secret()}"
@@ -116,7 +116,11 @@ def vacant(store: Store) -> bool:
     """Whether nobody holds the workspace, or only somebody who is provably gone."""
     with store.read() as rows:
         held = lock_row(rows)
-        return held is None or not held.held or not standing(rows, held, rows.now()).stands
+        return (
+            held is None
+            or not held.held
+            or not standing(rows, held, rows.now(), store.lock_ttl).stands
+        )
 
 
 def show_where(tx: Transaction, url: str) -> None:
@@ -136,14 +140,15 @@ def serving(store: Store) -> str:
             or not shown.serves
         ):
             return ""
-        return shown.serves if standing(rows, held, rows.now()).stands else ""
+        stands = standing(rows, held, rows.now(), store.lock_ttl).stands
+        return shown.serves if stands else ""
 
 
 def standing(
     rows: Reads,
     held: LockRow,
     now: Micros,
-    ttl_seconds: float = LOCK_TTL_SECONDS,
+    ttl_seconds: float,
     here: Identity | None = None,
 ) -> Standing:
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
@@ -197,6 +202,7 @@ def _require_gone(seen: LockRow, standing: Standing) -> None:
                 "acquired_at": seen.acquired_at,
                 "last_heartbeat_at": seen.last_heartbeat_at,
                 "why": standing.why,
+                "build_id": seen.build_id,
                 "reason": "held" if seen.exe_sha256 == exe_sha256() else "exe_mismatch",
             },
             recovery=[

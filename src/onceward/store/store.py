@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel import faults
+from onceward.kernel.limits import LOCK_TTL_MS, POSTGRES_LOCK_TTL_MS
 from onceward.kernel.records import Answer, Request, Tenure
 from onceward.kernel.sources import Sources
 from onceward.store import migrate
@@ -29,9 +30,13 @@ class Store:
         sources: Sources,
         sinks: Sequence[str] = (),
         notices: Mapping[str, Set[str]] | None = None,
+        lock_ttl_ms: int | None = None,
     ) -> None:
         """`sinks` are told of every event, each of `notices` of those it names."""
         self.database = database
+        usual = LOCK_TTL_MS if database.kind == "sqlite" else POSTGRES_LOCK_TTL_MS
+        self.lock_ttl = (lock_ttl_ms or usual) / 1000
+        """Seconds of silence after which the writer lock may be taken from a process that may still live."""
         self.sources = sources
         self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None

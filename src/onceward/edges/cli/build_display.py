@@ -82,7 +82,9 @@ class BuildDisplay:
         if outcome.get("why"):
             self._say(f"  {render.plain(outcome['why'])}")
         if "confirmation_token" in outcome:
-            self._say("confirmation token, shown once, good for an hour:")
+            seconds = outcome["confirmation_seconds"]
+            lasts = "an hour" if seconds == 3600 else render.duration(seconds)
+            self._say(f"confirmation token, shown once, good for {lasts}:")
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("untold"):
             self._say(
