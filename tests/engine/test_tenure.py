@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from onceward.errors import IntegrityFault, InvalidConfig, LockConflict, LockLos
 from onceward.kernel.sources import ScriptedSources, from_iso
 from onceward.lifecycles import build as rules
 from onceward.locks.identity import Verdict, own_identity
+from onceward.locks.program import runs_another_program
 from onceward.locks.writer import judge_tenure
 from onceward.store import migrate
 from onceward.store.store import Store
@@ -491,3 +493,88 @@ def test_a_conflict_says_which_build_the_holder_carries(site):
     plan.stage(name="look")(look)
     assert site.run(plan)["state"] == "SUCCESS"
     assert seen == [site.build_id]
+
+
+EXECUTES = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from crashes.victim import open_store
+from onceward.engine.tenure import acquire
+
+acquire(open_store(sys.argv[1]), "holder")
+print("held", flush=True)
+os.read(0, len("go!"))
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+@pytest.mark.rule("L-21")
+@pytest.mark.parametrize(
+    ("program", "recorded", "stale"),
+    [
+        (["cat"], None, True),
+        ([sys.executable, "-c", "print('new', flush=True); input(); input()"], None, False),
+        (["cat"], "of another version", False),
+    ],
+)
+def test_a_holder_that_executed_another_program_is_gone_if_that_can_be_proved(
+    store_url, tmp_path, sources, program, recorded, stale
+):
+    from crashes.victim import open_store
+
+    place = store_url if store_url != "sqlite" else str(tmp_path / "onceward.db")
+    heir = open_store(place)
+    migrate.migrate(heir.database, sources)
+    tests = str(Path(__file__).resolve().parents[1])
+    holding = subprocess.Popen(
+        [sys.executable, "-c", EXECUTES, place, tests, *program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holding.stdout.readline() == "held\n"
+        with pytest.raises(LockConflict):
+            acquire(heir, "heir")
+        if recorded:
+            rewrite(heir.database, f"UPDATE singleton_lock SET exe_sha256 = '{recorded}'")
+        # Both programs say "new" once they run: one repeats it, the other prints it by itself.
+        holding.stdin.write("go!new\n")
+        holding.stdin.flush()
+        assert "new" in holding.stdout.readline()
+        if stale:
+            assert acquire(heir, "heir").fence == 2
+        else:
+            with pytest.raises(LockConflict) as refused:
+                acquire(heir, "heir")
+            assert refused.value.context["reason"] == ("exe_mismatch" if recorded else "held")
+    finally:
+        holding.kill()
+        holding.communicate()
+    heir.close()
+
+
+@pytest.mark.rule("L-21")
+def test_what_cannot_be_read_of_a_process_proves_nothing(tmp_path):
+    code = tmp_path / "code"
+    code.write_bytes(b"no interpreter")
+    process = tmp_path / "77"
+    process.mkdir()
+    (process / "root").symlink_to("/")
+    (process / "exe").symlink_to(code)
+
+    def judged(*mapped):
+        lines = [f"00-01 r-xp 00000000 08:01 5 {name}\n" for name in mapped]
+        (process / "maps").write_text("".join(["00-01 r--p 0 08:01 5 /absent\n", *lines]))
+        return runs_another_program(77, tmp_path)
+
+    assert judged(code, "[vdso]")
+    assert not judged(), "a process that is ending shows no code"
+    assert not judged(code, ""), "code that was made at run time"
+    assert not judged(code, "/absent"), "a file that is not there"
+    assert not judged(f"{code} (deleted)"), "an interpreter that was upgraded since"
+    (process / "maps").unlink()
+    assert not runs_another_program(77, tmp_path), "a process of another user"
+    code.write_bytes(f"Python {platform.python_version()}".encode())
+    assert not judged(code)
+    assert not runs_another_program(os.getpid())

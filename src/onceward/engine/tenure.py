@@ -7,7 +7,8 @@ from onceward.kernel import faults
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
 from onceward.lifecycles.build import crash, orphan
-from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity
+from onceward.locks.identity import Identity, Verdict, boot_id, exe_sha256, judge, own_identity
+from onceward.locks.program import runs_another_program
 from onceward.locks.writer import Standing, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -101,7 +102,7 @@ def require_nobody(store: Store) -> None:
     with store.read() as rows:
         seen = lock_row(rows) if "singleton_lock" in store.database.tables(rows) else None
     if seen is not None and seen.held:
-        verdict = judge(identity_of(seen), own_identity())
+        verdict = _judge(seen, None, own_identity())
         _require_gone(seen, Standing(verdict.liveness != "dead", verdict.why))
 
 
@@ -164,7 +165,19 @@ def standing(
     else:
         silent = now - from_iso(held.last_heartbeat_at)
     here = here or own_identity()
-    return judge_tenure(judge(identity_of(held, shown), here), silent, int(ttl_seconds * 1_000_000))
+    return judge_tenure(_judge(held, shown, here), silent, int(ttl_seconds * 1_000_000))
+
+
+def _judge(held: LockRow, shown: Beat | None, here: Identity) -> Verdict:
+    """Whether a holder is provably gone: its process is, or it executed another program since."""
+    who = identity_of(held, shown)
+    verdict = judge(who, here)
+    here_and_known = who.boot_id and who.process_start and who.on_machine_of(here)
+    # What another version of this program looks like from outside is not known here, so it proves nothing.
+    comparable = here_and_known and held.exe_sha256 == exe_sha256()
+    if verdict.liveness == "alive" and comparable and runs_another_program(who.pid):
+        return Verdict("dead", f"process {who.pid} runs another program now")
+    return verdict
 
 
 def identity_of(row: LockRow, shown: Beat | None = None) -> Identity:
