@@ -190,10 +190,18 @@ def settings_page() -> str:
     classes = {node.name: node for node in _classes(settings.__file__)}
     for name, table, kind in (
         ("StoreSettings", "[store]", settings.StoreSettings),
+        ("LockSettings", "[locks]", settings.LockSettings),
+        ("BuildSettings", "[builds]", settings.BuildSettings),
         ("ArtifactSettings", "[artifacts]", settings.ArtifactSettings),
         ("BudgetSettings", "[budget]", settings.BudgetSettings),
         ("NotifySettings", "[notify]", settings.NotifySettings),
         ("SinkSettings", "[[sink]]", settings.SinkSettings),
+        ("SealSettings", "[seal]", settings.SealSettings),
+        ("GrantSettings", "[grants]", settings.GrantSettings),
+        ("RegistrySettings", "[registry]", settings.RegistrySettings),
+        ("ChangeSettings", "[changes]", settings.ChangeSettings),
+        ("PathSettings", "[[changes.path]]", settings.PathSettings),
+        ("CutterSettings", "[[changes.cutter]]", settings.CutterSettings),
     ):
         text += [
             f"## `{table}`",
@@ -208,7 +216,8 @@ def settings_page() -> str:
             default = (
                 "required" if field.default is msgspec.NODEFAULT else f"`{_toml(field.default)}`"
             )
-            text.append(f"| `{field.name}` | {default} | {told.get(field.name, '')} |")
+            meaning = " ".join(told.get(field.name, "").split())
+            text.append(f"| `{field.name}` | {default} | {meaning} |")
         text += [""]
     return "\n".join(text)
 

@@ -202,7 +202,7 @@ def _foreground(
 ) -> tuple[T, int]:
     stop = threading.Event()
     with heard(stop, True, threading.Event()) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             return work(kernel, stop), signals.exit_status
         finally:

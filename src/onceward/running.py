@@ -31,6 +31,7 @@ from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import choices_of
+from onceward.store.store import Store
 from onceward.wiring import Workspace
 
 
@@ -63,11 +64,17 @@ def run(
     stop = threading.Event()
     hurry = threading.Event()
     with heard(stop, leaving, hurry) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             may_reuse = reuse and resolved.plan.reuse
             build_id = builds.begin(
-                kernel, resolved, place_of(workspace, resolved.plan.file), jobs, limits, may_reuse
+                kernel,
+                resolved,
+                plan_file=place_of(workspace, resolved.plan.file),
+                jobs=jobs,
+                limits=limits,
+                reuse=may_reuse,
+                foreground=True,
             )
             outcome = _run(
                 kernel,
@@ -107,11 +114,19 @@ def resume(
     stop = threading.Event()
     hurry = threading.Event()
     with heard(stop, leaving, hurry) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
             place = place_of(workspace, resolved.plan.file)
-            build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
+            build_id = builds.resume(
+                kernel,
+                build.build_id,
+                resolved,
+                plan_file=place,
+                offer=offer,
+                jobs=jobs,
+                foreground=True,
+            )
             how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"
             outcome = _run(
                 kernel,
@@ -164,7 +179,7 @@ def heard(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
     """Signals are heard by the main thread only; a build on another goes without."""
     if threading.current_thread() is threading.main_thread():
         return Signals(stop, leaving=leaving, hurry=hurry)
-    return nullcontext(SimpleNamespace(exit_status=0))
+    return nullcontext(SimpleNamespace(exit_status=0, interrupted=threading.Event()))
 
 
 def _run(
@@ -233,7 +248,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
         found = build_summary(store, build_id)
         with store.read() as rows:
             lanes = child_budget.lanes(rows, build_id)
-        told = {sink["sink"]: sink.get("last_error") for sink in outbox_status(store, ())}
+        undelivered = _undelivered(store, workspace.settings.sinks())
     said: dict[str, Any] = {
         name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
     }
@@ -248,6 +263,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     said["seconds"] = ran.seconds
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
+        said["confirmation_seconds"] = workspace.settings.builds.confirmation_seconds
         said["why"] = why_paused(run.pausing[1])
         found["enough"] = _enough(run, lanes)
     elif run.doubts and not run.failures and found["state"] == "CRASHED":
@@ -257,13 +273,22 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
     stopped = run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE")
     said["stopped"] = True if stopped and "in_doubt" not in said else None
-    said["untold"] = next(
-        (told[name] for name in workspace.settings.notify.sinks() if told.get(name)), None
-    )
+    said["untold"] = undelivered or None
     said["next"] = (
         _next_for_doubt(build_id, run.doubts) if "in_doubt" in said else next_command(found)
     )
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _undelivered(store: Store, sinks: Sequence[str]) -> str:
+    """Which sinks have not accepted everything yet, and why; what waits is delivered by the next kernel."""
+    lines = []
+    for sink in outbox_status(store, sinks):
+        if sink["configured"] and sink["waiting"]:
+            count = sink["waiting"]
+            error = f": {sink['last_error']}" if "last_error" in sink else ""
+            lines.append(f"{count} event{'s' if count > 1 else ''} to {sink['sink']}{error}")
+    return "; ".join(lines)
 
 
 def _enough(run: BuildRun, lanes: Mapping[str, Lane]) -> str:

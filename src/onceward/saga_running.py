@@ -134,7 +134,7 @@ def _carry(
 ) -> Outcome:
     stop = threading.Event()
     with heard(stop, leaving, threading.Event()) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             saga, found, lease = enter(kernel)
             ended = found.over or found.stuck is not None

@@ -14,7 +14,10 @@ from onceward.kernel.changes import IGNORED_NAMES
 from onceward.kernel.limits import (
     APPROVAL_SECONDS,
     ARTIFACT_BYTES,
+    MAX_CONFIRMATION_SECONDS,
     MAX_INTEGER,
+    MIN_LOCK_TTL_MS,
+    PERMIT_SECONDS,
     TARGET_WAIT_SECONDS,
 )
 from onceward.kernel.money import to_micros
@@ -53,6 +56,24 @@ class ArtifactSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_bytes: int = ARTIFACT_BYTES
     """The largest artifact."""
+
+
+class LockSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The writer lock, and the locks of targets."""
+
+    ttl_ms: int | None = None
+    """Silence in milliseconds after which the writer lock may be taken from a kernel whose process may still live: 600000
+    on SQLite, 60000 on PostgreSQL. Every machine that opens the workspace needs the same value."""
+    folder: str = ""
+    """Where target locks are, relative to `onceward.toml`: `.onceward/locks`. Workspaces that name the same folder exclude
+    each other from a target."""
+
+
+class BuildSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How builds ask people."""
+
+    confirmation_seconds: int = PERMIT_SECONDS
+    """How long a confirmation token of a paused build is good."""
 
 
 class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,6 +191,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     store: StoreSettings = StoreSettings()
     sink: tuple[SinkSettings, ...] = ()
+    locks: LockSettings = LockSettings()
+    builds: BuildSettings = BuildSettings()
     artifacts: ArtifactSettings = ArtifactSettings()
     budget: BudgetSettings = BudgetSettings()
     notify: NotifySettings = NotifySettings()
@@ -189,6 +212,13 @@ TEMPLATE = """\
 
 # [store]
 # url = "postgresql://user@host/database?schema=my_workspace"    # default: SQLite in .onceward/
+
+# [locks]
+# ttl_ms = 600000                 # a kernel that is silent for so long loses the workspace; PostgreSQL: 60000
+# folder = "/var/lock/onceward"   # where target locks are; default: .onceward/locks
+
+# [builds]
+# confirmation_seconds = 3600     # how long a confirmation token is good
 
 # [artifacts]
 # max_bytes = 26214400            # the largest output or log that is kept
@@ -309,6 +339,7 @@ def _check(settings: Settings, file: Path) -> None:
             f"{file}: artifacts.max_bytes must be at least 1",
             context={"field": "artifacts.max_bytes"},
         )
+    _check_locks(settings, file)
     limits_of(settings)
     if settings.limits.target_wait < 0:
         raise InvalidConfig(
@@ -330,6 +361,22 @@ def _check(settings: Settings, file: Path) -> None:
         _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")
+
+
+def _check_locks(settings: Settings, file: Path) -> None:
+    ttl = settings.locks.ttl_ms
+    if ttl is not None and not MIN_LOCK_TTL_MS <= ttl <= MAX_INTEGER:
+        raise InvalidConfig(
+            f"{file}: locks.ttl_ms must be at least {MIN_LOCK_TTL_MS}",
+            context={"field": "locks.ttl_ms"},
+        )
+    if "\0" in settings.locks.folder:
+        raise InvalidConfig(f"{file}: locks.folder is no path", context={"field": "locks.folder"})
+    if not 1 <= settings.builds.confirmation_seconds <= MAX_CONFIRMATION_SECONDS:
+        raise InvalidConfig(
+            f"{file}: builds.confirmation_seconds must be between 1 and {MAX_CONFIRMATION_SECONDS}",
+            context={"field": "builds.confirmation_seconds"},
+        )
 
 
 def _check_changes(changes: ChangeSettings, file: Path) -> None:

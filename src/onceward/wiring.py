@@ -6,6 +6,7 @@ import fcntl
 import getpass
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,10 +21,11 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.keyring import Keyring
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
-from onceward.engine.sinks import ConsoleSink, FileSink, Notice, Sink, WebhookSink
+from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import Rows
+from onceward.kernel import faults
 from onceward.kernel.records import check_name
 from onceward.kernel.sources import LiveSources, Sources
 from onceward.lifecycles.change import PathRule, Policy
@@ -44,6 +46,13 @@ if TYPE_CHECKING:
     from onceward.evidence.workspace import Progress
 
 T = TypeVar("T")
+_STORE = "onceward.db"
+_GITIGNORE = ".gitignore"
+_IGNORE_ALL = "*\n"
+"""Keys and rows are nothing for a repository."""
+_UNPLACED = ".new."
+_BEGINNINGS = (_STORE, _GITIGNORE, _UNPLACED)
+"""How the names of the files begin that a workspace has before its store is made."""
 
 
 class Workspace:
@@ -73,8 +82,14 @@ class Workspace:
 
     @property
     def locks(self) -> TargetLock:
-        """The target locks of this workspace, files in its own folder."""
-        return TargetLock(self.folder / "locks", in_workspace=True)
+        """The target locks of this workspace."""
+        return TargetLock(self.lock_folder, in_workspace=True)
+
+    @property
+    def lock_folder(self) -> Path:
+        """Where the target locks are: in the workspace's own folder, unless the settings say otherwise."""
+        folder = self.settings.locks.folder
+        return self.folder.parent / folder if folder else self.folder / "locks"
 
     @property
     def keyring(self) -> Keyring:
@@ -83,27 +98,76 @@ class Workspace:
 
     def create(self) -> list[str]:
         """Make the folder, the settings file and the store, where they are not there yet."""
+        made = self._make_files()
+        made += [f"schema {done.number} ({done.name})" for done in self._migrate()]
+        return made
+
+    def _make_files(self) -> list[str]:
         made = []
         settings_file = self.folder.parent / settings_module.FILE
+        hidden = self.folder / _GITIGNORE
         try:
             if not self.folder.is_dir():
-                self.folder.mkdir(mode=0o700, parents=True)
+                self._make_folder()
                 made.append(str(self.folder))
-            hidden = self.folder / ".gitignore"
-            if not hidden.exists():
-                # Keys and rows are nothing for a repository.
-                hidden.write_text("*\n", "ascii")
+            faults.point("create.folder")
+            if not hidden.exists() or not hidden.stat().st_size:
+                hidden.unlink(missing_ok=True)
+                self._place(hidden, _IGNORE_ALL)
             if not settings_file.exists():
-                settings_file.write_text(settings_module.TEMPLATE, "utf-8")
+                self._place(settings_file, settings_module.TEMPLATE)
                 made.append(str(settings_file))
+            faults.point("create.settings")
         except OSError as error:
             raise InvalidConfig(
                 f"cannot write in {self.folder.parent}: {error.strerror}",
                 context={"folder": str(self.folder.parent)},
                 recovery=[Recovery("make the folder writable, or choose another with --workspace")],
             ) from error
-        made += [f"schema {done.number} ({done.name})" for done in self._migrate()]
         return made
+
+    def _make_folder(self) -> None:
+        """The folder with the file that marks it as ours, at once: where making a workspace was cut off can be told."""
+        fresh = self.folder.with_name(f"{self.folder.name}.new")
+        try:
+            fresh.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (fresh / _GITIGNORE).write_text(_IGNORE_ALL, "utf-8")
+            faults.point("create.staged")
+            fresh.rename(self.folder)
+        except OSError:
+            # Of several who make it at the same time one gives it its name.
+            if not self.folder.is_dir():
+                raise
+
+    def _place(self, path: Path, text: str) -> None:
+        """A new file with its whole content, or none; one that somebody else placed meanwhile stays."""
+        fresh = self.folder / f"{_UNPLACED}{os.getpid()}"
+        try:
+            fresh.write_text(text, "utf-8")
+            with suppress(FileExistsError):
+                path.hardlink_to(fresh)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def _cut_off(self, waiting: Sequence[Migration]) -> bool:
+        """Whether the making of this workspace began and did not come to its end, so that it can be finished.
+
+        With a part of the schema it is enough that there is no event. Without any, a file of ours could be one that
+        was damaged, and a schema one that was misspelt: only an SQLite folder that never had anything else counts."""
+        if len(waiting) < len(migrate.known()):
+            return not migrate.used(self.database)
+        return self._folder_is_fresh()
+
+    def _folder_is_fresh(self) -> bool:
+        """Whether the folder is there and holds nothing but what making a workspace begins with."""
+        if self.settings.store.url != "sqlite":
+            return False
+        try:
+            names = [file.name for file in self.folder.iterdir()]
+        except OSError:
+            return False
+        ours = _GITIGNORE in names or self.folder.name == settings_module.FOLDER
+        return ours and all(name.startswith(_BEGINNINGS) for name in names)
 
     def ensure(self) -> list[str]:
         """Make the workspace if there is none; one that is there is left as it is."""
@@ -120,13 +184,23 @@ class Workspace:
 
     def store(self) -> Store:
         """The store to read from; NOT_FOUND with the next command where there is none."""
+        if not (self.folder / _STORE).exists() and self._folder_is_fresh():
+            self._finish()
         self._require_folder()
         wanted = {event for occasion in self.settings.notify.on for event in EVENTS[occasion]}
         notices = dict.fromkeys(self.settings.notify.sinks(), wanted)
         store = Store(
-            self.database, self.sources, [sink.name for sink in self.settings.sink], notices
+            self.database,
+            self.sources,
+            sinks=[sink.name for sink in self.settings.sink],
+            notices=notices,
+            lock_ttl_ms=self.settings.locks.ttl_ms,
         )
-        store.require_schema()
+        waiting = migrate.pending(self.database)
+        if waiting and self._cut_off(waiting):
+            self._finish()
+            waiting = migrate.pending(self.database)
+        store.require_schema(waiting)
         return store
 
     @contextmanager
@@ -151,8 +225,8 @@ class Workspace:
         self._require_folder()
         return migrate.pending(self.database)
 
-    def kernel(self) -> Kernel:
-        """Become the kernel; LOCK_CONFLICT if another lives."""
+    def kernel(self, interrupted: threading.Event | None = None) -> Kernel:
+        """Become the kernel; LOCK_CONFLICT if another lives. Once `interrupted`, it waits for no remote sink."""
         store = self.store()
         try:
             return Kernel(
@@ -166,6 +240,9 @@ class Workspace:
                 cutters=self.cutters,
                 environment=self.settings.grants.environment,
                 target_wait=self.settings.limits.target_wait,
+                interrupted=interrupted,
+                confirmation_seconds=self.settings.builds.confirmation_seconds,
+                lock_folder=self.lock_folder,
             )
         except BaseException:
             store.close()
@@ -330,10 +407,10 @@ class Workspace:
             ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
         return [self._sink(sink, workspace_id) for sink in self.settings.sink]
 
-    def notices(self, store: Store) -> list[Notice]:
+    def notices(self, store: Store) -> list[Sink]:
         """Who is told when a person is needed."""
         notify = self.settings.notify
-        found: list[Notice] = []
+        found: list[Sink] = []
         if notify.command:
             found.append(CommandNotice("notify command", notify.command, self.folder.parent, store))
         if notify.webhook:
@@ -349,7 +426,12 @@ class Workspace:
         """A backup to read from, left exactly as it is."""
         return SqliteDatabase(path, self.sources, unsafe_network_filesystem=True, read_only=True)
 
-    def _migrate(self) -> list[Migration]:
+    def _finish(self) -> None:
+        """Go on with the making of a workspace that was cut off."""
+        self._make_files()
+        self._migrate(unused_only=True)
+
+    def _migrate(self, *, unused_only: bool = False) -> list[Migration]:
         """Bring the schema up to date, but never under a kernel that lives."""
         if not migrate.pending(self.database):
             return []
@@ -358,7 +440,7 @@ class Workspace:
             require_nobody(store)
         finally:
             store.close()
-        return migrate.migrate(self.database, self.sources)
+        return migrate.migrate(self.database, self.sources, unused_only=unused_only)
 
     def _sink(self, sink: SinkSettings, workspace_id: str) -> Sink:
         if sink.kind == "console":
@@ -372,7 +454,7 @@ class Workspace:
         store = self.settings.store
         if store.url == "sqlite":
             return SqliteDatabase(
-                self.folder / "onceward.db",
+                self.folder / _STORE,
                 self.sources,
                 unsafe_network_filesystem=store.unsafe_network_filesystem,
             )
@@ -380,7 +462,7 @@ class Workspace:
 
     def _require_folder(self) -> None:
         if not self.folder.is_dir() or (
-            self.settings.store.url == "sqlite" and not (self.folder / "onceward.db").exists()
+            self.settings.store.url == "sqlite" and not (self.folder / _STORE).exists()
         ):
             inside = self.folder / settings_module.FOLDER
             if inside.is_dir():

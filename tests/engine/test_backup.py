@@ -43,6 +43,7 @@ def filled(store):
 
     class Half:
         name = "log"
+        deadline = None
 
         def send(self, parcel):
             if parcel.event.seq == 2:

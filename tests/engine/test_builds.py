@@ -340,7 +340,7 @@ def test_a_child_without_room_pauses_the_build_and_its_step_runs_again(site):
 
 @pytest.mark.rule("B-10")
 @pytest.mark.guarantee("G16")
-def test_a_token_is_for_one_pause_of_one_build_for_an_hour(site, monkeypatch):
+def test_a_token_is_for_one_pause_of_one_build_for_as_long_as_the_settings_say(site, store_url):
     plan = spender(site, budget="0.05", estimate={"usd": "1.00"})
     first, second = (site.run(plan, jobs=1) for _ in range(2))
     limits = {"usd_micros": 9_000_000}
@@ -348,8 +348,15 @@ def test_a_token_is_for_one_pause_of_one_build_for_an_hour(site, monkeypatch):
         site.resume(
             plan, first["build_id"], Offer(token=second["confirmation_token"], limits=limits)
         )
-    monkeypatch.setattr("onceward.lifecycles.permit.PERMIT_SECONDS", 0)
+    (site.workspace.folder.parent / "onceward.toml").write_text(
+        "[builds]\nconfirmation_seconds = 1\n"
+    )
+    site.workspace = type(site.workspace)(
+        site.workspace.folder, store_url=store_url, principal="tester"
+    )
     third = site.run(plan, jobs=1)
+    assert third["confirmation_seconds"] == 1
+    time.sleep(1.1)
     with pytest.raises(InvalidResumeState, match="has expired"):
         site.resume(
             plan, third["build_id"], Offer(token=third["confirmation_token"], limits=limits)

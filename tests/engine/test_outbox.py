@@ -29,6 +29,8 @@ from onceward.store.tables.outbox import make_due
 class Recorder:
     """A sink that remembers what it accepted and refuses what it is told to."""
 
+    deadline = None
+
     def __init__(self, name="log"):
         self.name, self.refuse, self.seen, self.offered = name, lambda stream, seq: False, [], 0
 

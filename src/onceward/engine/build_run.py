@@ -106,6 +106,7 @@ class BuildRun:
             actor=kernel.principal,
             estimates=kernel.estimates,
             children=self.children,
+            confirmation_seconds=kernel.confirmation_seconds,
         )
         self.past = Past(self, reuse, rerun)
 

@@ -21,7 +21,9 @@ from onceward.store.tables.permits import mint_confirmation
 from onceward.store.transaction import Transaction
 
 
-def confirm(tx: Transaction, actor: str, name: str, secret_hash: str) -> dict[str, Any]:
+def confirm(
+    tx: Transaction, actor: str, name: str, secret_hash: str, seconds: int
+) -> dict[str, Any]:
     """A new confirmation token of a paused build. Whoever asks made the secret; only its hash comes here."""
     build = Builds(tx).named(name)
     if build.state != "BUDGET_PAUSE":
@@ -33,7 +35,11 @@ def confirm(tx: Transaction, actor: str, name: str, secret_hash: str) -> dict[st
         raise InvalidConfig("the hash of a token has 64 letters", context={"field": "token_hash"})
     lane = child_budget.lanes(tx, build.build_id).get("usd_micros")
     permit = permits.mint(
-        tx.sources.new_id("prm"), build.build_id, build.version, secret_hash, tx.now
+        tx.sources.new_id("prm"),
+        subject=build.build_id,
+        bound=build.version,
+        secret_hash=secret_hash,
+        expires_at=tx.now + seconds * 1_000_000,
     )
     mint_confirmation(tx, permit, lane.total if lane else 0, tx.now)
     tx.append(

@@ -29,6 +29,7 @@ from onceward.store.store import Store
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
 from onceward.store.tables.permits import consume, find_confirmation
+from onceward.store.tables.singleton import show_build
 from onceward.store.transaction import Transaction
 
 
@@ -89,8 +90,11 @@ def begin(
     limits: Mapping[str, int],
     reuse: bool = True,
     build_id: str = "",
+    *,
+    foreground: bool = False,
 ) -> str:
-    """Store a new build, open its session and start it; answers its id."""
+    """Store a new build, open its session and start it; answers its id. In the `foreground` it is the one build that
+    this kernel carries, and the writer lock names it."""
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = build_id or kernel.store.sources.new_id("bld")
@@ -98,6 +102,8 @@ def begin(
     def work(tx: Transaction) -> None:
         require_operations(tx, resolved, kernel.registered)
         _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
+        if foreground:
+            show_build(tx, kernel.fence, build_id)
 
     kernel.store.write(work)
     return build_id
@@ -135,7 +141,14 @@ def _begin(
 
 
 def resume(
-    kernel: Kernel, build_id: str, resolved: Resolved, plan_file: str, offer: Offer, jobs: int
+    kernel: Kernel,
+    build_id: str,
+    resolved: Resolved,
+    plan_file: str,
+    offer: Offer,
+    jobs: int,
+    *,
+    foreground: bool = False,
 ) -> str:
     """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now.
 
@@ -171,6 +184,8 @@ def resume(
     child = kernel.store.sources.new_id("bld") if changed else build_id
 
     def go_on(tx: Transaction) -> str:
+        if foreground:
+            show_build(tx, kernel.fence, child)
         build = tx.builds.get(build_id)
         rules.require_resumable(build)
         require_operations(tx, resolved, kernel.registered)

@@ -160,7 +160,7 @@ def _writer_lock(store: Store) -> Iterable[Check]:
         yield Check("writer lock", "ok", "free")
         return
     with store.read() as rows:
-        found = tenure.standing(rows, held, rows.now())
+        found = tenure.standing(rows, held, rows.now(), store.lock_ttl)
     note = "" if found.stands else " (the next command takes it over)"
     yield Check(
         "writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}"

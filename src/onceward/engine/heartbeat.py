@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from onceward.errors import LockLost, OncewardError
-from onceward.kernel.limits import LOCK_HEARTBEAT_SECONDS, LOCK_TTL_SECONDS
+from onceward.kernel.limits import LOCK_HEARTBEAT_SECONDS
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import iso, steady_micros
 from onceward.locks.identity import boot_id, exe_sha256
@@ -25,10 +25,11 @@ class Heartbeat:
         tenure: Tenure,
         on_lost: Callable[[str], None],
         every: float = LOCK_HEARTBEAT_SECONDS,
-        ttl: float = LOCK_TTL_SECONDS,
+        ttl: float | None = None,
     ) -> None:
         self._store, self._tenure, self._on_lost = store, tenure, on_lost
-        self._every, self._ttl = every, ttl
+        self._every = every
+        self._ttl = store.lock_ttl if ttl is None else ttl
         self._stop = threading.Event()
         self._session: Session | None = None
         self.progress = 0

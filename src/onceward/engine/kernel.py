@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,15 +15,16 @@ from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
+from onceward.engine.delivery import DeliveryThreads, deliver_at_once
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.held_targets import HeldTargets
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.late import LateBox
-from onceward.engine.outbox import Delivery, deliver
+from onceward.engine.outbox import Delivery
 from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
-from onceward.engine.sinks import Notice, Sink
+from onceward.engine.sinks import Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
 from onceward.errors import (
@@ -36,7 +36,7 @@ from onceward.errors import (
 from onceward.evidence.seal import read_receipt
 from onceward.kernel.limits import (
     ARTIFACT_BYTES,
-    LEAVING_SECONDS,
+    PERMIT_SECONDS,
     REQUEST_POLL_SECONDS,
     SPILL_BYTES,
     TARGET_WAIT_SECONDS,
@@ -64,13 +64,16 @@ class Kernel:
         root_id: str = "",
         artifact_bytes: int = ARTIFACT_BYTES,
         limits: Mapping[str, int] | None = None,
-        notices: Sequence[Notice] = (),
+        notices: Sequence[Sink] = (),
         seal_file: Path | None = None,
         registered: bool = False,
         policy: Policy | None = None,
         cutters: Mapping[str, str] | None = None,
         environment: str = "local",
         target_wait: float = TARGET_WAIT_SECONDS,
+        interrupted: threading.Event | None = None,
+        confirmation_seconds: int = PERMIT_SECONDS,
+        lock_folder: Path | None = None,
     ) -> None:
         self.store = store
         self.principal = principal
@@ -82,15 +85,19 @@ class Kernel:
         self.policy, self.cutters = policy or Policy(), cutters or {}
         """What changes need here, and what beside file trees and the registry they can be made to."""
         self.environment = environment
+        self.confirmation_seconds = confirmation_seconds
+        """How long a confirmation token is good."""
         self._alone: set[str] = set()
         self._mutex = threading.Lock()
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
+        self._sessions: list[Children] = []
+        self._delivery = DeliveryThreads(store)
         self._heartbeat = Heartbeat(store, held, self._lose)
         self.processes = Processes()
         self.artifacts = Artifacts(folder / "artifacts", store, artifact_bytes)
-        self.locks = TargetLock(folder / "locks", in_workspace=True)
+        self.locks = TargetLock(lock_folder or folder / "locks", in_workspace=True)
         self.targets = HeldTargets(self.locks)
         self.target_wait = target_wait
         """Seconds that work waits in the queue for a target that somebody else holds."""
@@ -103,7 +110,8 @@ class Kernel:
         self.estimates = EstimatesInFlight()
         self.work = folder / "work"
         """Where the folders of steps that run are."""
-        self._sessions: list[Children] = []
+        self.interrupted = interrupted or threading.Event()
+        """Set when somebody wants this process to end now: a kernel that leaves then waits for no remote sink."""
         self.answers = Answers(self)
         self.served = False
         """Whether somebody answers for it already: works beside it need not."""
@@ -241,28 +249,15 @@ class Kernel:
         return self.artifacts.gc()
 
     def deliver(self) -> list[Delivery]:
-        return deliver(self.store, [*self.sinks, *self.notices])
-
-    def _notify(self) -> None:
-        """What people are to be told goes out before we do."""
-        self._hurry_notices()
-        if self.notices and not self.lost.is_set():
-            deliver(self.store, self.notices, again=False)
-
-    def _hurry_notices(self) -> None:
-        for notice in self.notices:
-            notice.until = time.monotonic() + LEAVING_SECONDS
+        """One pass over everything that is due; what others ask is answered meanwhile."""
+        return deliver_at_once(self.store, [*self.sinks, *self.notices], self.carry_out)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until told to stop. Delivery has its own thread, so that a slow sink delays no answer."""
-        # A command that tells people may take its time; nobody else waits for it.
-        served = [(self.sinks, True), *([(self.notices, False)] if self.notices else [])]
-        delivering = [
-            threading.Thread(target=self._deliver_until, args=(stop, *some), name="outbox")
-            for some in served
-        ]
-        for thread in delivering:
-            thread.start()
+        """Serve until told to stop. Sinks are served from now on until this kernel leaves, each on its own thread: a
+        slow one delays no answer, no other sink and no result."""
+        self._delivery.start([*self.sinks, *self.notices])
+        tidying = threading.Thread(target=self._tidy_until, args=(stop,), name="tidy")
+        tidying.start()
         self.served = True
         try:
             while not stop.is_set() and not self.lost.is_set():
@@ -272,9 +267,7 @@ class Kernel:
         finally:
             self.served = False
             stop.set()
-            self._hurry_notices()
-            for thread in delivering:
-                thread.join()
+            tidying.join()
         if self.lost.is_set():
             raise LockLost(self._why_lost)
 
@@ -285,19 +278,29 @@ class Kernel:
             leaving.callback(self.store.close)
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
-            leaving.callback(_quietly(self._notify))
+            leaving.callback(_quietly(self._flush))
+            leaving.callback(_quietly(self._end_builds))
             leaving.callback(_quietly(self._seal))
-            leaving.callback(_quietly(self.streams.seal))
-            leaving.callback(_quietly(self.artifacts.make_room))
+            leaving.callback(_quietly(self._if_held), self.streams.seal)
+            leaving.callback(_quietly(self._if_held), self.artifacts.make_room)
             leaving.callback(self.processes.close)
             for children in self._sessions:
                 leaving.callback(_quietly(children.close))
             for children in self._sessions:
                 leaving.callback(children.stop)
 
+    @property
+    def _held(self) -> bool:
+        """Whether the lock is still ours, as far as we know: only its holder writes files, seals and delivers."""
+        return self.store.tenure is not None
+
+    def _if_held(self, act: Callable[[], object]) -> None:
+        if self._held:
+            act()
+
     def _seal(self) -> None:
         """Before we go, sign what happened into a second place (X60)."""
-        if self._seal_file is None or self.signer is None or self.lost.is_set():
+        if self._seal_file is None or self.signer is None or not self._held:
             return
         with self.store.read() as rows:
             if not seals.needed(rows):
@@ -313,32 +316,49 @@ class Kernel:
         self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
         seals.write(self._seal_file, receipt)
 
+    @property
+    def _stuck(self) -> bool:
+        """Whether a function runs that only the end of this process will end."""
+        return any(children.stuck for children in self._sessions)
+
+    def _end_builds(self) -> None:
+        """Mark what was not brought to its end, while there is still time to deliver that."""
+        if not self._stuck:
+            tenure.crash_active(self.store, self.principal)
+
+    def _flush(self) -> None:
+        """Events go out before we do; a kernel that only took short requests leaves all but notices to the next."""
+        if self._held:
+            self._delivery.start(self.notices)
+            self._delivery.flush(self.interrupted)
+
     def _release(self) -> None:
         """Give the writer lock back; with a function that cannot be ended it is kept until this process is gone, for
         that is the proof the next kernel needs."""
-        if not any(children.stuck for children in self._sessions):
+        self._delivery.abandon()
+        if not self._stuck:
             _quietly(tenure.release)(self.store, self.principal)
 
     def _lose(self, why: str) -> None:
-        """Told by the heartbeat: the fence already keeps us from writing; now we also stop."""
+        """Told by the heartbeat, on its thread: nothing more is written, in rows or in files, and children end. The
+        next kernel finds the builds as we leave them and marks them as orphaned."""
         self._why_lost = why
+        self.store.forfeit(why)
+        self._delivery.abandon()
         self.lost.set()
+        for children in list(self._sessions):
+            children.stop()
 
-    def _deliver_until(self, stop: threading.Event, sinks: Sequence[Sink], tidying: bool) -> None:
-        tidied = time.monotonic()
-        while not stop.wait(REQUEST_POLL_SECONDS):
-            try:
-                if sinks:
-                    deliver(self.store, sinks)
-                if tidying and time.monotonic() - tidied >= TIDY_SECONDS:
-                    # Files that only repeat the rows are in no hurry, and cheaper by the dozen.
-                    self.streams.project(TIDY_SECONDS / 10)
-                    if self.artifacts.added > SPILL_BYTES:
-                        self.artifacts.make_room()
-                    tidied = time.monotonic()
-            except Exception:
-                # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
-                stop.wait(1.0)
+    def _tidy_until(self, stop: threading.Event) -> None:
+        """Keep the files up to date that only repeat the rows: no hurry, and cheaper by the dozen."""
+        while not stop.wait(TIDY_SECONDS):
+            # A kernel that may no longer write, or cannot, is stopped by its own loop; this one only waits.
+            with suppress(Exception):
+                if not self._held:
+                    return
+                self.streams.project(TIDY_SECONDS / 10)
+                if self.artifacts.added > SPILL_BYTES:
+                    self.artifacts.make_room()
 
 
 def _quietly(act: Callable[..., object]) -> Callable[..., None]:

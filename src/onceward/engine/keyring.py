@@ -10,10 +10,12 @@ from pathlib import Path
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.evidence.export import sync_folder
 from onceward.evidence.signing import SigningKey
+from onceward.kernel import faults
 from onceward.store.port import Reads
 from onceward.store.tables.keys import Key, keys_of, workspace_id
 
 _HEADER = "Onceward key of "
+_FOOTER = "-----END"
 
 
 class Signer:
@@ -67,7 +69,9 @@ class Keyring:
         if self.folder.is_dir():
             for path in sorted(self.folder.glob("*.pem")):
                 with suppress(OSError, UnicodeDecodeError):
-                    if path.read_text("utf-8").partition("\n")[0] == _HEADER + principal:
+                    text = path.read_text("utf-8")
+                    # One that ends half-way was never used: a full disk cut it off.
+                    if text.partition("\n")[0] == _HEADER + principal and _FOOTER in text:
                         return path.stem
         return None
 
@@ -96,13 +100,20 @@ class Keyring:
 
     def _write(self, key: SigningKey, principal: str) -> None:
         path = self.path_of(key.fingerprint)
+        # Written aside and linked into place: a key file is there whole or not at all.
+        fresh = path.with_suffix(".new")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(f"{_HEADER}{principal}\n".encode() + key.pem())
-                file.flush()
-                os.fsync(descriptor)
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(f"{_HEADER}{principal}\n".encode() + key.pem())
+                    file.flush()
+                    os.fsync(descriptor)
+                faults.point("key.written")
+                path.hardlink_to(fresh)
+            finally:
+                fresh.unlink()
             sync_folder(self.folder)
         except OSError as error:
             raise InvalidConfig(

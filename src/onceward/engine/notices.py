@@ -5,7 +5,6 @@ A notice is an event like any other on its way out: it commits with what it tell
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from onceward.engine.build_reading import why_paused
-from onceward.engine.sinks import WebhookSink
+from onceward.engine.sinks import Deadline, WebhookSink
 from onceward.errors import NetworkError
 from onceward.kernel.canon import canonical
-from onceward.kernel.limits import NOTICE_SECONDS
+from onceward.kernel.limits import LEAVING_SECONDS, NOTICE_SECONDS, WEBHOOK_TIMEOUT_SECONDS
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.outbox import Parcel
@@ -100,7 +99,7 @@ class CommandNotice:
 
     def __init__(self, name: str, argv: Sequence[str], folder: Path, store: Store) -> None:
         self.name, self._argv, self._folder, self._store = name, list(argv), folder, store
-        self.until = math.inf
+        self.deadline = Deadline(NOTICE_SECONDS, LEAVING_SECONDS)
 
     def send(self, parcel: Parcel) -> None:
         told = notice(self._store, parcel)
@@ -123,17 +122,21 @@ class CommandNotice:
         self._wait(process)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Until it has ended; a kernel that goes does not wait for long."""
-        begun = time.monotonic()
-        while process.poll() is None:
-            if time.monotonic() > min(self.until, begun + NOTICE_SECONDS):
+        """Until it has ended; a kernel that leaves does not wait for long."""
+        started = time.monotonic()
+        try:
+            while process.poll() is None:
+                if self.deadline.passed(started):
+                    seconds = time.monotonic() - started
+                    raise NetworkError(
+                        f"the notify command took too long ({seconds:.0f} s) and was ended"
+                    )
+                time.sleep(0.02)
+        finally:
+            if process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                raise NetworkError(
-                    f"the notify command took too long ({time.monotonic() - begun:.0f} s) and was ended"
-                )
-            time.sleep(0.02)
         if process.returncode != 0:
             raise NetworkError(f"the notify command ended with {process.returncode}")
 
@@ -148,11 +151,8 @@ class WebhookNotice(WebhookSink):
 
     def __init__(self, name: str, url: str, secret: str | None, store: Store) -> None:
         super().__init__(name, url, secret, "", store.sources)
-        self.until = math.inf
+        self.deadline = Deadline(WEBHOOK_TIMEOUT_SECONDS, LEAVING_SECONDS)
         self._store = store
-
-    def timeout(self) -> float:
-        return max(0.1, min(super().timeout(), self.until - time.monotonic()))
 
     def body(self, parcel: Parcel) -> bytes:
         return canonical(notice(self._store, parcel))

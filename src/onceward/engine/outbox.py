@@ -1,12 +1,12 @@
-"""Delivers the outbox: at least once, in order within a stream, and a failing sink holds up nobody else."""
+"""One pass over the outbox of a sink: at least once, in order within a stream, backing off after a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from onceward.engine.sinks import Sink
+from onceward.engine.sinks import DeliveryCancelled, Sink
 from onceward.errors import OncewardError
 from onceward.kernel import faults
 from onceward.kernel.limits import (
@@ -32,9 +32,9 @@ class Delivery(msgspec.Struct, frozen=True):
     last_error: str | None = None
 
 
-def deliver(store: Store, sinks: Sequence[Sink], *, again: bool = True) -> list[Delivery]:
-    """One pass: everything that is due goes out; or only what was never tried."""
-    return [_deliver_to(store, sink, again) for sink in sinks]
+def deliver(store: Store, sinks: Sequence[Sink]) -> list[Delivery]:
+    """One pass over each sink in turn: everything that is due goes out."""
+    return [deliver_to(store, sink) for sink in sinks]
 
 
 def pause_before_retry(attempts: int, sources: Sources) -> Micros:
@@ -43,11 +43,20 @@ def pause_before_retry(attempts: int, sources: Sources) -> Micros:
     return int(pause * (1 - sources.fraction() / 4))
 
 
-def _deliver_to(store: Store, sink: Sink, again: bool) -> Delivery:
+def deliver_to(
+    store: Store,
+    sink: Sink,
+    *,
+    again: bool = True,
+    abandoned: Callable[[], bool] = lambda: False,
+) -> Delivery:
+    """One pass over one sink: everything that is due, or, without `again`, only what was never tried.
+
+    Nothing is settled any more once `abandoned` says so: somebody else may hold the writer lock by then."""
     after = sent = failed = 0
     held_back: set[str] = set()
     last_error: str | None = None
-    while failed < (_GIVE_UP_AFTER if again else 1):
+    while failed < (_GIVE_UP_AFTER if again else 1) and not _over(sink):
         with store.read() as rows:
             page = parcels(rows, sink.name, after, OUTBOX_BATCH)
             now = rows.now()
@@ -59,12 +68,18 @@ def _deliver_to(store: Store, sink: Sink, again: bool) -> Delivery:
             sink, page, held_back, now, _GIVE_UP_AFTER - failed if again else 1
         )
         faults.point("outbox.delivered")
+        if abandoned():
+            break
         if accepted or failures:
             _settle(store, accepted, failures)
         faults.point("outbox.settled")
         sent, failed = sent + len(accepted), failed + len(failures)
         last_error = failures[-1][1] if failures else last_error
     return Delivery(sink.name, sent, failed, last_error)
+
+
+def _over(sink: Sink) -> bool:
+    return sink.deadline is not None and sink.deadline.over
 
 
 def _send(
@@ -78,10 +93,12 @@ def _send(
         if stream in held_back or parcel.parked or parcel.due_at > now:
             held_back.add(stream)
             continue
-        if len(failures) == patience:
+        if len(failures) == patience or _over(sink):
             break
         try:
             sink.send(parcel)
+        except DeliveryCancelled:
+            break
         except Exception as error:
             failures.append((parcel, _why(error)))
             held_back.add(stream)

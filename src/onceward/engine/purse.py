@@ -51,8 +51,10 @@ class Purse:
         actor: str,
         estimates: EstimatesInFlight,
         children: Children,
+        confirmation_seconds: int,
     ) -> None:
         self._build_id, self._actor = build_id, actor
+        self._confirmation_micros = confirmation_seconds * 1_000_000
         self.in_flight, self._children = estimates, children
         self._stages = resolved.steps.stages
         with store.read() as rows:
@@ -138,7 +140,11 @@ class Purse:
         tx.move(move)
         money = child_budget.lanes(tx, self._build_id).get("usd_micros")
         permit = permits.mint(
-            permit_id, self._build_id, move.version + 1, permits.hash_of(secret), tx.now
+            permit_id,
+            subject=self._build_id,
+            bound=move.version + 1,
+            secret_hash=permits.hash_of(secret),
+            expires_at=tx.now + self._confirmation_micros,
         )
         mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
         return reason, detail, secret

@@ -22,6 +22,8 @@ class Signals:
         """Set when somebody asks again."""
         self._leaving = leaving
         """The program ends after this: a signal that comes late, when all is done, must not change how it ended."""
+        self.interrupted = threading.Event()
+        """Set by the first signal, and by nothing else; `stop` is also set when the work has come to its end."""
         self.heard = 0
         """The signal that asked us to stop, or 0."""
         self._stop = stop
@@ -60,3 +62,4 @@ class Signals:
             if self._hurry is not None and (self._stop.is_set() or len(data) > 1):
                 self._hurry.set()
             self._stop.set()
+            self.interrupted.set()

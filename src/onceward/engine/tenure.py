@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from onceward.errors import LockConflict, Recovery
 from onceward.kernel import faults
-from onceward.kernel.limits import LOCK_TTL_SECONDS
 from onceward.kernel.records import Tenure
 from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
 from onceward.lifecycles.build import crash, orphan
-from onceward.locks.identity import Identity, boot_id, exe_sha256, judge, own_identity
+from onceward.locks.identity import Identity, Verdict, boot_id, exe_sha256, judge, own_identity
+from onceward.locks.program import runs_another_program
 from onceward.locks.writer import Standing, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -31,7 +31,7 @@ from onceward.store.transaction import Transaction
 def acquire(
     store: Store,
     actor: str,
-    ttl_seconds: float = LOCK_TTL_SECONDS,
+    ttl_seconds: float | None = None,
     root_id: str = "",
     here: Identity | None = None,
 ) -> Tenure:
@@ -39,11 +39,12 @@ def acquire(
 
     `root_id` is the mark of our artifact root: taking over from another machine needs the root of its kernel."""
     here = here or own_identity()
+    ttl = store.lock_ttl if ttl_seconds is None else ttl_seconds
 
     def take(tx: Transaction) -> Tenure:
         seen = lock_row(tx)
         if seen is not None and seen.held:
-            _require_gone(seen, standing(tx, seen, tx.now, ttl_seconds, here))
+            _require_gone(seen, standing(tx, seen, tx.now, ttl, here))
             _require_root(seen, last_beat(tx), here, root_id)
         fence = (seen.fence if seen else 0) + 1
         token = f"{fence}.{tx.sources.secret()}"
@@ -72,6 +73,12 @@ def acquire(
     return store.writer.take(take)
 
 
+def crash_active(store: Store, actor: str) -> None:
+    """Move what was not brought to its end to CRASHED, with the lock still held; a lost tenure moves nothing."""
+    if store.tenure is not None:
+        store.write(lambda tx: _crash_active(tx, actor))
+
+
 def release(store: Store, actor: str) -> None:
     """Give the writer lock back, and with it what was not brought to its end; a lost tenure has nothing to give."""
     tenure = store.tenure
@@ -79,11 +86,15 @@ def release(store: Store, actor: str) -> None:
         return
 
     def give(tx: Transaction) -> None:
-        for build in tx.builds.in_state("ACTIVE"):
-            tx.move(crash(build, actor))
+        _crash_active(tx, actor)
         free_lock(tx, tenure.token)
 
     store.write(give)
+
+
+def _crash_active(tx: Transaction, actor: str) -> None:
+    for build in tx.builds.in_state("ACTIVE"):
+        tx.move(crash(build, actor))
 
 
 def require_nobody(store: Store) -> None:
@@ -91,7 +102,7 @@ def require_nobody(store: Store) -> None:
     with store.read() as rows:
         seen = lock_row(rows) if "singleton_lock" in store.database.tables(rows) else None
     if seen is not None and seen.held:
-        verdict = judge(identity_of(seen), own_identity())
+        verdict = _judge(seen, None, own_identity())
         _require_gone(seen, Standing(verdict.liveness != "dead", verdict.why))
 
 
@@ -106,7 +117,11 @@ def vacant(store: Store) -> bool:
     """Whether nobody holds the workspace, or only somebody who is provably gone."""
     with store.read() as rows:
         held = lock_row(rows)
-        return held is None or not held.held or not standing(rows, held, rows.now()).stands
+        return (
+            held is None
+            or not held.held
+            or not standing(rows, held, rows.now(), store.lock_ttl).stands
+        )
 
 
 def show_where(tx: Transaction, url: str) -> None:
@@ -126,14 +141,15 @@ def serving(store: Store) -> str:
             or not shown.serves
         ):
             return ""
-        return shown.serves if standing(rows, held, rows.now()).stands else ""
+        stands = standing(rows, held, rows.now(), store.lock_ttl).stands
+        return shown.serves if stands else ""
 
 
 def standing(
     rows: Reads,
     held: LockRow,
     now: Micros,
-    ttl_seconds: float = LOCK_TTL_SECONDS,
+    ttl_seconds: float,
     here: Identity | None = None,
 ) -> Standing:
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
@@ -149,7 +165,19 @@ def standing(
     else:
         silent = now - from_iso(held.last_heartbeat_at)
     here = here or own_identity()
-    return judge_tenure(judge(identity_of(held, shown), here), silent, int(ttl_seconds * 1_000_000))
+    return judge_tenure(_judge(held, shown, here), silent, int(ttl_seconds * 1_000_000))
+
+
+def _judge(held: LockRow, shown: Beat | None, here: Identity) -> Verdict:
+    """Whether a holder is provably gone: its process is, or it executed another program since."""
+    who = identity_of(held, shown)
+    verdict = judge(who, here)
+    here_and_known = who.boot_id and who.process_start and who.on_machine_of(here)
+    # What another version of this program looks like from outside is not known here, so it proves nothing.
+    comparable = here_and_known and held.exe_sha256 == exe_sha256()
+    if verdict.liveness == "alive" and comparable and runs_another_program(who.pid):
+        return Verdict("dead", f"process {who.pid} runs another program now")
+    return verdict
 
 
 def identity_of(row: LockRow, shown: Beat | None = None) -> Identity:
@@ -187,6 +215,7 @@ def _require_gone(seen: LockRow, standing: Standing) -> None:
                 "acquired_at": seen.acquired_at,
                 "last_heartbeat_at": seen.last_heartbeat_at,
                 "why": standing.why,
+                "build_id": seen.build_id,
                 "reason": "held" if seen.exe_sha256 == exe_sha256() else "exe_mismatch",
             },
             recovery=[

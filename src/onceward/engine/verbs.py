@@ -143,8 +143,13 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_hash: str
 
 
-def _confirm(tx: Transaction, actor: str, asked: Confirm) -> Any:
-    return builds.confirm(tx, actor, asked.build, asked.token_hash)
+def _confirm(kernel: Kernel, payload: Any, principal: str) -> Callable[[Transaction, str], Any]:
+    def confirm(tx: Transaction, actor: str) -> Any:
+        asked = _convert(payload, Confirm)
+        seconds = kernel.confirmation_seconds
+        return builds.confirm(tx, actor, asked.build, asked.token_hash, seconds)
+
+    return confirm
 
 
 class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,7 +261,6 @@ _RUN: dict[str, tuple[Callable[[Transaction, str, Any], Any], type]] = {
     "locks.clear": (_clear_lock, ClearLock),
     "outbox.flush": (_flush_outbox, Flush),
     "children.cancel": (cancel, Cancel),
-    "builds.confirm": (_confirm, Confirm),
     "builds.abandon": (_abandon, Abandon),
     "builds.approve": (_approve, Approve),
     "seals.add": (_add_seal, AddSeal),
@@ -296,6 +300,7 @@ VERBS: dict[str, Verb] = {
         name: Verb(ROLE_OF[name], kind, _outside(ready, kind), outside=True)
         for name, (ready, kind) in _READY.items()
     },
+    "builds.confirm": Verb(ROLE_OF["builds.confirm"], Confirm, _confirm),
 }
 
 

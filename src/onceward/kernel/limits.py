@@ -40,8 +40,15 @@ HEAD_CACHE: Final = 4096
 LOCK_HEARTBEAT_SECONDS: Final = 5.0
 """How often a kernel shows that it lives."""
 
-LOCK_TTL_SECONDS: Final = 600.0
-"""Silence after which a kernel's lock may be taken even though its process may still live."""
+LOCK_TTL_MS: Final = 600_000
+"""Silence after which a kernel's lock may be taken even though its process may still live, on SQLite, unless the
+workspace says otherwise."""
+
+POSTGRES_LOCK_TTL_MS: Final = 60_000
+"""The same on PostgreSQL, where another machine can take over, and people wait for that."""
+
+MIN_LOCK_TTL_MS: Final = 15_000
+"""The shortest such silence: three beats, so that a kernel that lives is heard of although one or two are late."""
 
 REQUEST_WAIT_SECONDS: Final = 30.0
 """How long a command waits for a live kernel's answer before it exits 3 with the request id."""
@@ -116,19 +123,28 @@ OUTBOX_BACKOFF_MAX_MICROS: Final = 6 * 3600 * 1_000_000
 """Longest pause between two tries of one event."""
 
 WEBHOOK_TIMEOUT_SECONDS: Final = 10.0
-"""How long a webhook may take: a slow sink must not hold up the others for long."""
+"""How long one call of a webhook may take in all, from looking up its name to the end of its answer."""
+
+FLUSH_SECONDS: Final = 1.0
+"""How long a kernel that leaves waits for webhooks: what they have not accepted then waits for the next kernel."""
 
 NOTICE_SECONDS: Final = 20.0
 """How long a notify command may take."""
 
 LEAVING_SECONDS: Final = 3.0
-"""How long a kernel that goes waits for notices that are on their way: whoever ends it waits with it."""
+"""How long a kernel that leaves waits for notices, because a person waits for them, and, when it is interrupted, for
+a disk."""
 
 WAL_ALARM_BYTES: Final = 64 * 1024 * 1024
 """A write-ahead log larger than this means a reader is stuck; `doctor` says so."""
 
 PERMIT_SECONDS: Final = 3600
-"""How long a confirmation token is good: a person who is asked answers within the hour, or asks for a new one."""
+"""How long a confirmation token is good, unless the workspace says otherwise: a person who is asked answers within the
+hour, or asks for a new one."""
+
+MAX_CONFIRMATION_SECONDS: Final = 366 * 86_400
+"""The longest that a confirmation token can be made to last."""
+
 TOKEN_SECONDS: Final = 366 * 86_400
 """The longest that a bearer token lasts."""
 

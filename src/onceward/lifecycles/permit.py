@@ -9,7 +9,6 @@ import msgspec
 
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.grants import Grant, Scope
-from onceward.kernel.limits import PERMIT_SECONDS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, Permit
 from onceward.kernel.sources import Micros
@@ -44,9 +43,9 @@ def hash_of_proof(proof: str) -> str:
     return sha256_hex(proof.encode("utf-8", "surrogatepass"))
 
 
-def mint(permit_id: str, subject: str, bound: int, secret_hash: str, now: Micros) -> Permit:
+def mint(permit_id: str, subject: str, bound: int, secret_hash: str, expires_at: Micros) -> Permit:
     """A permit for one subject at one moment of its life, for a while."""
-    return Permit(permit_id, subject, bound, secret_hash, now + PERMIT_SECONDS * 1_000_000)
+    return Permit(permit_id, subject, bound, secret_hash, expires_at)
 
 
 def objection(permit: Permit | None, subject: str, bound: int, now: Micros) -> str:

@@ -77,13 +77,14 @@ def applied(database: Database, session: Session) -> list[tuple[int, str]]:
     return rows
 
 
-def migrate(database: Database, sources: Sources) -> list[Migration]:
-    """Bring the store to this version's schema; answers what was applied now."""
+def migrate(database: Database, sources: Sources, *, unused_only: bool = False) -> list[Migration]:
+    """Bring the store to this version's schema; answers what was applied now. With `unused_only` a store that has
+    events is left as it is."""
     session = database.connect(kernel=True)
     done: list[Migration] = []
     try:
         for migration in known():
-            if _apply(database, session, migration, sources):
+            if _apply(database, session, migration, sources, unused_only):
                 done.append(migration)
     finally:
         session.close()
@@ -100,10 +101,33 @@ def pending(database: Database) -> list[Migration]:
     return [m for m in known() if m.number not in have]
 
 
-def _apply(database: Database, session: Session, migration: Migration, sources: Sources) -> bool:
+def used(database: Database) -> bool:
+    """Whether the store has events."""
+    session = database.connect()
+    try:
+        return _has_events(database, session)
+    finally:
+        session.close()
+
+
+def _has_events(database: Database, session: Session) -> bool:
+    return "events" in database.tables(session) and bool(
+        session.read("SELECT 1 FROM events LIMIT 1")
+    )
+
+
+def _apply(
+    database: Database,
+    session: Session,
+    migration: Migration,
+    sources: Sources,
+    unused_only: bool,
+) -> bool:
     database.exclusive(session)
     try:
-        if migration.number in {number for number, _ in applied(database, session)}:
+        done = migration.number in {number for number, _ in applied(database, session)}
+        # Looked at in the transaction of the migration: nobody can begin to use the store between the two.
+        if done or (unused_only and _has_events(database, session)):
             session.rollback()
             return False
         if migration.number == 1:

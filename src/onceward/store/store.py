@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel import faults
+from onceward.kernel.limits import LOCK_TTL_MS, POSTGRES_LOCK_TTL_MS
 from onceward.kernel.records import Answer, Request, Tenure
 from onceward.kernel.sources import Sources
 from onceward.store import migrate
@@ -29,18 +30,22 @@ class Store:
         sources: Sources,
         sinks: Sequence[str] = (),
         notices: Mapping[str, Set[str]] | None = None,
+        lock_ttl_ms: int | None = None,
     ) -> None:
         """`sinks` are told of every event, each of `notices` of those it names."""
         self.database = database
+        usual = LOCK_TTL_MS if database.kind == "sqlite" else POSTGRES_LOCK_TTL_MS
+        self.lock_ttl = (lock_ttl_ms or usual) / 1000
+        """Seconds of silence after which the writer lock may be taken from a process that may still live."""
         self.sources = sources
         self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None
         self._idle: list[Session] = []
         self._mutex = threading.Lock()
 
-    def require_schema(self) -> None:
-        """Refuse a store that is absent, older or newer than this code."""
-        waiting = migrate.pending(self.database)
+    def require_schema(self, waiting: Sequence[migrate.Migration] | None = None) -> None:
+        """Refuse a store that is absent, older or newer than this code. `waiting` is what `migrate.pending` said."""
+        waiting = migrate.pending(self.database) if waiting is None else waiting
         if len(waiting) == len(migrate.known()):
             raise NotFound(
                 "there is no store here yet", recovery=[Recovery("make one", "onceward init")]
@@ -61,6 +66,11 @@ class Store:
     @property
     def tenure(self) -> Tenure | None:
         return self._writer.tenure if self._writer else None
+
+    def forfeit(self, why: str) -> None:
+        """Write nothing more under the tenure that this process had."""
+        if self._writer is not None:
+            self._writer.forfeit(why)
 
     def write(self, work: Work[T]) -> T:
         """Run `work` in one durable, fenced transaction; it must not act outside, for it may be run again."""

@@ -85,6 +85,7 @@ class Writer:
         self._company = 1
         self._committing = False
         self._stopped: str | None = None
+        self._forfeited: str | None = None
         self.tenure: Tenure | None = None
 
     def write(self, work: Work[T]) -> T:
@@ -94,7 +95,16 @@ class Writer:
     def take(self, work: Work[Tenure]) -> Tenure:
         """Run `work`, which takes the writer lock, alone in its commit and outside the fence."""
         self.tenure = self._submit(_Slot(work, alone=True))
+        self._forfeited = None
         return self.tenure
+
+    def forfeit(self, why: str) -> None:
+        """The tenure is not ours any more, or cannot be shown to be: commit nothing more, the end of it included.
+
+        Called from the heartbeat's thread. The fence alone does not say so where only the program in the lock row
+        differs; a work that is under way is undone before its commit."""
+        self._forfeited = why
+        self.tenure = None
 
     def close(self) -> None:
         self._session.close()
@@ -137,6 +147,7 @@ class Writer:
             own.thread = threading.get_ident()
             self._gather(own.batch)
             self._run(own.batch)
+            self._note_loss(own.batch)
         finally:
             _through(lambda: self._retire(own))
 
@@ -190,6 +201,8 @@ class Writer:
     def _run(self, batch: list[_Slot]) -> None:
         if self._stopped is not None:
             return _fail(batch, StorageError(self._stopped, context={"outcome": "failed"}))
+        if self._forfeited is not None and not batch[0].alone:
+            return _fail(batch, LockLost(self._forfeited))
         if self.tenure is None and not batch[0].alone:
             return _fail(
                 batch, LockLost("this process does not hold the writer lock, so it may not write")
@@ -217,6 +230,12 @@ class Writer:
             except BaseException:
                 _through(lambda: self._broken_off(batch))
                 raise
+
+    def _note_loss(self, batch: list[_Slot]) -> None:
+        """Once the fence has refused a write, nobody here may act as the holder of the lock any more."""
+        lost = [slot.error for slot in batch if isinstance(slot.error, LockLost)]
+        if lost and self.tenure is not None:
+            self.forfeit(lost[0].message)
 
     def _broken_off(self, batch: list[_Slot]) -> None:
         """An interrupt in the leader's own thread: say truthfully whether the batch is committed."""
@@ -258,6 +277,8 @@ class Writer:
         for slot in batch:
             self._work(slot, heads, guarded)
         faults.point("write.worked")
+        if self._forfeited is not None and not batch[0].alone:
+            raise LockLost(self._forfeited)
         committing = [slot for slot in batch if slot.error is None]
         if committing:
             self._commit(committing, guarded)

@@ -44,6 +44,10 @@ def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> As
         if isinstance(engine, Kernel):
             deliveries = engine.deliver() if deliver else None
             _answer_others(engine)
+    except KeyboardInterrupt:
+        if isinstance(engine, Kernel):
+            engine.interrupted.set()
+        raise
     finally:
         engine.close()
     return Asked(request.request_id, answer, deliveries)

@@ -83,11 +83,13 @@ class BuildDisplay:
         if outcome.get("why"):
             self._say(f"  {render.plain(outcome['why'])}")
         if "confirmation_token" in outcome:
-            self._say("confirmation token, shown once, good for an hour:")
+            seconds = outcome["confirmation_seconds"]
+            lasts = "an hour" if seconds == 3600 else render.duration(seconds)
+            self._say(f"confirmation token, shown once, good for {lasts}:")
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("untold"):
             self._say(
-                f"nobody could be told: {render.plain(outcome['untold'])} (onceward outbox status)"
+                f"not delivered yet: {render.plain(outcome['untold'])} (onceward outbox status)"
             )
         if outcome.get("next"):
             self._say(f"next: {render.plain(outcome['next'])}")

@@ -129,7 +129,7 @@ def spawn(
         return follow_session(given, order, shown)
     stop = threading.Event()
     with Signals(stop, leaving=True) as signals:
-        kernel = workspace.kernel()
+        kernel = workspace.kernel(signals.interrupted)
         try:
             ended = foreground.run(
                 kernel,

@@ -122,10 +122,18 @@ def last_beat(rows: Reads) -> Beat | None:
     return Beat(*found[0]) if found else None
 
 
+def show_build(tx: Writes, fence: int, build_id: str) -> None:
+    """Which build the kernel carries, while it carries one in the foreground of a command."""
+    tx.write(
+        "UPDATE singleton_lock SET build_id = ? WHERE lock_id = 1 AND fence = ?",
+        (build_id, fence),
+    )
+
+
 def retire_lock(tx: Writes, token: str) -> None:
     """End a tenure for good: whatever still carries its fence can no longer be committed."""
     tx.write(
-        "UPDATE singleton_lock SET token = '', fence = fence + 1 WHERE lock_id = 1 AND token = ?",
+        "UPDATE singleton_lock SET token = '', build_id = NULL, fence = fence + 1 WHERE lock_id = 1 AND token = ?",
         (token,),
     )
 
