@@ -43,7 +43,11 @@ def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert "kill -9" in done.stdout and "8 skipped" in done.stdout and "17 reused" in done.stdout
-    assert "16 calls, 0 of them twice" in done.stdout and "18 calls, 0 of them twice" in done.stdout
+    # The model charges every call, also those under way at the kill: only recorded answers are safe.
+    for questions in (16, 18):
+        said = re.search(rf"(\d+) calls for {questions} questions", done.stdout)
+        assert said is not None and questions <= int(said[1]) <= questions + 2
+    assert done.stdout.count("recorded answers paid for twice: 0 of ") == 2
     assert "input texts/dunes.md changed" in done.stdout
     assert (
         "every file is what the manifest says" in done.stdout and done.stdout.count("sound: ") == 2

@@ -201,7 +201,11 @@ def test_the_settings_have_it_sealed_elsewhere_whenever_something_happened(store
     assert workspace.verify([], None).checked["seals"] == 2
     with workspace.reading() as store:
         assert [
-            c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"
+            c.status
+            for c in examine_store(
+                store, [], lambda: workspace.verify([], None), workspace.seal_file
+            )
+            if c.name == "seal"
         ] == ["ok"]
     # What cannot be sealed there stays as it was: nothing is lost, and doctor tells.
     kept.write_bytes(b"nonsense")
@@ -209,5 +213,9 @@ def test_the_settings_have_it_sealed_elsewhere_whenever_something_happened(store
     assert kept.read_bytes() == b"nonsense"
     with workspace.reading() as store:
         assert [
-            c.status for c in examine_store(store, [], workspace.seal_file) if c.name == "seal"
+            c.status
+            for c in examine_store(
+                store, [], lambda: workspace.verify([], None), workspace.seal_file
+            )
+            if c.name == "seal"
         ] == ["warn"]

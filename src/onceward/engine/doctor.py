@@ -14,8 +14,8 @@ import msgspec
 from onceward.engine import tenure
 from onceward.engine.reading import outbox_status
 from onceward.errors import OncewardError
+from onceward.evidence.findings import Findings
 from onceward.evidence.seal import read_receipt
-from onceward.evidence.verify import verify_rows
 from onceward.store.store import Store
 from onceward.store.tables.keys import newest_seal
 
@@ -72,12 +72,18 @@ def _parts() -> Iterable[Check]:
     )
 
 
-def examine_store(store: Store, sinks: Sequence[str], seal_file: Path | None = None) -> list[Check]:
-    """Every check of a workspace; one that cannot be made is itself a finding."""
+def examine_store(
+    store: Store,
+    sinks: Sequence[str],
+    verify: Callable[[], Findings],
+    seal_file: Path | None = None,
+) -> list[Check]:
+    """Every check of a workspace; one that cannot be made is itself a finding. `verify` is what `onceward verify` does:
+    the two never disagree."""
     checks: list[Check] = []
     for look in (
         _database,
-        _evidence,
+        lambda s: _evidence(verify),
         lambda s: _seal(s, seal_file),
         _writer_lock,
         lambda s: _outbox(s, sinks),
@@ -106,9 +112,8 @@ def _database(store: Store) -> Iterable[Check]:
         yield Check(name, status, detail, fix if status != "ok" else "")
 
 
-def _evidence(store: Store) -> Iterable[Check]:
-    with store.read() as rows:
-        found = verify_rows(rows)
+def _evidence(verify: Callable[[], Findings]) -> Iterable[Check]:
+    found = verify()
     if found.faults:
         yield Check(
             "evidence",

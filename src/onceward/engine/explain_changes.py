@@ -24,6 +24,8 @@ _MAY = {
 def _find(rows: Reads, name: str) -> str | None:
     if name.startswith("cst_"):
         return Changes(rows).set_named(name).entry_id
+    if name == "change:latest":
+        return Changes(rows).named("latest").entry_id
     return Changes(rows).named(name).entry_id if name.startswith("ent_") else None
 
 

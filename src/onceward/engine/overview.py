@@ -108,9 +108,9 @@ def _waiting(store: Store, sagas: list[dict[str, Any]], nobody: bool) -> Iterato
         yield {**said, "why": why, "next": f"onceward change {verb} {entry['entry_id']}"}
     for one in sagas:
         if one["standing"] in ("stuck", "unfinished"):
-            verb = "retry" if one["standing"] == "stuck" else "resume"
-            why = "a compensation failed" if verb == "retry" else "it was cut off, and can go on"
-            yield {**_saga(one), "why": why, "next": f"onceward saga {verb} {one['saga_id']}"}
+            stuck = one["standing"] == "stuck"
+            why = "a compensation failed" if stuck else "it was cut off, and can go on"
+            yield {**_saga(one), "why": why, "next": one["next"]}
     for backlog in parked:
         said = {"kind": "outbox", "id": backlog.sink, "name": backlog.sink, "state": "parked"}
         since = iso(backlog.oldest_at) if backlog.oldest_at is not None else ""

@@ -216,8 +216,11 @@ def session_named(store: Store, prefix: str) -> str:
 
 
 def subject_named(store: Store, name: str) -> str:
-    """The session of the build, saga or session that a name means, or a change; `latest` is the newest build."""
+    """The session of the build, saga or session that a name means, or a change; `latest` is the newest build,
+    `change:latest` the newest change."""
     with store.read() as rows:
+        if name == "change:latest":
+            return Changes(rows).named("latest").entry_id
         if name.startswith("ent_"):
             return Changes(rows).named(name).entry_id
         saga = Runs(rows).of_root(name)

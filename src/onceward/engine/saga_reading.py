@@ -16,7 +16,7 @@ from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
 from onceward.kernel.grants import Grant
 from onceward.kernel.sagas import Run
-from onceward.kernel.sources import iso
+from onceward.kernel.sources import Micros, iso
 from onceward.kernel.vocabulary import Value
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.permit import refusal
@@ -52,24 +52,26 @@ def next_of(run: Run, how: str) -> str | None:
 
 
 def saga_list(store: Store, limit: int = 100) -> list[dict[str, Any]]:
-    """The newest runs and how they stand."""
+    """The newest runs, how they stand, and the command that goes on with each."""
     nobody = vacant(store)
     with store.read() as rows:
         return [
-            {
-                **{
-                    "saga_id": run.saga_id,
-                    "name": run.name,
-                    "root": run.idempotency_root,
-                    "state": run.state,
-                },
-                **{
-                    "standing": standing(run, not nobody and _at_work(rows, run)),
-                    "created_at": iso(at),
-                },
-            }
+            _listed(run, at, standing(run, not nobody and _at_work(rows, run)))
             for run, at in Runs(rows).newest(limit)
         ]
+
+
+def _listed(run: Run, at: Micros, how: str) -> dict[str, Any]:
+    said = {
+        "saga_id": run.saga_id,
+        "name": run.name,
+        "root": run.idempotency_root,
+        "state": run.state,
+        "standing": how,
+        "created_at": iso(at),
+        "next": next_of(run, how),
+    }
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def saga_status(store: Store, name: str) -> dict[str, Any]:

@@ -42,7 +42,12 @@ def doctor(given: Globals) -> int:
         workspace = given.workspace()
         store = workspace.store()
         try:
-            checks += examine.examine_store(store, workspace.settings.sinks(), workspace.seal_file)
+            checks += examine.examine_store(
+                store,
+                workspace.settings.sinks(),
+                verify=lambda: workspace.verify([], None),
+                seal_file=workspace.seal_file,
+            )
         finally:
             store.close()
     except OncewardError as error:

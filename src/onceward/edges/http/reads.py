@@ -149,7 +149,10 @@ def examined(call: Call) -> dict[str, Any]:
     with _alone(_verifying):
         checks = doctor.examine_machine(__version__)
         checks += doctor.examine_store(
-            call.store, call.workspace.settings.sinks(), call.workspace.seal_file
+            call.store,
+            call.workspace.settings.sinks(),
+            verify=lambda: call.workspace.verify([], None),
+            seal_file=call.workspace.seal_file,
         )
     said = [{"name": c.name, "status": c.status, "detail": c.detail, "fix": c.fix} for c in checks]
     return {"ok": not any(check.status == "fail" for check in checks), "checks": said}
