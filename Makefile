@@ -11,7 +11,7 @@ GATE := 3e40eb31e5781c512239da911854393008fca33af1509cd0817ca07415fe33bc
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check gate mutants explore format rules docs record screenshot pages fuzz bench crash tamper contend clean
+.PHONY: help demo test thorough check gate mutants explore format rules docs record screenshot pages fuzz bench crash powercut tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,11 @@ crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
 	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 ONCEWARD_HTTP_REQUESTS=1000 \
 	  $(BIN)/python -m pytest -q tests/crashes tests/server/test_killed.py tests/engine/test_children.py -n $(N)
+
+powercut: $(VENV)/dev.stamp ## cut the power of a real ext4: ROUNDS=300 SEED=1 SLICE=1/1 (root); counts go to test-output/powercut.ndjson
+	@mkdir -p test-output
+	@ONCEWARD_POWER_CUTS=$${ROUNDS:-300} ONCEWARD_SEED=$${SEED:-1} ONCEWARD_SLICE=$${SLICE:-1/1} ONCEWARD_RESULTS=$(CURDIR)/test-output/powercut.ndjson \
+	  $(BIN)/python -m pytest -q tests/crashes/test_power_cut.py
 
 tamper: $(VENV)/dev.stamp ## the long tamper campaign: every byte of a scene and of its bundle, on both stores
 	@ONCEWARD_TAMPER=1 ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/evidence -n $(N) --timeout 3600

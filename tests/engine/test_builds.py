@@ -700,6 +700,7 @@ def test_a_step_in_doubt_may_be_rerun(site):
         ("ln -s /etc/hostname $ONCEWARD_OUT/link; echo 1 > $ONCEWARD_OUT/a", {"a": b"1\n"}),
         ("echo 1 > $ONCEWARD_OUT/'a\tb'", {"a_b": b"1\n"}),
         ("head -c 3000 /dev/zero > $ONCEWARD_OUT/big", {"big": bytes(3000)}),
+        ("head -c 30000 /dev/zero > $ONCEWARD_OUT/big", {"big": bytes(30000)}),
     ],
 )
 def test_outputs_that_break_a_rule_are_kept_aside(site, script, kept):

@@ -61,7 +61,7 @@ class Artifacts:
         digest = hashlib.sha256(data).hexdigest()
         if len(data) <= ARTIFACT_INLINE_BYTES:
             return Blob(digest, len(data), data, fileless=not os.path.exists(self._place(digest)))  # noqa: PTH110
-        return self._write([data])
+        return self._write([data], limited=limited)
 
     def keep_log(self, data: bytes) -> Blob:
         """Keep what can be kept of a log: one that is too long is cut, and says so."""
@@ -81,7 +81,8 @@ class Artifacts:
             if size <= ARTIFACT_INLINE_BYTES:
                 data = b"".join(_readable(path))
                 return self.keep(redactor.clean(data) if redactor else data, limited=limited)
-            return self._write(_cleaned(path, redactor) if redactor else _readable(path))
+            pieces = _cleaned(path, redactor) if redactor else _readable(path)
+            return self._write(pieces, limited=limited)
         except OSError as error:
             raise StorageError(f"cannot keep {path.name}: {error.strerror}") from error
 
@@ -304,7 +305,7 @@ class Artifacts:
             return 0
         return size
 
-    def _write(self, pieces: Iterable[bytes]) -> Blob:
+    def _write(self, pieces: Iterable[bytes], *, limited: bool = True) -> Blob:
         """Beside its place, synced, then moved into it, and the move synced; its name is what was really written."""
         fresh = self._fresh()
         try:
@@ -315,7 +316,8 @@ class Artifacts:
                 for piece in pieces:
                     seen.update(piece)
                     size += len(piece)
-                    self._require_fits(size)
+                    if limited:
+                        self._require_fits(size)
                     view = memoryview(piece)
                     while view:
                         view = view[os.write(descriptor, view) :]

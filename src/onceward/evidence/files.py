@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from onceward.evidence.findings import Findings
 from onceward.kernel.chain import Event
+from onceward.locks.identity import boot_id
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 
@@ -80,10 +81,15 @@ class StreamFiles:
         self._findings.fault("file", self._name, why)
 
     def _watermark(self) -> int:
-        """Up to which event the files were complete when they were last looked at."""
+        """Up to where the files are known to be complete: as the last kernel left them, synced, or as one at work wrote
+        them since this machine started. Files are not synced while a kernel works, so after a power cut they may lack
+        what was written; the rows have it, and the next kernel appends it."""
+        mark, seal = self._folder / ".watermark", self._folder / ".seal"
         try:
-            return int((self._folder / ".watermark").read_text("ascii").split()[0])
-        except (OSError, ValueError, IndexError):
+            position, *boot = mark.read_text("ascii").split()
+            synced = seal.exists() and seal.stat().st_mtime_ns >= mark.stat().st_mtime_ns
+            return int(position) if synced or boot == [boot_id()] else 0
+        except (OSError, ValueError):
             return 0
 
 
