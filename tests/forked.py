@@ -26,7 +26,7 @@ _EARLY = ("PYTHON", "LC_", "LANG")
 _server: subprocess.Popen[str] | None = None
 
 
-def run(argv, *, cwd, env, first="", input=None, timeout=60):
+def run(argv, *, cwd, env, first="", input=None, timeout=600):
     """As `subprocess.run` of `onceward` with text pipes; `first` is where its own modules would be looked for."""
     argv = [str(word) for word in argv]
     alone = threading.current_thread() is threading.main_thread()
@@ -79,7 +79,7 @@ def end():
     global _server
     if _server is not None:
         _server.stdin.close()
-        _server.wait(10)
+        _server.wait(600)
         _server.stdout.close()
         _server = None
 

@@ -81,7 +81,7 @@ class Terminal:
         self.keys("-l", words[0] if len(words) == 1 else shlex.join(words))
         self.keys("Enter")
 
-    def end(self, seconds: float = 30) -> str:
+    def end(self, seconds: float = 600) -> str:
         """What stands there once the command has ended, without the prompt."""
         self._wait(lambda: self.screen().endswith("\n" + self._prompt.rstrip()), seconds)
         return self.screen().rsplit("\n", 1)[0]
@@ -90,11 +90,11 @@ class Terminal:
         self.start(*words)
         return self.end()
 
-    def until(self, text: str, seconds: float = 30) -> str:
+    def until(self, text: str, seconds: float = 600) -> str:
         self._wait(lambda: text in self.screen(), seconds)
         return self.screen()
 
-    def _wait(self, true, seconds: float = 30) -> None:
+    def _wait(self, true, seconds: float = 600) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, self.screen()

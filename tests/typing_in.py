@@ -56,7 +56,7 @@ def end_what_was_started():
             process.communicate()
 
 
-def until(true, seconds=100):
+def until(true, seconds=600):
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline

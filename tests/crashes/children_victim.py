@@ -40,7 +40,7 @@ def live(order: dict) -> None:
     ]
     works += [
         Function(call=note, name="note"),
-        Command(argv=["sleep", "1000.7"], cwd=Path("/"), timeout=30),
+        Command(argv=["sleep", "1000.7"], cwd=Path("/"), timeout=600),
     ]
     ids = children.spawn(works)
     stop = threading.Event()

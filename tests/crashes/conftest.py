@@ -28,5 +28,5 @@ def executioner(request: pytest.FixtureRequest) -> Iterator[Callable[..., int]]:
 
     yield order
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(600) == 0
     process.stdout.close()

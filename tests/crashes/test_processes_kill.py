@@ -58,7 +58,7 @@ def test_a_dispatcher_killed_in_the_handshake_leaves_nothing_running(tmp_path, p
         folder.mkdir()
         nonce = f"ow{os.getpid()}x{time.monotonic_ns()}"
         victim = dispatch(folder, nonce, point, nth)
-        assert victim.wait(30) == -signal.SIGKILL
+        assert victim.wait(600) == -signal.SIGKILL
         victim.stdout.close()
         ran = examine(folder, nonce, victim.pid)
         assert len(ran) <= nth

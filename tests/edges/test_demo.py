@@ -100,7 +100,7 @@ def test_the_code_generation_pauses_and_then_asks(example, store_url):
     shown = cli(*told[-2].split()[1:], check=0).stdout
     assert shown.count("to be approved: check:specs/") == 5
     cli(*told[-1].split()[1:], check=0)
-    assert process.wait(30) == 0
+    assert process.wait(600) == 0
     process.stdout.close()
     process.stderr.close()
     cli("output", "--to", "out", check=0)

@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_in_the_documents_runs(page, tmp_path):
     for text in blocks(page, "python"):
         (tmp_path / "typed.py").write_text(text)
-        subprocess.run([sys.executable, "typed.py"], cwd=tmp_path, check=True, timeout=60)
+        subprocess.run([sys.executable, "typed.py"], cwd=tmp_path, check=True, timeout=600)
 
 
 def shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

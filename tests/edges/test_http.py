@@ -24,7 +24,7 @@ class Client:
         self.host, self.token = url.removeprefix("http://"), token
 
     def __call__(self, method, path, body=None, **headers):
-        line = http.client.HTTPConnection(self.host, timeout=20)
+        line = http.client.HTTPConnection(self.host, timeout=600)
         sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if isinstance(body, dict):
             body, sent["Content-Type"] = json.dumps(body), "application/json"
@@ -60,7 +60,7 @@ def server(cli):
     process, client = serve(cli)
     yield client
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def shared(tmp_path_factory):
     process, client = serve(typed, lasting=True)
     yield client
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=600)
 
 
 def asking(request_id, **body):
@@ -122,7 +122,7 @@ def test_only_those_who_are_known_and_come_from_here_are_let_in(cli, server):
         "foreign": "http://evil.example",
         "null": "null",
     }
-    wrong, line = [], http.client.HTTPConnection(server.host, timeout=20)
+    wrong, line = [], http.client.HTTPConnection(server.host, timeout=600)
     for route, who, host, origin in product((*ROUTES, *PAGES), tokens, hosts, origins):
         from_here = host == "good" and origin in ("none", "same")
         known = who in ("viewer", "right") or route.public
@@ -238,7 +238,7 @@ def test_whoever_is_refused_before_their_body_was_read_learns_why(server):
 
 
 def events(client, after, count):
-    line = http.client.HTTPConnection(client.host, timeout=20)
+    line = http.client.HTTPConnection(client.host, timeout=600)
     line.request(
         "GET",
         "/api/v1/events",
@@ -273,7 +273,7 @@ def test_a_reader_of_events_goes_on_where_it_was_without_gap_or_repeat_though_th
     both = first + rest
     assert both == sorted(set(both)) and both == list(range(both[0], both[0] + len(both)))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=600)
     assert process.returncode == 0
     assert not (cli.folder / ".onceward" / "serve.json").exists()
 

@@ -81,7 +81,7 @@ def test_the_server_is_part_of_the_default_install(installed, tmp_path):
             assert page.status == 200 and b"<html" in page.read()
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode == 0
 
 

@@ -66,7 +66,7 @@ def test_a_kernel_marks_what_its_dead_predecessor_left_active_when_it_starts(cli
         assert (build(cli)["state"], crashes(cli)) == ("CRASHED", SWEPT)
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=60)
+        server.communicate(timeout=600)
     assert crashes(cli) == SWEPT
 
 

@@ -188,7 +188,7 @@ def test_a_run_is_given_up_from_another_process(place, onceward, saga):
         time.sleep(0.05)
     asked = saga("abandon", "one", "--json")
     assert asked.json["state"] == "COMP_SEND" and asked.json["undo"] == "take"
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=600)
     assert running.returncode == 1 and "done undo take" in err and not (place / "taken").exists()
     assert onceward("verify").status == 0
 

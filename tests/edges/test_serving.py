@@ -156,7 +156,7 @@ def test_a_server_that_stops_ends_its_work_so_that_it_can_be_resumed(cli, served
     until(lambda: list(cli.folder.rglob("witness")))
     stopping = threading.Thread(target=service.stop)
     stopping.start()
-    stopping.join(20)
+    stopping.join(600)
     assert not stopping.is_alive()
     found = json.loads(cli("status", build_id, "--json", check=0).stdout)
     assert found["state"] == "CRASHED"
@@ -169,7 +169,7 @@ def test_whoever_stops_following_has_not_stopped_the_work(cli, served):
     assert following.stderr.readline()
     until(lambda: list(cli.folder.rglob("witness")))
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=20)
+    _, said = following.communicate(timeout=600)
     assert following.returncode == 130 and "goes on at the server" in said
     (build,) = json.loads(cli("list", "--json", check=0).stdout)
     assert build["state"] == "ACTIVE"

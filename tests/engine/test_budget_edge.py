@@ -38,7 +38,7 @@ def paying(site, model, targets="abcdef", meet=0, **words):
 
     def ask(task):
         if together is not None and first.acquire(blocking=False):
-            together.wait(60)
+            together.wait(600)
         answer = model.answer(task.target)
         task.spend(usd="0.03", settled=True)
         return answer
@@ -153,7 +153,7 @@ def test_steps_whose_time_crossed_the_budget_are_kept_and_the_suggested_budget_i
 
     def wait(task):
         if task.target in "ab":
-            meet.wait(60)
+            meet.wait(600)
             threading.Event().wait(1.2)
         return task.target
 

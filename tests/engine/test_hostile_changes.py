@@ -100,7 +100,7 @@ def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_the
     def slow(kernel, entry_id):
         found = real(kernel, entry_id)
         looked.set()
-        staged.wait(10)
+        staged.wait(600)
         return found
 
     def defer():
@@ -113,8 +113,8 @@ def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_the
     monkeypatch.setattr(change_verbs, "_close_cut", slow)
     thread = threading.Thread(target=defer)
     thread.start()
-    looked.wait(10)
-    with faults.armed("cut.staged", 1, lambda: (staged.set(), done.wait(10))):
+    looked.wait(600)
+    with faults.armed("cut.staged", 1, lambda: (staged.set(), done.wait(600))):
         assert backlog.cut(entry).status == "applied"
     thread.join()
     assert isinstance(said[0], LockConflict) and backlog.status(entry) == "cut_applied"

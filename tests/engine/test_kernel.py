@@ -211,7 +211,7 @@ def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, st
 
     def slow(parcel):
         entered.set()
-        leave.wait(20)
+        leave.wait(600)
         send(parcel)
 
     kernel.sinks[0].send = slow
@@ -221,7 +221,7 @@ def test_a_running_kernel_delivers_and_a_slow_sink_delays_no_answer(tmp_path, st
     serving.start()
     asker = workspace.engine()
     try:
-        assert entered.wait(10)
+        assert entered.wait(600)
         assert asker.ask(add("bob"), wait=10).value["name"] == "bob"
         leave.set()
         deadline = time.monotonic() + 10

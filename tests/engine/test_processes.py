@@ -50,13 +50,13 @@ def start(processes, *argv, name="", cwd=Path("/"), commit=lambda who: None, **w
     return processes.start(Order(name, argv, cwd, environment((), {}), **words), commit)
 
 
-def finish(process, timeout=20.0):
+def finish(process, timeout=600.0):
     ended = watch(process, timeout, GRACE)
     assert process.ending is not None
     return ended, process.ending
 
 
-def run(processes, *argv, timeout=20.0, **words):
+def run(processes, *argv, timeout=600.0, **words):
     return finish(start(processes, *argv, **words), timeout)
 
 

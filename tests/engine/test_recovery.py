@@ -307,7 +307,7 @@ def test_a_kernel_that_was_fenced_out_writes_nothing_more(store_url, tmp_path):
     first.stdin.write("go on\n")
     first.stdin.flush()
     assert first.stdout.readline().strip() == "LOCK_LOST"
-    assert first.wait(30) == 0
+    assert first.wait(600) == 0
     first.stdin.close()
     first.stdout.close()
     assert story(heir.store) == before
@@ -329,7 +329,7 @@ def test_two_workspaces_on_one_server_leave_each_other_alone(postgres_url, tmp_p
         workspace.create()
         kernel = workspace.kernel()
         children = kernel.open_session("ses_a", 1)
-        (child_id,) = children.spawn([Function(call=lambda task: gate.wait(20), name="wait")])
+        (child_id,) = children.spawn([Function(call=lambda task: gate.wait(600), name="wait")])
         kernels.append((kernel, children, child_id))
     assert recover(kernels[1][0].store, "tester", HERE).recovered == 0
     gate.set()

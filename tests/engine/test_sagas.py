@@ -265,7 +265,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(kernel):
 
     stop = threading.Event()
     run, lease = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
-    threading.Thread(target=lambda: (started.wait(20), stop.set())).start()
+    threading.Thread(target=lambda: (started.wait(600), stop.set())).start()
     run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, lambda said: None), stop)
     assert (run.state, run.last_ok_state, run.over) == ("slow", "b", False)
     run = again(kernel, saga, run)
@@ -349,7 +349,7 @@ def test_a_run_that_is_given_up_is_undone(kernel):
             time.sleep(0.01)
 
     def give_up():
-        there.wait(20)
+        there.wait(600)
         kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
         kernel._heed()
 
@@ -621,7 +621,7 @@ def test_a_run_that_is_given_up_while_it_is_undone_stops_there(kernel):
     )
 
     def give_up():
-        there.wait(20)
+        there.wait(600)
         kernel.ask(Request("sagas.abandon", "x", {"saga": "r"}, "tester"))
 
     helper = threading.Thread(target=give_up)

@@ -40,7 +40,7 @@ def test_a_kernel_that_is_asked_to_stop_stops_well(store_url, tmp_path, sent, st
     for number in sent:
         kernel.send_signal(number)
         time.sleep(0.05)
-    assert kernel.wait(30) == status
+    assert kernel.wait(600) == status
     kernel.stdout.close()
     assert processes_with(nonce) == []
     store = Workspace(folder, store_url=store_url, principal="tester").store()
@@ -60,6 +60,6 @@ def test_signals_are_handled_as_before_when_the_work_is_over():
     with Signals(stop) as signals:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(10)
+        assert stop.wait(600)
     assert signals.exit_status == 143
     assert signal.getsignal(signal.SIGTERM) is before

@@ -37,7 +37,7 @@ def busy(request, template, tmp_path):
         children = kernel.open_session("ses_hand", 1, {"tokens": 10})
         _end_in_every_way(children, tmp_path)
         running, _queued, cancelled = children.spawn(
-            [Function(call=lambda task: going.wait(60), name="waits") for _ in range(3)]
+            [Function(call=lambda task: going.wait(600), name="waits") for _ in range(3)]
         )
         for child in (running, cancelled):
             _cancel(kernel, child)

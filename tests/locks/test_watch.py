@@ -54,7 +54,7 @@ def begin(locks, *argv, ready=None):
 
 def test_an_exit_releases(locks):
     claim, child = begin(locks, "true")
-    settled = watch_and_release(locks, claim, Popened(child), timeout=20)
+    settled = watch_and_release(locks, claim, Popened(child), timeout=600)
     assert (settled.outcome, settled.watch.seen) == ("released", "exited")
     locks.release(locks.acquire("t"))
 
@@ -65,7 +65,7 @@ def test_a_ready_child_releases_and_goes_on(locks):
         locks, "sh", "-c", f"sleep 0.1; echo up >/dev/fd/{writer}; exec sleep 60", ready=writer
     )
     os.close(writer)
-    settled = watch_and_release(locks, claim, Popened(child, reader), timeout=20)
+    settled = watch_and_release(locks, claim, Popened(child, reader), timeout=600)
     assert (settled.outcome, settled.watch.seen) == ("released", "ready")
     assert child.poll() is None
     child.kill()
@@ -83,7 +83,7 @@ def test_a_closed_ready_descriptor_is_no_observation(locks):
         ready=writer,
     )
     os.close(writer)
-    settled = watch_and_release(locks, claim, Popened(child, reader), timeout=20)
+    settled = watch_and_release(locks, claim, Popened(child, reader), timeout=600)
     assert settled.watch.seen == "exited"
     os.close(reader)
 

@@ -530,7 +530,7 @@ def essence(kernel, session, order):
 
     def work(number):
         def call(task):
-            assert going[number].wait(20)
+            assert going[number].wait(600)
             task.spend(tokens=10)
             if number == 4:
                 raise ValueError("no")

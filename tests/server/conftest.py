@@ -50,7 +50,7 @@ class Running:
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=600)
 
 
 @pytest.fixture(params=KINDS)

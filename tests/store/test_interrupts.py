@@ -48,7 +48,7 @@ def meet(store, works):
 
     def hold(tx):
         begun.set()
-        go.wait(20)
+        go.wait(600)
 
     def caller(work):
         try:
@@ -58,7 +58,7 @@ def meet(store, works):
 
     with ThreadPoolExecutor(len(works) + 1) as pool:
         first = pool.submit(caller, hold)
-        begun.wait(20)
+        begun.wait(600)
         others = []
         for number, work in enumerate(works, 1):
             others.append(pool.submit(caller, work))
@@ -436,7 +436,7 @@ def test_an_interrupt_at_the_door_of_what_must_be_done_after_one_leaves_the_lead
 
     other = threading.Thread(target=note, args=("other",), daemon=True)
     other.start()
-    other.join(10)
+    other.join(600)
     assert not other.is_alive()
     note("main")
     assert notes(store) == ["main", "other"]
