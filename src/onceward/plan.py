@@ -146,7 +146,10 @@ def workspace_at(folder: Path | str | None, store: str | None) -> Any:
     named = str(folder) if folder is not None else os.environ.get("ONCEWARD_WORKSPACE")
     store = store or os.environ.get("ONCEWARD_STORE")
     place = Workspace(
-        find_workspace(named), store_url=store, principal=os.environ.get("ONCEWARD_AS")
+        find_workspace(named),
+        store_url=store,
+        principal=os.environ.get("ONCEWARD_AS"),
+        notes=sys.stderr,
     )
     place.ensure()
     return place

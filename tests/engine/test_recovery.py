@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -220,7 +221,7 @@ def test_the_verdict_is_kept_before_it_is_used_and_nobody_looks_again(dead, monk
     def never(*_):
         raise AssertionError("looked again")
 
-    monkeypatch.setattr("onceward.engine.child_recovery._verdict", never)
+    monkeypatch.setattr("onceward.engine.child_recovery._doubts", never)
     assert recover(store, "heir", HERE).recovered == 10
     store.close()
 
@@ -362,3 +363,68 @@ def test_thousands_of_open_tokens_are_recovered(tmp_path):
     store.write(make)
     assert recover(store, "heir", HERE) == Recovered(count, 0)
     store.close()
+
+
+def leave_in_flight(store: Store, kind: str, count: int) -> None:
+    """Started children of one kind, of a kernel that is gone."""
+    who = Owner(HERE.hostname, HERE.boot_id, 4194304, "1", 0)
+
+    def make(tx):
+        child_dispatch.open_(tx, "ses_a", count, {}, "dead")
+        orders = [Order(f"chd_{n:03d}", "ses_a", kind, "{}") for n in range(count)]
+        for slot, token in enumerate(child_dispatch.spawn(tx, orders, who, "dead"), 1):
+            move = child_dispatch.rules.lease(token, slot, slot, "dead")
+            tx.move(move)
+            pid = (4194305 + slot, "1") if kind == "process" else ()
+            child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", *pid)
+
+    store.write(make)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often the process table was listed."""
+    listed = []
+    iterdir = Path.iterdir
+
+    def counted(folder):
+        if folder == Path("/proc"):
+            listed.append(folder)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", counted)
+    return listed
+
+
+@pytest.mark.parametrize(("kind", "most"), [("function", 0), ("process", 3)])
+def test_the_process_table_is_looked_at_for_all_children_together(store, looks, kind, most):
+    leave_in_flight(store, kind, 100)
+    assert recover(store, "heir", HERE) == Recovered(100, 0)
+    assert len(looks) <= most
+
+
+def test_a_recovery_that_takes_long_says_how_far_it_is(store, monkeypatch):
+    from onceward.engine import recovery_progress
+    from typing_in import until
+
+    leave_in_flight(store, "function", 3)
+    monkeypatch.setattr(recovery_progress, "FIRST_SECONDS", 0.0)
+    notes = io.StringIO()
+
+    def slowly():
+        assert until(lambda: "of 3 children" in notes.getvalue())
+
+    with recovery_progress.RecoveryProgress(notes) as progress:
+        with faults.armed("child.pronounced", 1, slowly):
+            recover(store, "heir", HERE, progress=progress.note)
+    assert notes.getvalue().startswith("recovering after a crash: 0 of 3 children\n")
+
+
+def test_a_start_with_nothing_to_recover_says_nothing(monkeypatch):
+    from onceward.engine import recovery_progress
+
+    monkeypatch.setattr(recovery_progress, "FIRST_SECONDS", 0.0)
+    notes = io.StringIO()
+    with recovery_progress.RecoveryProgress(notes) as progress:
+        progress.note(0, 0)
+    assert notes.getvalue() == ""

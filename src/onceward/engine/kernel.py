@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from onceward.engine import seals, tenure
 from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
-from onceward.engine.child_recovery import recover
+from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
@@ -23,6 +23,7 @@ from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery, deliver
 from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
+from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Notice, Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
@@ -68,7 +69,9 @@ class Kernel:
         policy: Policy | None = None,
         cutters: Mapping[str, str] | None = None,
         environment: str = "local",
+        notes: TextIO | None = None,
     ) -> None:
+        """`notes` is where to say what takes long before it answers anything."""
         self.store = store
         self.principal = principal
         self.sinks, self.notices = sinks, notices
@@ -103,9 +106,11 @@ class Kernel:
         """Whether somebody answers for it already: works beside it need not."""
         try:
             actor, first = self._sign_in()
-            self.recovered = recover(
-                store, actor, self.processes.here, (self.artifacts, self.spool)
-            )
+            files = ChildFiles(self.artifacts, self.spool, self.locks)
+            with RecoveryProgress(notes) as progress:
+                self.recovered = recover(
+                    store, actor, self.processes.here, files, progress=progress.note
+                )
             self.late.actor = actor
             self.late.file_all(store, self.artifacts)
             self.spool.clear()

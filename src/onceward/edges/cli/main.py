@@ -92,6 +92,7 @@ class Globals:
             store_url=self.store_url,
             principal=self.principal,
             console=sys.stderr if self.json else None,
+            notes=sys.stderr,
         )
 
     def new_request_id(self) -> str:
