@@ -25,7 +25,7 @@ from onceward.locks.identity import own_identity, start_of
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, ask_to_end, recovery_done
+from onceward.store.tables.children import Tokens, recovery_done
 from onceward.store.tables.events import events_by_name
 from onceward.wiring import Workspace
 
@@ -50,7 +50,8 @@ def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
                 tx.move(move)
                 if slot != 2:
                     child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead")
-            ask_to_end(tx, tokens[2].child_id, "c-9")
+            child_dispatch.cancel(tx, tokens[2].child_id, "c-9", "dead")
+            child_dispatch.cancel(tx, tokens[2].child_id, "c-10", "dead")
             ids.extend(order.child_id for order in orders)
 
     store.write(make)
@@ -109,6 +110,7 @@ def test_each_child_ends_by_its_phase_alone_in_the_order_of_dispatch(dead):
         assert detail["reason"] == ("terminated_on_restart" if began else "lease_orphaned")
         assert ("dispatch_seq" in detail) == (number % 5 < 3)
         assert detail.get("cancel_request_id") == ("c-9" if number % 5 == 2 else None)
+        assert detail.get("joined_request_ids") == (["c-10"] if number % 5 == 2 else None)
         assert "death_unconfirmed" not in detail
     with store.read() as rows:
         assert recovery_done(rows, 2)

@@ -275,6 +275,7 @@ def _child(rows: Reads, token: Token) -> dict[str, Any]:
         "reason": token.reason,
         "code": token.code,
         "cancel_request_id": token.cancel_request_id,
+        "joined_request_ids": msgspec.json.decode(token.joined_request_ids or "null"),
         "started_at": None if token.started_at is None else iso(token.started_at),
         "ended_at": iso(token.updated_at) if token.phase == "terminal" else None,
         "detail": _told(rows, token) if token.phase == "terminal" else None,

@@ -28,12 +28,16 @@ def cancel(given: Globals, subject: str) -> int:
     elif asked.value.get("build_id"):
         render.say(f"{asked.value['build_id']} is {asked.value['state']}")
     elif asked.value["receipts"]:
-        render.table(
-            ("child", "outcome"), [(r["child_id"], r["outcome"]) for r in asked.value["receipts"]]
-        )
+        render.table(("child", "outcome"), list(map(_receipt, asked.value["receipts"])))
     else:
         render.say("Nothing of it is running.")
     return 0
+
+
+def _receipt(receipt: dict[str, str]) -> tuple[str, str]:
+    first = receipt.get("joined_request_id")
+    joined = f" (joined request {render.plain(first)})" if first else ""
+    return receipt["child_id"], f"{receipt['outcome']}{joined}"
 
 
 @click.group(cls=Group)

@@ -31,6 +31,7 @@ class Standing(msgspec.Struct, frozen=True):
     """How a child that ends, and its session, stand."""
 
     cancel_request_id: str | None
+    joined_request_ids: str | None
     state: str
     """Of its build; empty if it has none."""
     lane: Row
@@ -112,9 +113,9 @@ class Tokens:
 
     def closing(self, child_id: str) -> Standing:
         """What may have changed about a running child and its session since it began, in one look."""
-        ((asked, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
+        ((asked, joined, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
             self._rows.read(
-                "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
                 " s.queue_high, s.dispatch_high,"
                 " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
                 " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
@@ -129,7 +130,13 @@ class Tokens:
         )
         last = (max(queue_mark, queued or 0), max(dispatch_mark, dispatched or 0))
         return Standing(
-            asked, state or "", tuple(lane), (queue_mark, dispatch_mark), last, waiting is not None
+            cancel_request_id=asked,
+            joined_request_ids=joined,
+            state=state or "",
+            lane=tuple(lane),
+            marks=(queue_mark, dispatch_mark),
+            last=last,
+            waiting=waiting is not None,
         )
 
     def next_due(self, session_id: str) -> Micros | None:
@@ -278,6 +285,14 @@ def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
     tx.write(
         "UPDATE urm_dispatch_token SET cancel_request_id = ? WHERE child_id = ? AND cancel_request_id IS NULL",
         (cancel_request_id, child_id),
+    )
+
+
+def join_request_to_end(tx: Writes, child_id: str, joined_request_ids: str) -> None:
+    """Keep the later requests to end a child, as a JSON list."""
+    tx.write(
+        "UPDATE urm_dispatch_token SET joined_request_ids = ? WHERE child_id = ?",
+        (joined_request_ids, child_id),
     )
 
 
