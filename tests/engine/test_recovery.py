@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from helpers import orphan_lock, processes_with
+from helpers import count_in_another_mode, orphan_lock, processes_with
 from onceward.engine import child_dispatch
 from onceward.engine.child_recovery import Recovered, recover
 from onceward.engine.tenure import acquire
@@ -20,11 +20,13 @@ from onceward.errors import AtomicityViolation, LockLost
 from onceward.kernel import faults
 from onceward.kernel.records import Owner
 from onceward.kernel.sources import ScriptedSources
+from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import Order
 from onceward.locks.identity import own_identity, start_of
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
+from onceward.store.tables.budgets import lanes_of
 from onceward.store.tables.children import Tokens, recovery_done
 from onceward.store.tables.events import events_by_name
 from onceward.wiring import Workspace
@@ -262,6 +264,22 @@ def test_the_time_of_a_child_that_died_with_its_kernel_is_charged_as_far_as_it_i
             " AND parent_session_id = 'ses_a'"
         )
     assert (total, carried) == (11, 0)
+    store.close()
+
+
+@pytest.mark.rule("C-30")
+def test_a_child_counted_in_another_mode_is_brought_to_its_end_and_charged_nothing(dead):
+    """A dead kernel's children must not keep the next one from starting."""
+    database, sources, _ = dead
+    count_in_another_mode(database, "ses_a")
+    store = heir_of(database, sources)
+    with store.read() as rows:
+        before = lanes_of(rows, "ses_a")
+    assert recover(store, "heir", HERE).recovered == 10
+    with store.read() as rows:
+        assert [row[2:] for row in lanes_of(rows, "ses_a") if row[4] != MODE] == [
+            row[2:] for row in before
+        ]
     store.close()
 
 

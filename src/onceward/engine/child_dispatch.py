@@ -81,7 +81,7 @@ def open_(
     known = Sessions(tx).find(session_id)
     before = {
         name: lane.limit
-        for name, lane in child_budget.lanes(tx, session_id).items()
+        for name, lane in child_budget.lanes_to_write(tx, session_id).items()
         if lane.limit is not None
     }
     if known is not None and known.max_active_children == cap and {**before, **limits} == before:

@@ -16,6 +16,7 @@ from onceward.kernel import faults
 from onceward.kernel.canon import canonical
 from onceward.kernel.limits import STOP_GRACE_SECONDS
 from onceward.kernel.records import Token
+from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import plain
 from onceward.lifecycles.child import recover as terminal_move
 from onceward.locks import TargetLock
@@ -226,9 +227,11 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
         return False
     if current.started_at is not None:
         lane = child_budget.lane_of(Tokens(tx).closing(current.child_id).lane)
-        child_budget.charge_time(
-            tx, current, lane, (current.last_seen or current.started_at) - current.started_at
-        )
+        if lane is None or lane.mode == MODE:
+            # A lane of another mode is not written to, and keeps no child from its end.
+            child_budget.charge_time(
+                tx, current, lane, (current.last_seen or current.started_at) - current.started_at
+            )
     move = terminal_move(current, actor)
     spent = child_budget.spent(tx, current.child_id)
     if spent:

@@ -196,7 +196,7 @@ def lane_list(store: Store, session_id: str) -> list[dict[str, Any]]:
     """What a session spent and may spend, by lane."""
     with store.read() as rows:
         found = lanes_of(rows, session_id)
-    return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, _ in found]
+    return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, *_ in found]
 
 
 def session_named(store: Store, prefix: str) -> str:

@@ -116,6 +116,7 @@ class Tokens:
         ((asked, joined, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
             self._rows.read(
                 "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                " b.accounting_mode,"
                 " s.queue_high, s.dispatch_high,"
                 " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
                 " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
