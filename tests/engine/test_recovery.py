@@ -27,7 +27,12 @@ from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from onceward.store.tables.budgets import lanes_of
-from onceward.store.tables.children import Tokens, recovery_done
+from onceward.store.tables.children import (
+    Tokens,
+    checked_position,
+    ended_after,
+    recovery_done,
+)
 from onceward.store.tables.events import events_by_name
 from onceward.wiring import Workspace
 
@@ -242,6 +247,70 @@ def test_a_token_and_a_stream_that_disagree_stop_everything(dead):
     with pytest.raises(
         AtomicityViolation, match="chd_ses_a_4 is queued, but its stream ends with WORKER_START"
     ):
+        recover(store, "heir", HERE)
+    store.close()
+
+
+def unguarded(database, sql: str) -> None:
+    """A write that the schema would refuse: what somebody with the database's password can do."""
+    session = database.connect()
+    session.begin(None)
+    if isinstance(database, SqliteDatabase):
+        session.write("DROP TRIGGER urm_dispatch_token_move")
+        session.write("DROP TRIGGER events_delete")
+    else:
+        session.write("SET LOCAL session_replication_role = replica")
+    session.write(sql)
+    session.commit()
+    session.close()
+
+
+FLIPPED = "UPDATE urm_dispatch_token SET phase = 'terminal', slot = NULL WHERE child_id = '{}'"
+
+
+@pytest.mark.rule("C-4")
+@pytest.mark.parametrize("number", [0, 1, 4], ids=["started", "leased", "queued"])
+def test_a_terminal_token_without_its_terminal_event_stops_everything(dead, number):
+    database, sources, _ = dead
+    unguarded(database, FLIPPED.format(f"chd_ses_a_{number}"))
+    store = heir_of(database, sources)
+    before = story(store)
+    with pytest.raises(AtomicityViolation, match=f"chd_ses_a_{number} is terminal") as refused:
+        recover(store, "heir", HERE)
+    assert refused.value.code == "URM_SCHEDULER_PHASE_EVENT_ATOMICITY_VIOLATION"
+    assert story(store) == before
+    with store.read() as rows:
+        assert not recovery_done(rows, 2)
+    store.close()
+
+
+@pytest.mark.rule("C-4")
+def test_only_children_that_ended_since_the_last_recovery_are_checked_again(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    recover(store, "heir", HERE)
+    store.close()
+    orphan_lock(database)
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    with store.read() as rows:
+        assert list(ended_after(rows, checked_position(rows))) == []
+        assert len(list(ended_after(rows, 0))) == 10
+    store.close()
+
+
+@pytest.mark.rule("C-4")
+def test_a_terminal_event_that_is_gone_is_noticed_at_the_next_start(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    store.close()
+    orphan_lock(database)
+    gone = "(SELECT position FROM urm_dispatch_token WHERE child_id = 'chd_ses_b_3')"
+    unguarded(database, f"DELETE FROM events WHERE position = {gone}")
+    store = heir_of(database, sources)
+    with pytest.raises(AtomicityViolation, match="chd_ses_b_3"):
         recover(store, "heir", HERE)
     store.close()
 

@@ -23,10 +23,19 @@ from onceward.locks import TargetLock
 from onceward.locks.identity import Identity, judge
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, last_event_of, note_recovery, pronounce
+from onceward.store.tables.children import (
+    Tokens,
+    checked_position,
+    ended_after,
+    last_event_of,
+    note_recovery,
+    pronounce,
+)
+from onceward.store.tables.events import last_position
 from onceward.store.transaction import Transaction
 
 _BATCH = 200
+_TERMINAL = '"to":"terminal"'
 Progress = Callable[[int, int], None]
 """Told how many children have been brought to their end, of how many."""
 
@@ -72,6 +81,8 @@ def recover(
         left = list(Tokens(rows).left_behind(fence))
         for token in left:
             _require_atomic(rows, token)
+        checked = _require_terminal_events(rows)
+        position = last_position(rows)
     progress(0, len(left))
     faults.point("child.recovering")
     _pronounce(store, [token for token in left if token.death is None], here, files, grace)
@@ -81,8 +92,8 @@ def recover(
         unconfirmed += _end_one(store, token, actor, files)
         progress(done, len(left))
     found = Recovered(len(left), unconfirmed)
-    if left:
-        store.write(lambda tx: _note(tx, fence, found, actor))
+    if left or checked:
+        store.write(lambda tx: _note(tx, fence, found, position, actor))
     return found
 
 
@@ -202,6 +213,20 @@ def _require_atomic(rows: Reads, token: Token) -> None:
         )
 
 
+def _require_terminal_events(rows: Reads) -> int:
+    """Every child that ended since the last completed recovery has its terminal event; answers how many did."""
+    checked = 0
+    for child_id, body in ended_after(rows, checked_position(rows)):
+        # The body is canonical, so what it says of itself can be looked for without taking it apart.
+        if body is None or f'"child_id":"{child_id}"' not in body or _TERMINAL not in body:
+            raise AtomicityViolation(
+                f"child {child_id} is terminal, but its stream has no terminal event",
+                context={"child_id": child_id, "phase": "terminal"},
+            )
+        checked += 1
+    return checked
+
+
 def _end_one(store: Store, token: Token, actor: str, files: ChildFiles | None) -> bool:
     if files is None or token.kind != "process":
         return store.write(lambda tx: _end(tx, token, actor))
@@ -241,7 +266,9 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 
 
-def _note(tx: Transaction, fence: int, found: Recovered, actor: str) -> None:
-    note_recovery(tx, fence, tx.now, found.recovered, found.unconfirmed)
+def _note(tx: Transaction, fence: int, found: Recovered, position: int, actor: str) -> None:
+    note_recovery(tx, fence, tx.now, found.recovered, found.unconfirmed, position)
+    if not found.recovered:
+        return
     detail = {"recovered": found.recovered, "unconfirmed": found.unconfirmed}
     tx.append("workspace", "RECOVERY_DONE", actor, detail)

@@ -46,7 +46,7 @@ from onceward.lifecycles.change import Policy
 from onceward.locks import TargetLock
 from onceward.store.store import Store
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
-from onceward.store.tables.children import note_recovery
+from onceward.store.tables.children import checked_position, note_recovery
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
 
@@ -190,7 +190,14 @@ class Kernel:
             )
         done = self.recovered
         self.store.write(
-            lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed)
+            lambda tx: note_recovery(
+                tx,
+                self.fence,
+                tx.now,
+                done.recovered,
+                done.unconfirmed,
+                checked_position(tx),
+            )
         )
         children = Children(
             *(self.store, self.processes, self.artifacts, self.locks, self.spool),

@@ -339,8 +339,42 @@ def recovery_done(rows: Reads, fence: int) -> bool:
     return bool(rows.read("SELECT 1 FROM recoveries WHERE fence = ?", (fence,)))
 
 
-def note_recovery(tx: Writes, fence: int, now: Micros, recovered: int, unconfirmed: int) -> None:
+def checked_position(rows: Reads) -> int:
+    """How far the events had come when the last completed recovery checked them."""
+    ((position,),) = rows.read("SELECT coalesce(max(position), 0) FROM recoveries")
+    return int(position)
+
+
+def ended_after(rows: Reads, position: int) -> Iterator[tuple[str, str | None]]:
+    """Every child whose token came to its end after a position, and the body of the event it names, if there is one.
+
+    A child that never had an event is at position 0; one that ended there is always among them."""
+    eventless = rows.read(
+        "SELECT child_id FROM urm_dispatch_token WHERE phase = 'terminal' AND position = 0"
+        f" ORDER BY child_id LIMIT {_PAGE}"
+    )
+    yield from ((child_id, None) for (child_id,) in eventless)
+    after: tuple[int, str] = (position, "\U0010ffff")
+    while True:
+        page = rows.read(
+            "SELECT t.position, t.child_id, e.body FROM urm_dispatch_token t"
+            " LEFT JOIN events e ON e.position = t.position"
+            " WHERE t.phase = 'terminal' AND (t.position, t.child_id) > (?, ?)"
+            f" ORDER BY t.position, t.child_id LIMIT {_PAGE}",
+            after,
+        )
+        yield from ((child_id, body) for _, child_id, body in page)
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][0], page[-1][1])
+
+
+def note_recovery(
+    tx: Writes, fence: int, now: Micros, recovered: int, unconfirmed: int, position: int
+) -> None:
+    """Recovery is done under this fence; it has checked the events up to a position."""
     tx.write(
-        "INSERT INTO recoveries (fence, at, recovered, unconfirmed) VALUES (?, ?, ?, ?) ON CONFLICT (fence) DO NOTHING",
-        (fence, now, recovered, unconfirmed),
+        "INSERT INTO recoveries (fence, at, recovered, unconfirmed, position) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (fence) DO NOTHING",
+        (fence, now, recovered, unconfirmed, position),
     )
