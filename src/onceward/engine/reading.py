@@ -19,7 +19,7 @@ from onceward.kernel.sources import iso
 from onceward.lifecycles.duties import unseparated
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.artifacts import newest_refs, refs_of
+from onceward.store.tables.artifacts import Link, Ref, links_of, newest_refs, refs_of
 from onceward.store.tables.budgets import lanes_of, spent_by
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
@@ -303,11 +303,14 @@ def _told(rows: Reads, token: Token) -> dict[str, Any]:
 
 
 def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dict[str, Any]]:
-    """An owner's artifacts, or the newest of all."""
+    """An owner's artifacts, or the newest of all; of a build, with the step each belongs to."""
+    found: Sequence[Ref]
     with store.read() as rows:
         sessions = [] if owner is None else Sessions(rows).named(owner)
         if owner is None:
             found = newest_refs(rows, limit)
+        elif len(sessions) == 1 and Builds(rows).find(sessions[0]) is not None:
+            found = links_of(rows, sessions[0])
         elif len(sessions) == 1:
             found = [
                 ref
@@ -324,6 +327,13 @@ def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dic
             "sha256": ref.sha256,
             "size": ref.size,
             "created_at": iso(ref.created_at),
+            **_step_of(ref),
         }
         for ref in found
     ]
+
+
+def _step_of(ref: Ref) -> dict[str, str]:
+    if not isinstance(ref, Link):
+        return {}
+    return {"build_id": ref.build_id, "stage": ref.stage, "target": ref.target}

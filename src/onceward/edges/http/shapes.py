@@ -53,6 +53,9 @@ class ArtifactOf(TypedDict):
 class Artifact(ArtifactOf):
     owner: str
     created_at: str
+    build_id: NotRequired[str]
+    stage: NotRequired[str]
+    target: NotRequired[str]
 
 
 class Step(TypedDict):
