@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from onceward.engine import child_budget
 from onceward.engine.child_dispatch import exported
 from onceward.engine.keyring import Keyring
 from onceward.errors import NotFound, Recovery
@@ -16,6 +17,7 @@ from onceward.kernel.chain import STREAM, check_stream
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.kernel.records import Token
 from onceward.kernel.sources import iso
+from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.duties import unseparated
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -254,7 +256,8 @@ def session_status(store: Store, subject: str) -> dict[str, Any]:
             tokens = [Tokens(rows).get(child_id) for child_id in resolve(rows, subject)]
             session = Sessions(rows).find(tokens[0].parent_session_id)
             assert session is not None
-        children = [_child(rows, token) for token in tokens]
+        lanes = child_budget.lanes(rows, session.session_id)
+        children = [_child(rows, token, lanes) for token in tokens]
     return {
         "session_id": session.session_id,
         "max_active_children": session.max_active_children,
@@ -264,7 +267,8 @@ def session_status(store: Store, subject: str) -> dict[str, Any]:
     }
 
 
-def _child(rows: Reads, token: Token) -> dict[str, Any]:
+def _child(rows: Reads, token: Token, lanes: Mapping[str, Lane]) -> dict[str, Any]:
+    spent = dict(spent_by(rows, token.child_id))
     said = {
         **exported(token),
         "kind": token.kind,
@@ -279,7 +283,8 @@ def _child(rows: Reads, token: Token) -> dict[str, Any]:
         "started_at": None if token.started_at is None else iso(token.started_at),
         "ended_at": iso(token.updated_at) if token.phase == "terminal" else None,
         "detail": _told(rows, token) if token.phase == "terminal" else None,
-        "spent": dict(spent_by(rows, token.child_id)),
+        "spent": spent,
+        "budget": child_budget.snapshot(token, lanes, spent),
     }
     return {key: value for key, value in said.items() if value is not None}
 
