@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 N ?= 5
 SEED ?= 1
 # The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
-GATE := 3e40eb31e5781c512239da911854393008fca33af1509cd0817ca07415fe33bc
+GATE := f81a51dccc4c607fece982d0dc3f579c74250130e3433405e999e45214b53ead
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1

@@ -11,6 +11,7 @@ from onceward.evidence.verify import verify_rows
 from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
 from onceward.store.port import Database, Reads
+from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.events import events_of
@@ -80,6 +81,23 @@ def orphan_lock(database: Database) -> None:
     session = database.connect()
     session.begin(None)
     session.write("UPDATE singleton_lock SET acquired_by_pid = 4194304, process_start = '0'")
+    session.commit()
+    session.close()
+
+
+def count_in_another_mode(database: Database, session_id: str) -> None:
+    """What a program of another make, or somebody with the database's password, may have left."""
+    session = database.connect()
+    if isinstance(database, SqliteDatabase):
+        session.read("PRAGMA ignore_check_constraints = 1")
+        session.begin(None)
+    else:
+        session.begin(None)
+        session.write("ALTER TABLE budget_totals DROP CONSTRAINT budget_totals_mode")
+    session.write(
+        "UPDATE budget_totals SET accounting_mode = 'reservation_v1' WHERE parent_session_id = ?",
+        (session_id,),
+    )
     session.commit()
     session.close()
 

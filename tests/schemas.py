@@ -11,7 +11,7 @@ from pathlib import Path
 from jsonschema import Draft202012Validator
 
 SPEC = Path(__file__).resolve().parents[1] / "spec"
-_NAME = re.compile(r"[a-z][a-z0-9._-]*@[0-9]+")
+_NAME = re.compile(r"[a-z][a-z0-9._-]*(@|\.v)[0-9]+")
 _NAMED_BY = ("schema", "format")
 """The fields by which a document says which schema it follows."""
 

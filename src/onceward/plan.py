@@ -147,13 +147,20 @@ def _display(quiet: bool) -> Any:
 
 
 def workspace_at(folder: Path | str | None, store: str | None) -> Any:
-    from onceward.settings import find_workspace
+    from onceward.settings import find_workspace, ignored_settings
     from onceward.wiring import Workspace
 
     named = str(folder) if folder is not None else os.environ.get("ONCEWARD_WORKSPACE")
     store = store or os.environ.get("ONCEWARD_STORE")
+    found = find_workspace(named)
+    ignored = "" if named else ignored_settings(found)
+    if ignored:
+        sys.stderr.write(f"{ignored}\n")
     place = Workspace(
-        find_workspace(named), store_url=store, principal=os.environ.get("ONCEWARD_AS")
+        found,
+        store_url=store,
+        principal=os.environ.get("ONCEWARD_AS"),
+        notes=sys.stderr,
     )
     place.ensure()
     return place

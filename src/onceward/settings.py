@@ -260,6 +260,25 @@ def find_workspace(asked: str | None, *, nearest: bool = True) -> Path:
     return here / FOLDER
 
 
+def ignored_settings(workspace: Path) -> str:
+    """A line about a settings file that is nearer than the workspace's own and not in force; empty if there is none.
+
+    Whoever stands beside it takes it for the one that counts."""
+    here = Path.cwd()
+    folders = (here, *here.parents)
+    home = workspace.parent
+    if home not in folders:
+        return ""
+    nearer = (folder / FILE for folder in folders[: folders.index(home)])
+    ignored = next((file for file in nearer if file.is_file()), None)
+    if ignored is None:
+        return ""
+    return (
+        f"{ignored} is ignored: the nearest workspace is {workspace}, and its settings are in"
+        f" {home / FILE}. To make a workspace beside it: cd {ignored.parent} && onceward init"
+    )
+
+
 def load(workspace: Path, store_url: str | None = None) -> Settings:
     """The settings of a workspace; `store_url` from the command line wins."""
     file = workspace.parent / FILE

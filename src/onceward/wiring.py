@@ -66,9 +66,11 @@ class Workspace:
         principal: str | None = None,
         sources: Sources | None = None,
         console: TextIO | None = None,
+        notes: TextIO | None = None,
     ) -> None:
+        """`notes` is where a person is told what takes long, such as recovery after a crash."""
         self.folder = folder
-        self._console = console
+        self._console, self._notes = console, notes
         self.settings: Settings = settings_module.load(folder, store_url)
         self.principal = check_name(principal or os_user(), "principal")
         self.sources = sources or LiveSources()
@@ -243,6 +245,7 @@ class Workspace:
                 interrupted=interrupted,
                 confirmation_seconds=self.settings.builds.confirmation_seconds,
                 lock_folder=self.lock_folder,
+                notes=self._notes,
             )
         except BaseException:
             store.close()

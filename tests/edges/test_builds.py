@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from helpers import processes_with
+from helpers import create, processes_with
+from onceward.wiring import Workspace
 from typing_in import BIN, Typed, start, until
 
 PLAN = """
@@ -116,6 +117,27 @@ def test_a_pause_exits_3_and_goes_on_with_its_token(cli):
     done = cli("resume", build, *more, "--token", new, "--json", check=0)
     assert result(done)["state"] == "SUCCESS"
     assert "is SUCCESS" in cli("confirm", build, check=2).stderr
+
+
+@pytest.mark.both_stores
+@pytest.mark.rule("B-1")
+@pytest.mark.parametrize("verb", ["abandon", "cancel"])
+def test_a_build_that_was_stored_and_never_started_can_be_given_up(cli, verb):
+    """A kernel of another make may store a build and die before it starts it."""
+    cli("init", check=0)
+    workspace = Workspace(
+        cli.folder / ".onceward", store_url=cli.env["ONCEWARD_STORE"], principal="tester"
+    )
+    kernel = workspace.kernel()
+    build_id = create(kernel.store)
+    kernel.close()
+    refused = cli("resume", build_id, "--plan", "plan.toml")
+    assert f"onceward abandon {build_id}" in refused.stderr
+    assert "ABANDONED" in cli(verb, build_id, check=0).stdout
+    (found,) = json.loads(cli("list", "--json", check=0).stdout)
+    assert found["state"] == "ABANDONED"
+    cli("verify", check=0)
+    cli("replay", check=0)
 
 
 @pytest.mark.rule("B-1")

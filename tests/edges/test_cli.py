@@ -582,3 +582,29 @@ def test_the_locks_of_a_workspace_are_cleared_only_with_a_record(onceward, place
     workspace = str(place / ".onceward")
     cleared = onceward("locks", "clear", "far", "--workspace", workspace, "--yes", claim.nonce)
     assert cleared.status == 0
+
+
+@pytest.mark.rule("I-1")
+def test_a_settings_file_that_is_not_in_force_is_named(onceward, place):
+    onceward("init")
+    inner = place / "inner"
+    (inner / "deeper").mkdir(parents=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ONCEWARD_")}
+
+    def told(folder, *words):
+        argv = [sys.executable, "-m", "onceward", *words]
+        run = subprocess.run(argv, cwd=folder, env=clean, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stderr
+
+    assert "ignored" not in told(inner, "list")
+    (inner / "onceward.toml").write_text('[budget]\nusd = "1.00"\n')
+    for folder in (inner, inner / "deeper"):
+        line = told(folder, "list")
+        assert line.count("is ignored") == 1
+        assert str(inner / "onceward.toml") in line
+        assert str(place / "onceward.toml") in line
+    assert "ignored" not in told(place, "list")
+    assert "ignored" not in told(inner, "--workspace", str(place / ".onceward"), "list")
+    assert "ignored" not in told(inner, "init")
+    assert "ignored" not in told(inner, "list")

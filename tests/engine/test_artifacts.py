@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.reading import artifact_list
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, StorageError
 from onceward.kernel import faults
@@ -212,3 +213,38 @@ def test_secrets_that_touch_or_contain_each_other_go_whole_wherever_they_are_cut
 def test_a_secret_too_short_to_be_told_from_text_is_refused():
     with pytest.raises(InvalidConfig, match="fewer than 4"):
         check_secret("PIN", "123")
+
+
+STEPS = """
+name = "linked"
+[[stage]]
+name = "extract"
+targets = ["a", "b"]
+run = ["sh", "-c", "echo said; test $ONCEWARD_TARGET = a -o -e free || exit 3; echo x > $ONCEWARD_OUT/o"]
+"""
+
+
+@pytest.mark.rule("B-12")
+def test_a_reference_is_linked_to_its_build_stage_and_target(site):
+    """Also that of an attempt that failed, and of a step that was taken over from another build."""
+
+    def links(build_id):
+        with site.workspace.reading() as store:
+            return {
+                (entry["build_id"], entry["stage"], entry["target"], entry["name"])
+                for entry in artifact_list(store, build_id)
+            }
+
+    site.run(STEPS, jobs=1)
+    failed = site.build_id
+    assert links(failed) == {
+        (failed, "extract", "a", "o"),
+        (failed, "extract", "a", "stdout"),
+        (failed, "extract", "b", "stdout"),
+    }
+    (site.folder / "free").touch()
+    site.run(STEPS, jobs=1)
+    assert site.build_id != failed
+    assert links(site.build_id) == {
+        (site.build_id, "extract", target, name) for target in "ab" for name in ("o", "stdout")
+    }

@@ -16,7 +16,7 @@ import pytest
 from helpers import assert_sound, processes_with
 from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
-from onceward.engine.reading import artifact_list, lane_list
+from onceward.engine.reading import artifact_list, lane_list, session_status
 from onceward.engine.work import Command, Function, isolated
 from onceward.errors import (
     AtomicityViolation,
@@ -32,6 +32,7 @@ from onceward.kernel.records import Request
 from onceward.lifecycles.child import CODES, run_id
 from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of
+from typing_in import until
 
 
 def function(call, **words):
@@ -606,6 +607,28 @@ def test_cancelling_ends_queued_children_now_and_running_ones_when_their_end_is_
         {"child_id": running, "outcome": "already_terminal"}
     ]
     assert len(told(kernel, f"child:{running}")) == 2
+    sound(kernel)
+
+
+@pytest.mark.rule("C-6", "C-40")
+def test_a_later_cancel_is_kept_and_told_which_request_it_joined(kernel):
+    children = kernel.open_session("ses_a", 1)
+    (child_id,) = children.spawn([shell("trap '' TERM; echo up; while :; do sleep 0.05; done")])
+    until(lambda: kernel.spool.left(child_id).get("stdout"))
+    kernel.processes.grace = 100.0
+    assert "joined_request_id" not in cancel(kernel, child_id, "c-1")["receipts"][0]
+    for later in ("c-2", "c-3"):
+        assert cancel(kernel, child_id, later)["receipts"] == [
+            {"child_id": child_id, "outcome": "cancelling", "joined_request_id": "c-1"}
+        ]
+    cancel(kernel, child_id, "c-1")
+    (shown,) = session_status(kernel.store, child_id)["children"]
+    assert shown["joined_request_ids"] == ["c-2", "c-3"]
+    children.running[child_id].process.kill()
+    assert children.wait(child_id).reason == "cancelled"
+    (name, detail), *_ = reversed(told(kernel, f"child:{child_id}"))
+    assert (name, detail["cancel_request_id"]) == ("WORKER_CANCEL", "c-1")
+    assert detail["joined_request_ids"] == ["c-2", "c-3"]
     sound(kernel)
 
 

@@ -321,7 +321,8 @@ def test_a_kernel_whose_supervisor_is_killed_ends_its_children_and_starts_anothe
     assert process.seen(0.3) is None
     os.kill(processes._supervisor.pid, signal.SIGKILL)
     ended, ending = finish(process)
-    assert (ended.seen, ending.exit, list(ending.survivors)) == ("exited", -signal.SIGKILL, [])
+    assert (ended.seen, ending.exit) == ("exited", -signal.SIGKILL)
+    assert not ending.survivors
     if _home() is None:
         for pid in processes_with(nonce):
             os.kill(
@@ -342,8 +343,10 @@ def test_processes_without_a_supervisor_are_found_by_their_mark_and_their_sessio
     leader = type(here)(
         here.hostname, here.machine_id, here.boot_id, member.pid, tree.start_of(member.pid)
     )
-    assert {marked.pid, member.pid} <= set(tree.living(nonce, leader))
-    assert tree.end(nonce, leader, 5.0) == []
+    known = tree.Tree(nonce, leader)
+    found = {process.pid for process in tree.living([known])[nonce]}
+    assert {marked.pid, member.pid} <= found
+    assert not tree.end(known, 5.0)
     assert stranger.poll() is None
     for process in (stranger, marked, member):
         process.kill()
@@ -354,7 +357,7 @@ def test_another_process_of_the_same_pid_is_not_taken_for_the_child(nonce):
     other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     here = own_identity()
     leader = type(here)(here.hostname, here.machine_id, here.boot_id, other.pid, "1")
-    assert tree.living(nonce, leader) == []
+    assert tree.living([tree.Tree(nonce, leader)]) == {nonce: []}
     other.kill()
     other.wait()
 
@@ -469,13 +472,11 @@ def test_a_child_may_open_as_many_files_as_its_kernel(processes):
 def test_a_survivor_keeps_a_child_from_counting_as_ended(processes, monkeypatch, nonce):
     """No signal of ours can end a program that became another user's; stood in for by a tree that is never empty."""
     process = start(processes, "sh", "-c", f"sleep 1000 # {nonce}")
-    left = [4194303]
-    monkeypatch.setattr(
-        tree, "end", lambda name, leader, seconds: time.sleep(min(seconds, 0.05)) or left
-    )
+    left = tree.Remains([4194303])
+    monkeypatch.setattr(tree, "end", lambda some, seconds: time.sleep(min(seconds, 0.05)) or left)
     os.kill(processes._supervisor.pid, signal.SIGKILL)
     assert process.seen(0.5) is None
-    assert process.ending.survivors == [4194303]
+    assert process.ending.survivors.pids == [4194303]
     assert watch(process, 0.1, 0.1).retained
     monkeypatch.undo()
     assert process.seen(1.0) == "exited"
@@ -567,3 +568,65 @@ def test_strange_folders_among_the_control_groups_disturb_nobody(nonce):
         assert strange.exists()
     finally:
         strange.rmdir()
+
+
+@pytest.fixture
+def no_groups(monkeypatch):
+    """A system that does not let us make control groups."""
+    monkeypatch.setattr("onceward.engine.cgroup._home", lambda: None)
+
+
+HIDDEN = "(setsid env -i sleep 1000.{nonce} </dev/null >/dev/null 2>&1 &) ; sleep 0.1; "
+
+
+@pytest.mark.rule("C-8")
+@pytest.mark.guarantee("G11")
+def test_without_control_groups_a_hidden_process_of_a_lost_supervisor_is_found_by_its_witness(
+    no_groups, processes, tmp_path
+):
+    nonce = str(time.monotonic_ns())
+    text = HIDDEN.format(nonce=nonce) + "echo up; exec sleep 1000"
+    process = start(processes, "sh", "-c", text, witness=tmp_path / "chd_1.witness")
+    while not process._out.size:
+        assert process.seen(0.05) is None
+    assert processes_with(nonce)
+    os.kill(processes._supervisor.pid, signal.SIGKILL)
+    finish(process)
+    assert not process.ending.survivors
+    assert processes_with(nonce) == []
+
+
+@pytest.mark.rule("C-8", "L-4")
+@pytest.mark.guarantee("G8")
+def test_a_hidden_process_ends_with_the_child_whose_witness_it_has(no_groups, processes, tmp_path):
+    nonce = str(time.monotonic_ns())
+    other = start(processes, "sleep", "1000", name="chd_other", witness=tmp_path / "other")
+    text = HIDDEN.format(nonce=nonce)
+    _, ending = run(processes, "sh", "-c", text, name="chd_hider", witness=tmp_path / "hider")
+    assert ending.unsure
+    assert processes_with(nonce) == []
+    assert other.seen(0.0) is None
+    other.kill()
+    finish(other)
+
+
+@pytest.mark.rule("C-20")
+@pytest.mark.guarantee("G11")
+def test_what_a_stopped_supervisor_adopted_is_ended_before_it(no_groups, nonce):
+    """The supervisor of a dead kernel hangs; a process that hid from everything else is still its child."""
+    processes = Processes(grace=0.3)
+    process = start(
+        processes,
+        "sh",
+        "-c",
+        f"(setsid env -i sh -c 'sleep 1000 # {nonce}' 3>&- &); echo up; sleep 1000",
+    )
+    while not process._out.size:
+        assert process.seen(0.05) is None
+    os.kill(processes._supervisor.pid, signal.SIGSTOP)
+    known = [tree.Tree(process.name, process.identity), tree.supervisors_of(processes.here)]
+    assert not any(tree.end_all(known, 10.0).values())
+    assert processes_with(nonce) == []
+    process.close()
+    processes._supervisor.wait()
+    processes.close()

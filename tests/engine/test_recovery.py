@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from helpers import orphan_lock, processes_with
+from helpers import count_in_another_mode, orphan_lock, processes_with
 from onceward.engine import child_dispatch
 from onceward.engine.child_recovery import Recovered, recover
 from onceward.engine.tenure import acquire
@@ -19,12 +20,19 @@ from onceward.errors import AtomicityViolation, LockLost
 from onceward.kernel import faults
 from onceward.kernel.records import Owner
 from onceward.kernel.sources import ScriptedSources
+from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import Order
 from onceward.locks.identity import own_identity, start_of
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, ask_to_end, recovery_done
+from onceward.store.tables.budgets import lanes_of
+from onceward.store.tables.children import (
+    Tokens,
+    checked_position,
+    ended_after,
+    recovery_done,
+)
 from onceward.store.tables.events import events_by_name
 from onceward.wiring import Workspace
 
@@ -49,7 +57,8 @@ def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
                 tx.move(move)
                 if slot != 2:
                     child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead")
-            ask_to_end(tx, tokens[2].child_id, "c-9")
+            child_dispatch.cancel(tx, tokens[2].child_id, "c-9", "dead")
+            child_dispatch.cancel(tx, tokens[2].child_id, "c-10", "dead")
             ids.extend(order.child_id for order in orders)
 
     store.write(make)
@@ -108,6 +117,7 @@ def test_each_child_ends_by_its_phase_alone_in_the_order_of_dispatch(dead):
         assert detail["reason"] == ("terminated_on_restart" if began else "lease_orphaned")
         assert ("dispatch_seq" in detail) == (number % 5 < 3)
         assert detail.get("cancel_request_id") == ("c-9" if number % 5 == 2 else None)
+        assert detail.get("joined_request_ids") == (["c-10"] if number % 5 == 2 else None)
         assert "death_unconfirmed" not in detail
     with store.read() as rows:
         assert recovery_done(rows, 2)
@@ -220,7 +230,7 @@ def test_the_verdict_is_kept_before_it_is_used_and_nobody_looks_again(dead, monk
     def never(*_):
         raise AssertionError("looked again")
 
-    monkeypatch.setattr("onceward.engine.child_recovery._verdict", never)
+    monkeypatch.setattr("onceward.engine.child_recovery._doubts", never)
     assert recover(store, "heir", HERE).recovered == 10
     store.close()
 
@@ -237,6 +247,70 @@ def test_a_token_and_a_stream_that_disagree_stop_everything(dead):
     with pytest.raises(
         AtomicityViolation, match="chd_ses_a_4 is queued, but its stream ends with WORKER_START"
     ):
+        recover(store, "heir", HERE)
+    store.close()
+
+
+def unguarded(database, sql: str) -> None:
+    """A write that the schema would refuse: what somebody with the database's password can do."""
+    session = database.connect()
+    session.begin(None)
+    if isinstance(database, SqliteDatabase):
+        session.write("DROP TRIGGER urm_dispatch_token_move")
+        session.write("DROP TRIGGER events_delete")
+    else:
+        session.write("SET LOCAL session_replication_role = replica")
+    session.write(sql)
+    session.commit()
+    session.close()
+
+
+FLIPPED = "UPDATE urm_dispatch_token SET phase = 'terminal', slot = NULL WHERE child_id = '{}'"
+
+
+@pytest.mark.rule("C-4")
+@pytest.mark.parametrize("number", [0, 1, 4], ids=["started", "leased", "queued"])
+def test_a_terminal_token_without_its_terminal_event_stops_everything(dead, number):
+    database, sources, _ = dead
+    unguarded(database, FLIPPED.format(f"chd_ses_a_{number}"))
+    store = heir_of(database, sources)
+    before = story(store)
+    with pytest.raises(AtomicityViolation, match=f"chd_ses_a_{number} is terminal") as refused:
+        recover(store, "heir", HERE)
+    assert refused.value.code == "URM_SCHEDULER_PHASE_EVENT_ATOMICITY_VIOLATION"
+    assert story(store) == before
+    with store.read() as rows:
+        assert not recovery_done(rows, 2)
+    store.close()
+
+
+@pytest.mark.rule("C-4")
+def test_only_children_that_ended_since_the_last_recovery_are_checked_again(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    recover(store, "heir", HERE)
+    store.close()
+    orphan_lock(database)
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    with store.read() as rows:
+        assert list(ended_after(rows, checked_position(rows))) == []
+        assert len(list(ended_after(rows, 0))) == 10
+    store.close()
+
+
+@pytest.mark.rule("C-4")
+def test_a_terminal_event_that_is_gone_is_noticed_at_the_next_start(dead):
+    database, sources, _ = dead
+    store = heir_of(database, sources)
+    recover(store, "heir", HERE)
+    store.close()
+    orphan_lock(database)
+    gone = "(SELECT position FROM urm_dispatch_token WHERE child_id = 'chd_ses_b_3')"
+    unguarded(database, f"DELETE FROM events WHERE position = {gone}")
+    store = heir_of(database, sources)
+    with pytest.raises(AtomicityViolation, match="chd_ses_b_3"):
         recover(store, "heir", HERE)
     store.close()
 
@@ -259,6 +333,22 @@ def test_the_time_of_a_child_that_died_with_its_kernel_is_charged_as_far_as_it_i
             " AND parent_session_id = 'ses_a'"
         )
     assert (total, carried) == (11, 0)
+    store.close()
+
+
+@pytest.mark.rule("C-30")
+def test_a_child_counted_in_another_mode_is_brought_to_its_end_and_charged_nothing(dead):
+    """A dead kernel's children must not keep the next one from starting."""
+    database, sources, _ = dead
+    count_in_another_mode(database, "ses_a")
+    store = heir_of(database, sources)
+    with store.read() as rows:
+        before = lanes_of(rows, "ses_a")
+    assert recover(store, "heir", HERE).recovered == 10
+    with store.read() as rows:
+        assert [row[2:] for row in lanes_of(rows, "ses_a") if row[4] != MODE] == [
+            row[2:] for row in before
+        ]
     store.close()
 
 
@@ -362,3 +452,68 @@ def test_thousands_of_open_tokens_are_recovered(tmp_path):
     store.write(make)
     assert recover(store, "heir", HERE) == Recovered(count, 0)
     store.close()
+
+
+def leave_in_flight(store: Store, kind: str, count: int) -> None:
+    """Started children of one kind, of a kernel that is gone."""
+    who = Owner(HERE.hostname, HERE.boot_id, 4194304, "1", 0)
+
+    def make(tx):
+        child_dispatch.open_(tx, "ses_a", count, {}, "dead")
+        orders = [Order(f"chd_{n:03d}", "ses_a", kind, "{}") for n in range(count)]
+        for slot, token in enumerate(child_dispatch.spawn(tx, orders, who, "dead"), 1):
+            move = child_dispatch.rules.lease(token, slot, slot, "dead")
+            tx.move(move)
+            pid = (4194305 + slot, "1") if kind == "process" else ()
+            child_dispatch.start(tx, child_dispatch.rules.moved(token, move), "dead", *pid)
+
+    store.write(make)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often the process table was listed."""
+    listed = []
+    iterdir = Path.iterdir
+
+    def counted(folder):
+        if folder == Path("/proc"):
+            listed.append(folder)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", counted)
+    return listed
+
+
+@pytest.mark.parametrize(("kind", "most"), [("function", 0), ("process", 3)])
+def test_the_process_table_is_looked_at_for_all_children_together(store, looks, kind, most):
+    leave_in_flight(store, kind, 100)
+    assert recover(store, "heir", HERE) == Recovered(100, 0)
+    assert len(looks) <= most
+
+
+def test_a_recovery_that_takes_long_says_how_far_it_is(store, monkeypatch):
+    from onceward.engine import recovery_progress
+    from typing_in import until
+
+    leave_in_flight(store, "function", 3)
+    monkeypatch.setattr(recovery_progress, "FIRST_SECONDS", 0.0)
+    notes = io.StringIO()
+
+    def slowly():
+        assert until(lambda: "of 3 children" in notes.getvalue())
+
+    with recovery_progress.RecoveryProgress(notes) as progress:
+        with faults.armed("child.pronounced", 1, slowly):
+            recover(store, "heir", HERE, progress=progress.note)
+    assert notes.getvalue().startswith("recovering after a crash: 0 of 3 children\n")
+
+
+def test_a_start_with_nothing_to_recover_says_nothing(monkeypatch):
+    from onceward.engine import recovery_progress
+
+    monkeypatch.setattr(recovery_progress, "FIRST_SECONDS", 0.0)
+    notes = io.StringIO()
+    with recovery_progress.RecoveryProgress(notes) as progress:
+        progress.note(0, 0)
+    assert notes.getvalue() == ""

@@ -106,6 +106,20 @@ def test_everything_that_is_exported_validates_against_the_schema_it_names(busy,
                 wrong += violations_in_lines(data, f"{subject} {name}", found)
     assert wrong == [], f"{len(wrong)} violations in {sum(found.values())}"
     assert found[EVENTS] > 500 and found[TOKENS] > 50 and found["onceward-bundle@1"] > 5
+    assert found["budget.v1"] > 20
+
+
+@pytest.mark.rule("C-30")
+def test_the_budget_snapshots_of_children_add_up_to_the_totals_of_their_session(busy):
+    with busy.reading() as store:
+        shown = session_status(store, "ses_hand")
+    sums: Counter[str] = Counter()
+    for child in shown["children"]:
+        assert validator("budget.v1").is_valid(child["budget"])
+        for lane in child["budget"]["lanes"]:
+            sums[lane["budget_lane"]] += lane["debited"]
+    assert sums["tokens"] == 1
+    assert dict(sums) == {lane["lane"]: lane["total"] for lane in shown["lanes"]}
 
 
 @pytest.mark.rule("C-1", "C-6", "I-1")

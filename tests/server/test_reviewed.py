@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from helpers import count_in_another_mode
 from onceward.client import Client
 from onceward.errors import OncewardError
 from server.browsing import Tab
@@ -218,3 +219,16 @@ def test_names_with_a_slash_and_texts_that_speak_of_a_nul_are_taken(running):
     client.new_token(token_hash=made, seconds=60)
     with pytest.raises(OncewardError, match="known already"):
         client.new_token(token_hash=made, seconds=60)
+
+
+@pytest.mark.rule("C-30")
+def test_the_server_spawns_nothing_in_a_session_counted_in_another_mode(running):
+    client = running.client
+    session = client.spawn(argv=["true"], budget={"tokens": 5})["session_id"]
+    until(lambda: client.show_session(session)["children"][0]["phase"] == "terminal")
+    count_in_another_mode(running.scene.database, session)
+    before = client.show_session(session)
+    with pytest.raises(OncewardError) as refused:
+        client.spawn(argv=["true"], session=session)
+    assert refused.value.code == "URM_DISPATCH_ACCOUNTING_MODE_INVALID"
+    assert client.show_session(session) == before

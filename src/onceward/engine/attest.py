@@ -64,7 +64,7 @@ def _vouch(
         "principal": signer.principal,
         "reason": move.reason,
         "state": move.target,
-        "totals": {lane: total for lane, _, total, _ in lanes_of(tx, move.subject)},
+        "totals": {lane: total for lane, _, total, *_ in lanes_of(tx, move.subject)},
         "workspace": signer.workspace,
     }
     envelope = signer.key.sign(

@@ -59,10 +59,7 @@ def abandon(
     build = Builds(tx).named(name)
     move = rules.abandon(build, failed, actor)
     receipts = [
-        {
-            "child_id": token.child_id,
-            "outcome": child_dispatch.cancel(tx, token.child_id, request_id, actor),
-        }
+        child_dispatch.cancel(tx, token.child_id, request_id, actor)
         for token in Tokens(tx).open_in(build.build_id)
     ]
     tx.move(move)

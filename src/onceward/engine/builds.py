@@ -195,7 +195,7 @@ def resume(
             # What the parent was allowed goes on unless somebody says otherwise.
             allowed = {
                 lane.lane: lane.limit
-                for lane in child_budget.lanes(tx, build_id).values()
+                for lane in child_budget.lanes_to_write(tx, build_id).values()
                 if lane.limit is not None
             }
             limits = {**resolved.plan.limits, **allowed, **offer.limits}

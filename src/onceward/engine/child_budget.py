@@ -38,7 +38,16 @@ from onceward.store.transaction import Transaction
 
 
 def lanes(rows: Reads, session_id: str) -> dict[str, Lane]:
+    """A session's lanes, to be looked at."""
     return {row[0]: Lane(*row) for row in lanes_of(rows, session_id)}
+
+
+def lanes_to_write(tx: Transaction, session_id: str) -> dict[str, Lane]:
+    """A session's lanes, to be counted in; refused where they are counted in a way we do not know (C-30)."""
+    found = lanes(tx, session_id)
+    for lane in found.values():
+        check_mode(lane.mode)
+    return found
 
 
 def workspace(rows: Reads) -> dict[str, Lane]:
@@ -59,7 +68,7 @@ def debit(tx: Transaction, token: Token, asked: Mapping[str, int]) -> Refusal | 
     """Take amounts out of lanes before they are spent: they fit in every lane, or nothing changes."""
     if is_terminal(tx, token.child_id):
         raise ChildCancelled("this child has ended; nothing more can be debited for it")
-    before, whole = lanes(tx, token.parent_session_id), workspace(tx)
+    before, whole = lanes_to_write(tx, token.parent_session_id), workspace(tx)
     for lane, amount in asked.items():
         if countable(before.get(lane), amount) < amount:
             raise InvalidConfig(
@@ -76,7 +85,7 @@ def settle(
 ) -> None:
     """Record money that is gone. No limit, phase or wrong form refuses it (C-30). `late_id` names a report that came
     by another way than the child's own, so that it is recorded once."""
-    before = lanes(tx, token.parent_session_id)
+    before = lanes_to_write(tx, token.parent_session_id)
     amounts = {lane: countable(before.get(lane), amount) for lane, amount in spent.amounts.items()}
     ended = is_terminal(tx, token.child_id)
     _add(tx, token, amounts, LATE if ended else SETTLED)
@@ -93,7 +102,7 @@ def settle(
 
 def _add(tx: Transaction, token: Token, amounts: Mapping[str, int], settled: int) -> None:
     session = token.parent_session_id
-    before, whole = lanes(tx, session), workspace(tx)
+    before, whole = lanes_to_write(tx, session), workspace(tx)
     for lane, amount in sorted(amounts.items()):
         if lane not in before:
             set_limit(tx, session, lane, None, MODE)
@@ -108,6 +117,23 @@ def spent(rows: Reads, child_id: str) -> dict[str, int]:
     return {lane: amount for lane, amount in spent_by(rows, child_id).items() if amount}
 
 
+def snapshot(token: Token, known: Mapping[str, Lane], debited: Mapping[str, int]) -> dict[str, Any]:
+    """`budget.v1` of a child: its debits by lane, a projection that overrides no total (C-30)."""
+    return {
+        "schema": "budget.v1",
+        "child_id": token.child_id,
+        "parent_session_id": token.parent_session_id,
+        "lanes": [
+            {
+                "budget_lane": lane.lane,
+                "accounting_mode": lane.mode,
+                "debited": debited.get(lane.lane, 0),
+            }
+            for lane in sorted(known.values(), key=lambda lane: lane.lane)
+        ],
+    }
+
+
 def lane_of(row: Row) -> Lane | None:
     """A lane as read beside something else; None where the session has none yet."""
     return None if row[0] is None else Lane(*row)
@@ -119,6 +145,7 @@ def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) 
     if known is None:
         set_limit(tx, session, "duration_secs", None, MODE)
     lane = known or Lane("duration_secs", None, 0)
+    check_mode(lane.mode)
     seconds, carried = charge(lane, micros)
     if seconds:
         add_debit(tx, session, lane.lane, token.child_id, seconds, carried, SETTLED, tx.now)

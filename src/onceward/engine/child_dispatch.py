@@ -23,6 +23,7 @@ from onceward.store.tables.children import (
     Standing,
     Tokens,
     ask_to_end,
+    join_request_to_end,
     last_queued,
     open_session,
     set_high,
@@ -82,7 +83,7 @@ def open_(
     known = Sessions(tx).find(session_id)
     before = {
         name: lane.limit
-        for name, lane in child_budget.lanes(tx, session_id).items()
+        for name, lane in child_budget.lanes_to_write(tx, session_id).items()
         if lane.limit is not None
     }
     if known is not None and known.max_active_children == cap and {**before, **limits} == before:
@@ -204,7 +205,11 @@ def end(
 ) -> tuple[Ended, Sequence[Order], bool]:
     """The one terminal event of a child, with its time charged. Answers how it ended, who is to be queued because of
     it, and whether it is to be tried again."""
-    token = msgspec.structs.replace(closing.token, cancel_request_id=standing.cancel_request_id)
+    token = msgspec.structs.replace(
+        closing.token,
+        cancel_request_id=standing.cancel_request_id,
+        joined_request_ids=standing.joined_request_ids,
+    )
     ended = closing.ended
     # Its own threads may have spent until now: what counts is what is committed.
     spent = child_budget.spent(tx, token.child_id) if closing.spending() else {}
@@ -229,22 +234,29 @@ def fail_queued(tx: Transaction, token: Token, ended: Ended, actor: str) -> None
     tx.move(rules.finish(token, ended, actor))
 
 
-def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -> str:
-    """Ask a child to end: a queued one ends now, a running one when its end is observed (C-40). Answers which."""
+def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -> dict[str, Any]:
+    """Ask a child to end: a queued one ends now, a running one when its end is observed (C-40).
+
+    Answers a receipt; one that came later names the request it joined."""
     token = Tokens(tx).get(child_id)
+    receipt: dict[str, Any] = {"child_id": child_id}
     if token.phase == "terminal":
-        return "already_terminal"
+        return receipt | {"outcome": "already_terminal"}
+    if token.cancel_request_id is not None:
+        later = rules.join_cancel(token, cancel_request_id)
+        if later is not None:
+            join_request_to_end(tx, child_id, later)
+        receipt |= {"outcome": "cancelling"}
+        if cancel_request_id != token.cancel_request_id:
+            receipt |= {"joined_request_id": token.cancel_request_id}
+        return receipt
     ask_to_end(tx, child_id, cancel_request_id)
     if token.phase == "queued":
         note_cut_off(tx, token, "cancelled", {}, actor)
-        fail_queued(
-            tx,
-            msgspec.structs.replace(token, cancel_request_id=cancel_request_id),
-            Ended("cancelled"),
-            actor,
-        )
-        return "cancelled"
-    return "cancelling"
+        asked = msgspec.structs.replace(token, cancel_request_id=cancel_request_id)
+        fail_queued(tx, asked, Ended("cancelled"), actor)
+        return receipt | {"outcome": "cancelled"}
+    return receipt | {"outcome": "cancelling"}
 
 
 def _again(tx: Transaction, token: Token) -> Order:

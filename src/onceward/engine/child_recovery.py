@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,15 +16,36 @@ from onceward.kernel import faults
 from onceward.kernel.canon import canonical
 from onceward.kernel.limits import STOP_GRACE_SECONDS
 from onceward.kernel.records import Token
+from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import plain
 from onceward.lifecycles.child import recover as terminal_move
+from onceward.locks import TargetLock
 from onceward.locks.identity import Identity, judge
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, last_event_of, note_recovery, pronounce
+from onceward.store.tables.children import (
+    Tokens,
+    checked_position,
+    ended_after,
+    last_event_of,
+    note_recovery,
+    pronounce,
+)
+from onceward.store.tables.events import last_position
 from onceward.store.transaction import Transaction
 
 _BATCH = 200
+_TERMINAL = '"to":"terminal"'
+Progress = Callable[[int, int], None]
+"""Told how many children have been brought to their end, of how many."""
+
+
+class ChildFiles(msgspec.Struct, frozen=True):
+    """Where the children of a workspace leave files: logs, output as it came, witnesses, claims on targets."""
+
+    artifacts: Artifacts
+    spool: Spool
+    locks: TargetLock
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -45,8 +66,10 @@ def recover(
     store: Store,
     actor: str,
     here: Identity,
-    logs: tuple[Artifacts, Spool] | None = None,
+    files: ChildFiles | None = None,
+    *,
     grace: float = STOP_GRACE_SECONDS,
+    progress: Progress = lambda done, total: None,
 ) -> Recovered:
     """Bring every child of an older fence to its end, session after session in the order of dispatch. What it had
     printed is kept with it.
@@ -58,14 +81,19 @@ def recover(
         left = list(Tokens(rows).left_behind(fence))
         for token in left:
             _require_atomic(rows, token)
+        checked = _require_terminal_events(rows)
+        position = last_position(rows)
+    progress(0, len(left))
     faults.point("child.recovering")
-    for start in range(0, len(left), _BATCH):
-        _pronounce(store, left[start : start + _BATCH], here, grace)
+    _pronounce(store, [token for token in left if token.death is None], here, files, grace)
     faults.point("child.pronounced")
-    unconfirmed = sum(_end_one(store, token, actor, logs) for token in left)
+    unconfirmed = 0
+    for done, token in enumerate(left, 1):
+        unconfirmed += _end_one(store, token, actor, files)
+        progress(done, len(left))
     found = Recovered(len(left), unconfirmed)
-    if left:
-        store.write(lambda tx: _note(tx, fence, found, actor))
+    if left or checked:
+        store.write(lambda tx: _note(tx, fence, found, position, actor))
     return found
 
 
@@ -83,37 +111,92 @@ def facts_of(token: Token, here: Identity) -> Facts:
     )
 
 
-def _pronounce(store: Store, tokens: Sequence[Token], here: Identity, grace: float) -> None:
-    verdicts = {
-        token.child_id: _verdict(token, here, grace) for token in tokens if token.death is None
+def _pronounce(
+    store: Store,
+    tokens: Sequence[Token],
+    here: Identity,
+    files: ChildFiles | None,
+    grace: float,
+) -> None:
+    """End what is left of children, and keep for each whether that is certain."""
+    if not tokens:
+        return
+    doubts = _doubts(tokens, here, files, grace)
+    for start in range(0, len(tokens), _BATCH):
+        batch = tokens[start : start + _BATCH]
+        store.write(lambda tx, batch=batch: _keep_verdicts(tx, batch, doubts))  # type: ignore[misc]
+
+
+def _keep_verdicts(tx: Transaction, tokens: Sequence[Token], doubts: Mapping[str, str]) -> None:
+    for token in tokens:
+        pronounce(tx, token.child_id, _said(doubts.get(token.child_id, "")))
+
+
+def _doubts(
+    tokens: Sequence[Token], here: Identity, files: ChildFiles | None, grace: float
+) -> dict[str, str]:
+    """End what is left of children; why it is not certain that one is gone, by its id.
+
+    A function has no process of its own: it is gone with its kernel. All commands are looked for together."""
+    doubts: dict[str, str] = {}
+    gone: dict[Identity, bool] = {}
+    commands: list[tuple[Token, Facts]] = []
+    for token in tokens:
+        facts = facts_of(token, here)
+        if token.phase == "queued":
+            continue
+        if not facts.owner.on_machine_of(here):
+            doubts[token.child_id] = f"it ran on another machine, {facts.owner.hostname}"
+            continue
+        if facts.owner not in gone:
+            gone[facts.owner] = judge(facts.owner, here).liveness == "dead"
+        if token.kind != "function":
+            if facts.owner.boot_id == here.boot_id:
+                commands.append((token, facts))
+        elif not gone[facts.owner]:
+            doubts[token.child_id] = "its kernel could not be proved gone"
+    return doubts | _end_commands(commands, gone, files, grace)
+
+
+def _end_commands(
+    commands: Sequence[tuple[Token, Facts]],
+    gone: Mapping[Identity, bool],
+    files: ChildFiles | None,
+    grace: float,
+) -> dict[str, str]:
+    """End the processes of commands, with the control groups and supervisors of their dead kernels."""
+    kernels = {facts.owner for _, facts in commands if gone[facts.owner]}
+    full = {
+        kernel for kernel in kernels if not all(group.kill(grace) for group in groups_of(kernel))
     }
+    trees = [_tree_of(token, facts, gone[facts.owner], files) for token, facts in commands]
+    remains = tree.end_all([*trees, *map(tree.supervisors_of, kernels)], grace)
+    doubts = {}
+    for token, facts in commands:
+        supervisors = remains.get(tree.kernel_mark(facts.owner), tree.Remains())
+        left = remains[token.child_id] or supervisors
+        if left:
+            doubts[token.child_id] = left.described()
+        elif facts.owner in full:
+            doubts[token.child_id] = "the control group of its kernel could not be emptied"
+    return doubts
 
-    def keep(tx: Transaction) -> None:
-        for child_id, verdict in verdicts.items():
-            pronounce(tx, child_id, verdict)
 
-    if verdicts:
-        store.write(keep)
+def _tree_of(token: Token, facts: Facts, gone: bool, files: ChildFiles | None) -> tree.Tree:
+    """What is known of the processes of a command.
 
-
-def _verdict(token: Token, here: Identity, grace: float) -> str:
-    """End what is left of a child and say whether that is certain."""
-    facts = facts_of(token, here)
-    if token.phase == "queued":
-        return _said()
-    if not facts.owner.on_machine_of(here):
-        return _said(f"it ran on another machine, {facts.owner.hostname}")
-    if facts.owner.boot_id == here.boot_id:
-        nobody = Identity(here.hostname, here.machine_id, here.boot_id, 0, "")
-        survivors = tree.end(token.child_id, facts.leader or nobody, grace)
-        gone = judge(facts.owner, here).liveness == "dead"
-        groups = groups_of(facts.owner) if gone else []
-        survivors += tree.end_supervisors(facts.owner, grace) if gone else []
-        if survivors or not all(group.kill(grace) for group in groups):
-            return _said(f"processes {survivors} could not be ended")
-    if token.kind == "function" and judge(facts.owner, here).liveness != "dead":
-        return _said("its kernel could not be proved gone")
-    return _said()
+    A kernel that may live has its claims open itself, so they tell something of its children only once it is gone."""
+    witnesses = []
+    if files is not None:
+        witnesses.append(files.spool.witness(token.child_id))
+        if token.target is not None and gone:
+            witnesses += files.locks.claim_files(token.target, facts.owner)
+    return tree.Tree(
+        name=token.child_id,
+        leader=facts.leader,
+        witnesses=tuple(witnesses),
+        spared=0 if gone else facts.owner.pid,
+    )
 
 
 def _said(doubt: str = "") -> str:
@@ -130,10 +213,24 @@ def _require_atomic(rows: Reads, token: Token) -> None:
         )
 
 
-def _end_one(store: Store, token: Token, actor: str, logs: tuple[Artifacts, Spool] | None) -> bool:
-    if logs is None or token.kind != "process":
+def _require_terminal_events(rows: Reads) -> int:
+    """Every child that ended since the last completed recovery has its terminal event; answers how many did."""
+    checked = 0
+    for child_id, body in ended_after(rows, checked_position(rows)):
+        # The body is canonical, so what it says of itself can be looked for without taking it apart.
+        if body is None or f'"child_id":"{child_id}"' not in body or _TERMINAL not in body:
+            raise AtomicityViolation(
+                f"child {child_id} is terminal, but its stream has no terminal event",
+                context={"child_id": child_id, "phase": "terminal"},
+            )
+        checked += 1
+    return checked
+
+
+def _end_one(store: Store, token: Token, actor: str, files: ChildFiles | None) -> bool:
+    if files is None or token.kind != "process":
         return store.write(lambda tx: _end(tx, token, actor))
-    artifacts, spool = logs
+    artifacts, spool = files.artifacts, files.spool
     blobs = {name: artifacts.keep_log(said) for name, said in spool.left(token.child_id).items()}
 
     def work(tx: Transaction) -> bool:
@@ -142,7 +239,9 @@ def _end_one(store: Store, token: Token, actor: str, logs: tuple[Artifacts, Spoo
         return _end(tx, token, actor)
 
     unconfirmed = store.write(work)
-    spool.forget(token.child_id)
+    if not unconfirmed:
+        # A witness that is still held is left for a person: `clear` removes it when it is free.
+        spool.forget(token.child_id)
     return unconfirmed
 
 
@@ -153,9 +252,11 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
         return False
     if current.started_at is not None:
         lane = child_budget.lane_of(Tokens(tx).closing(current.child_id).lane)
-        child_budget.charge_time(
-            tx, current, lane, (current.last_seen or current.started_at) - current.started_at
-        )
+        if lane is None or lane.mode == MODE:
+            # A lane of another mode is not written to, and keeps no child from its end.
+            child_budget.charge_time(
+                tx, current, lane, (current.last_seen or current.started_at) - current.started_at
+            )
     move = terminal_move(current, actor)
     spent = child_budget.spent(tx, current.child_id)
     if spent:
@@ -165,7 +266,9 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 
 
-def _note(tx: Transaction, fence: int, found: Recovered, actor: str) -> None:
-    note_recovery(tx, fence, tx.now, found.recovered, found.unconfirmed)
+def _note(tx: Transaction, fence: int, found: Recovered, position: int, actor: str) -> None:
+    note_recovery(tx, fence, tx.now, found.recovered, found.unconfirmed, position)
+    if not found.recovered:
+        return
     detail = {"recovered": found.recovered, "unconfirmed": found.unconfirmed}
     tx.append("workspace", "RECOVERY_DONE", actor, detail)

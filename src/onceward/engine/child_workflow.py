@@ -340,6 +340,7 @@ class _Commanded:
             ),
             inherit=(reports.child_writes, reports.child_reads),
             lock=None if claim is None else claim.descriptor,
+            witness=self.children.spool.witness(self.token.child_id),
         )
 
         def commit_started(who: Identity) -> None:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from onceward.engine import seals, tenure
 from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
-from onceward.engine.child_recovery import recover
+from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
 from onceward.engine.delivery import DeliveryThreads, deliver_at_once
 from onceward.engine.estimates import EstimatesInFlight
@@ -24,6 +24,7 @@ from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery
 from onceward.engine.principals import add_key, authorize, welcome
 from onceward.engine.processes import Processes
+from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
@@ -47,7 +48,7 @@ from onceward.lifecycles.change import Policy
 from onceward.locks import TargetLock
 from onceward.store.store import Store
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
-from onceward.store.tables.children import note_recovery
+from onceward.store.tables.children import checked_position, note_recovery
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
 
@@ -74,7 +75,9 @@ class Kernel:
         interrupted: threading.Event | None = None,
         confirmation_seconds: int = PERMIT_SECONDS,
         lock_folder: Path | None = None,
+        notes: TextIO | None = None,
     ) -> None:
+        """`notes` is where to say what takes long before it answers anything."""
         self.store = store
         self.principal = principal
         self.sinks, self.notices = sinks, notices
@@ -117,9 +120,11 @@ class Kernel:
         """Whether somebody answers for it already: works beside it need not."""
         try:
             actor, first = self._sign_in()
-            self.recovered = recover(
-                store, actor, self.processes.here, (self.artifacts, self.spool)
-            )
+            files = ChildFiles(self.artifacts, self.spool, self.locks)
+            with RecoveryProgress(notes) as progress:
+                self.recovered = recover(
+                    store, actor, self.processes.here, files, progress=progress.note
+                )
             self.late.actor = actor
             self.late.file_all(store, self.artifacts)
             self.spool.clear()
@@ -199,7 +204,14 @@ class Kernel:
             )
         done = self.recovered
         self.store.write(
-            lambda tx: note_recovery(tx, self.fence, tx.now, done.recovered, done.unconfirmed)
+            lambda tx: note_recovery(
+                tx,
+                self.fence,
+                tx.now,
+                done.recovered,
+                done.unconfirmed,
+                checked_position(tx),
+            )
         )
         children = Children(
             *(self.store, self.processes, self.artifacts, self.targets, self.spool),

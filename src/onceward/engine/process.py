@@ -7,8 +7,9 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -49,8 +50,8 @@ class Ending(msgspec.Struct, frozen=True):
     """Processes it left behind, which were ended."""
     unsure: int = 0
     """Processes that hid whose they are, ended when nobody is left who may own them."""
-    survivors: Sequence[int] = ()
-    """Processes that could not be ended: its target must stay held."""
+    survivors: tree.Remains = tree.Remains()
+    """What could not be ended or proven gone: its target must stay held."""
     unrunnable: str = ""
     """Why the program could not be executed after all."""
 
@@ -58,8 +59,16 @@ class Ending(msgspec.Struct, frozen=True):
 class Process:
     """One child: stands until `go`, then runs until `seen` says that it exited."""
 
-    def __init__(self, host: Host, name: str, line: socket.socket, out: int, err: int) -> None:
-        self.name = name
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        line: socket.socket,
+        out: int,
+        err: int,
+        witness: Path | None = None,
+    ) -> None:
+        self.name, self.witness = name, witness
         self._host = host
         self._line = line
         self._buffer = b""
@@ -150,7 +159,9 @@ class Process:
                 return "stop_asked"
             elif said[0] == "ended":
                 status, strays, unsure = map(int, said[1].split())
-                self._end(os.waitstatus_to_exitcode(status), strays, unsure)
+                # The supervisor cannot say whose the unsure ones are; the witness can.
+                left = tree.end(self._tree(), self._host.grace) if unsure else tree.Remains()
+                self._end(os.waitstatus_to_exitcode(status), strays, unsure, left)
         if not self._all_gone(deadline):
             return None
         return "start_failed" if self._unrunnable else "exited"
@@ -159,9 +170,7 @@ class Process:
         """Survivors of a lost supervisor keep it from counting as ended, for as long as they live."""
         assert self.ending is not None
         while self.ending.survivors:
-            left = tree.end(
-                self.name, self.identity, max(0.0, min(0.2, deadline - time.monotonic()))
-            )
+            left = tree.end(self._tree(), max(0.0, min(0.2, deadline - time.monotonic())))
             self.ending = msgspec.structs.replace(self.ending, survivors=left)
             if left and time.monotonic() >= deadline:
                 return False
@@ -233,12 +242,20 @@ class Process:
         """No supervisor is left to end the tree: do it by the evidence, and say what could not be ended."""
         self._host.lost(self.supervisor)
         survivors = (
-            tree.end(self.name, self.identity, self._host.grace) if self.identity.pid else []
+            tree.end(self._tree(), self._host.grace) if self.identity.pid else tree.Remains()
         )
         self._end(-9, 0, 0, survivors)
 
+    def _tree(self) -> tree.Tree:
+        witnesses = () if self.witness is None else (self.witness,)
+        return tree.Tree(self.name, leader=self.identity, witnesses=witnesses)
+
     def _end(
-        self, exit_status: int, strays: int, unsure: int, survivors: Sequence[int] = ()
+        self,
+        exit_status: int,
+        strays: int,
+        unsure: int,
+        survivors: tree.Remains,
     ) -> None:
         for descriptor in list(self._captures):
             # Whoever still has the pipe must not keep us: what it held at the end is all that counts.

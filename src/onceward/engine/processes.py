@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -46,6 +47,8 @@ class Order(msgspec.Struct, frozen=True):
     """Descriptors it gets, as 3, 4, 5 ..."""
     lock: int | None = None
     """The descriptor of its target lock: held by it, and by the supervisor until its whole tree is gone."""
+    witness: Path | None = None
+    """A file to make and lock for it: while any process has its descriptor, something of the child lives."""
 
     def check(self) -> None:
         """Refuse what cannot be said to the system, before anything is started."""
@@ -101,7 +104,8 @@ class Processes:
     def stand(self, order: Order) -> Process:
         """A process that is ready to become the work and waits for `go`."""
         order.check()
-        with ExitStack() as undo:
+        # Only the child's own processes may have the witness, so ours is closed once it is sent.
+        with ExitStack() as undo, ExitStack() as handed_over:
             try:
                 ours, theirs = (undo.enter_context(end) for end in socket.socketpair())
                 pipes = [_pipe(undo), _pipe(undo)]
@@ -111,13 +115,15 @@ class Processes:
                 ) from error
             (out, out_theirs), (err, err_theirs) = pipes
             given = [theirs.fileno(), out_theirs, err_theirs, *order.inherit]
+            if order.witness is not None:
+                given.append(_lock_witness(order.witness, handed_over))
             given += [] if order.lock is None else [order.lock]
             supervisor = self._send(_words(order), given)
             undo.pop_all()
         theirs.close()
         os.close(out_theirs)
         os.close(err_theirs)
-        process = Process(self, order.name, ours, out, err)
+        process = Process(self, order.name, ours, out, err, order.witness)
         process.supervisor = supervisor
         faults.point("process.ordered")
         process.await_ready()
@@ -221,6 +227,21 @@ def _words(order: Order) -> list[str]:
         *("stand", order.name, keep, str(order.cwd), str(len(order.argv)), *order.argv),
         *(f"{key}={value}" for key, value in env.items()),
     ]
+
+
+def _lock_witness(path: Path, undo: ExitStack) -> int:
+    """Make a child's witness and lock it; the lock lives in the descriptor, whoever has a copy."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A leftover of the same name is another file: nobody's lock on it may count for this child.
+        path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        undo.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ChildStartFailed(f"cannot make {path}: {error.strerror}") from error
+    return descriptor
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:

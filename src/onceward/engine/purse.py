@@ -105,7 +105,7 @@ class Purse:
         not fit with nothing else in flight. `ended` is the attempt that this commit ends."""
         if not self.limited:
             return Admission(len(chosen))
-        own, whole = child_budget.lanes(tx, self._build_id), child_budget.workspace(tx)
+        own, whole = child_budget.lanes_to_write(tx, self._build_id), child_budget.workspace(tx)
         ended_id = ended.child_id if ended is not None else ""
         over = overrun(own) or overrun(whole, "workspace")
         if over is None and chosen:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from onceward.engine import child_budget
 from onceward.engine.child_dispatch import exported
 from onceward.engine.keyring import Keyring
 from onceward.errors import NotFound, Recovery
@@ -16,10 +17,11 @@ from onceward.kernel.chain import STREAM, check_stream
 from onceward.kernel.limits import FOLLOW_SECONDS
 from onceward.kernel.records import Token
 from onceward.kernel.sources import iso
+from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.duties import unseparated
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.artifacts import newest_refs, refs_of
+from onceward.store.tables.artifacts import Link, Ref, links_of, newest_refs, refs_of
 from onceward.store.tables.budgets import lanes_of, spent_by
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
@@ -196,7 +198,7 @@ def lane_list(store: Store, session_id: str) -> list[dict[str, Any]]:
     """What a session spent and may spend, by lane."""
     with store.read() as rows:
         found = lanes_of(rows, session_id)
-    return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, _ in found]
+    return [{"lane": lane, "limit": limit, "total": total} for lane, limit, total, *_ in found]
 
 
 def session_named(store: Store, prefix: str) -> str:
@@ -257,7 +259,8 @@ def session_status(store: Store, subject: str) -> dict[str, Any]:
             tokens = [Tokens(rows).get(child_id) for child_id in resolve(rows, subject)]
             session = Sessions(rows).find(tokens[0].parent_session_id)
             assert session is not None
-        children = [_child(rows, token) for token in tokens]
+        lanes = child_budget.lanes(rows, session.session_id)
+        children = [_child(rows, token, lanes) for token in tokens]
     return {
         "session_id": session.session_id,
         "max_active_children": session.max_active_children,
@@ -267,7 +270,8 @@ def session_status(store: Store, subject: str) -> dict[str, Any]:
     }
 
 
-def _child(rows: Reads, token: Token) -> dict[str, Any]:
+def _child(rows: Reads, token: Token, lanes: Mapping[str, Lane]) -> dict[str, Any]:
+    spent = dict(spent_by(rows, token.child_id))
     said = {
         **exported(token),
         "kind": token.kind,
@@ -278,10 +282,12 @@ def _child(rows: Reads, token: Token) -> dict[str, Any]:
         "reason": token.reason,
         "code": token.code,
         "cancel_request_id": token.cancel_request_id,
+        "joined_request_ids": msgspec.json.decode(token.joined_request_ids or "null"),
         "started_at": None if token.started_at is None else iso(token.started_at),
         "ended_at": iso(token.updated_at) if token.phase == "terminal" else None,
         "detail": _told(rows, token) if token.phase == "terminal" else None,
-        "spent": dict(spent_by(rows, token.child_id)),
+        "spent": spent,
+        "budget": child_budget.snapshot(token, lanes, spent),
     }
     return {key: value for key, value in said.items() if value is not None}
 
@@ -305,11 +311,14 @@ def _told(rows: Reads, token: Token) -> dict[str, Any]:
 
 
 def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dict[str, Any]]:
-    """An owner's artifacts, or the newest of all."""
+    """An owner's artifacts, or the newest of all; of a build, with the step each belongs to."""
+    found: Sequence[Ref]
     with store.read() as rows:
         sessions = [] if owner is None else Sessions(rows).named(owner)
         if owner is None:
             found = newest_refs(rows, limit)
+        elif len(sessions) == 1 and Builds(rows).find(sessions[0]) is not None:
+            found = links_of(rows, sessions[0])
         elif len(sessions) == 1:
             found = [
                 ref
@@ -326,6 +335,13 @@ def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[dic
             "sha256": ref.sha256,
             "size": ref.size,
             "created_at": iso(ref.created_at),
+            **_step_of(ref),
         }
         for ref in found
     ]
+
+
+def _step_of(ref: Ref) -> dict[str, str]:
+    if not isinstance(ref, Link):
+        return {}
+    return {"build_id": ref.build_id, "stage": ref.stage, "target": ref.target}

@@ -1,4 +1,6 @@
-"""The output of children that run, as far as it has come: what a kernel that dies leaves for the next to keep."""
+"""The files of children that run: their output as far as it has come, and the witness that they live.
+
+What a kernel that dies leaves for the next: the output to keep, the witness to ask whether anything survived."""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from onceward.kernel.limits import OUTPUT_BYTES
+from onceward.locks.claims import is_locked
 
 # The folder is the user's, and so are the children: what stands there may be anything.
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NAMES = {"out": "stdout", "err": "stderr"}
+_WITNESS = "witness"
 
 
 class Spool:
@@ -49,15 +53,22 @@ class Spool:
                         found[name] = file.read(2 * OUTPUT_BYTES)
         return found
 
+    def witness(self, child_id: str) -> Path:
+        """The file that is locked while any process of a child has the descriptor it inherited."""
+        return self._file(child_id, _WITNESS)
+
     def forget(self, child_id: str) -> None:
-        """Its logs are kept elsewhere now."""
-        for stream in _NAMES:
+        """Its logs are kept elsewhere now, and it is gone."""
+        for stream in (*_NAMES, _WITNESS):
             with suppress(OSError):
                 self._file(child_id, stream).unlink()
 
     def clear(self) -> None:
-        """Nobody runs: what is still here was kept and not cleared away."""
+        """Nobody runs: what is still here was kept and not cleared away. A witness that is still
+        held stays: it tells a person which processes to look for."""
         for path in self.folder.glob("chd_*.*"):
+            if path.suffix == f".{_WITNESS}" and is_locked(path):
+                continue
             with suppress(OSError):
                 path.unlink()
 

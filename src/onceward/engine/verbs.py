@@ -119,7 +119,7 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> Any:
     check_name(request, "cancel_request_id")
     if asked.subject.startswith("bld_"):
         build = tx.builds.named(asked.subject)
-        if build.state == "ACTIVE":
+        if build.state in ("PENDING", "ACTIVE"):
             # A build that may run none of its steps is given up.
             return {
                 "cancel_request_id": request,
@@ -132,9 +132,7 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> Any:
                 recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
             )
     children = resolve(tx, asked.subject)
-    receipts = [
-        {"child_id": c, "outcome": child_dispatch.cancel(tx, c, request, actor)} for c in children
-    ]
+    receipts = [child_dispatch.cancel(tx, child_id, request, actor) for child_id in children]
     return {"cancel_request_id": request, "receipts": receipts}
 
 

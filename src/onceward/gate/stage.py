@@ -33,7 +33,7 @@ from onceward.locks import TargetLock
 from onceward.locks.identity import Identity
 from onceward.store.port import Database
 from onceward.store.store import Store
-from onceward.store.tables.children import Tokens, note_recovery
+from onceward.store.tables.children import Tokens, checked_position, note_recovery
 
 ACTOR: Final = "stage"
 _LINE_MICROS: Final = 1000
@@ -318,7 +318,14 @@ class Stage:
             held = tenure.acquire(store, ACTOR, root_id="stage", here=self._here)
             found = recover(store, ACTOR, self._here)
             store.write(
-                lambda tx: note_recovery(tx, held.fence, tx.now, found.recovered, found.unconfirmed)
+                lambda tx: note_recovery(
+                    tx,
+                    held.fence,
+                    tx.now,
+                    found.recovered,
+                    found.unconfirmed,
+                    checked_position(tx),
+                )
             )
         except BaseException:
             store.close()

@@ -126,6 +126,9 @@ class Token(msgspec.Struct, frozen=True):
     last_seen: Micros | None
     """When its kernel, which died, was last heard of while it ran."""
     cancel_request_id: str | None
+    """The first request to end it."""
+    joined_request_ids: str | None
+    """Later requests to end it, as a JSON list; the first one stands."""
     death: str | None
     reason: str | None
     code: str | None

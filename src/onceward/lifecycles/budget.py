@@ -26,6 +26,8 @@ class Lane(msgspec.Struct, frozen=True):
     total: int
     carried: int = 0
     """Microseconds of running time that do not make a whole second yet."""
+    mode: str = MODE
+    """How it is counted, as persisted; only `running_total_v1` is ever written to."""
 
     def room(self) -> int | None:
         return None if self.limit is None else self.limit - self.total

@@ -132,7 +132,8 @@ def require_resumable(build: Build) -> None:
         )
     ]
     made = [Recovery("look at what it made", f"onceward status {build.build_id}")]
-    ways = {"FAILED": again, "SUCCESS": made, "ABANDONED": again}
+    give_up = [Recovery("give it up", f"onceward abandon {build.build_id}", "medium")]
+    ways = {"FAILED": again, "SUCCESS": made, "ABANDONED": again, "PENDING": [*give_up, *again]}
     raise InvalidResumeState(
         f"build {build.build_id} is {build.state}; only a CRASHED or BUDGET_PAUSE build is resumed",
         context={"build_id": build.build_id, "state": build.state},

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.canon import digest, sha256_hex
+from onceward.kernel.canon import canonical, digest, sha256_hex
 from onceward.kernel.limits import MAX_INTEGER, RETRY_FIRST_MICROS, RETRY_MAX_MICROS
 from onceward.kernel.machine import NEW, Machine
 from onceward.kernel.records import Move, Owner, Token
@@ -45,6 +45,8 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OURS = frozenset({"from", "to", "reason", "transition_seq", "parent_seq", "parent_stream_id"})
 _LONG, _MANY = 2000, 50
+MAX_JOINED_CANCELS: Final = 50
+"""How many later requests to end a child are listed; each of them is told what it joined all the same."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -169,6 +171,7 @@ def finish(token: Token, ended: Ended, actor: str, about: str = "") -> Move:
     detail, reason = plain(ended.detail), ended.reason
     if token.cancel_request_id is not None:
         detail |= {"cancel_request_id": token.cancel_request_id, "observed": reason}
+        detail |= _joined(token)
         reason = "cancelled"
     return _end(token, reason, detail, actor, about)
 
@@ -184,12 +187,30 @@ def recover(token: Token, actor: str) -> Move:
     detail: dict[str, Any] = plain(msgspec.json.decode(token.death)) if token.death else {}
     if token.cancel_request_id is not None:
         detail["cancel_request_id"] = token.cancel_request_id
+        detail |= _joined(token)
     return _end(
         token,
         "terminated_on_restart" if token.phase == "started" else "lease_orphaned",
         detail,
         actor,
     )
+
+
+def join_cancel(token: Token, cancel_request_id: str) -> str | None:
+    """The list of later requests to end a child with one more; None where nothing is to be added (C-6)."""
+    later = (
+        [] if token.joined_request_ids is None else msgspec.json.decode(token.joined_request_ids)
+    )
+    known = (token.cancel_request_id, *later)
+    if cancel_request_id in known or len(later) >= MAX_JOINED_CANCELS:
+        return None
+    return canonical([*later, cancel_request_id]).decode()
+
+
+def _joined(token: Token) -> dict[str, Any]:
+    if token.joined_request_ids is None:
+        return {}
+    return {"joined_request_ids": msgspec.json.decode(token.joined_request_ids)}
 
 
 def end_again(token: Token, reason: str, facts: Mapping[str, Any], actor: str) -> Move:

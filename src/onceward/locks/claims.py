@@ -165,6 +165,20 @@ def read_lock_file(path: Path, target: str) -> LockFile:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has a file locked; what cannot be looked at counts as locked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        return _locked_by_somebody(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _locked_by_somebody(descriptor: int) -> bool:
     try:
         # Shared, so that two who look at the same time do not take each other for the holder.

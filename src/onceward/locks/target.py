@@ -192,6 +192,15 @@ class TargetLock:
     def path_of(self, target: str) -> Path:
         return self.folder / f"{check_target(target)}{SUFFIX}"
 
+    def claim_files(self, target: str, owner: Identity) -> list[Path]:
+        """The lock file of a target, where the claim in it is this process's; none otherwise."""
+        try:
+            claim = read_lock_file(self.path_of(target), target).claim
+        except FileNotFoundError:
+            return []
+        mine = claim is not None and not claim.released_at and _same(claim.identity, owner)
+        return [self.path_of(target)] if mine else []
+
     def claims(self) -> Iterator[tuple[Path, Claim | None]]:
         """Every lock file and what it says."""
         for file in self._lock_files():
@@ -519,6 +528,14 @@ def _unlink(path: Path) -> None:
         raise
     except OSError as error:
         raise StorageError(f"cannot remove {path}: {error.strerror}") from error
+
+
+def _same(one: Identity, other: Identity) -> bool:
+    return (one.boot_id, one.pid, one.process_start) == (
+        other.boot_id,
+        other.pid,
+        other.process_start,
+    )
 
 
 def _carries(path: Path, claim: Claim) -> bool:

@@ -67,7 +67,8 @@ class PostgresDatabase:
 
     def tables(self, session: Reads) -> list[str]:
         rows = session.read(
-            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = ? ORDER BY 1",
+            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = ?"
+            " AND table_type = 'BASE TABLE' ORDER BY 1",
             (self.schema,),
         )
         return [name for (name,) in rows]

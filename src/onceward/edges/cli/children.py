@@ -28,12 +28,16 @@ def cancel(given: Globals, subject: str) -> int:
     elif asked.value.get("build_id"):
         render.say(f"{asked.value['build_id']} is {asked.value['state']}")
     elif asked.value["receipts"]:
-        render.table(
-            ("child", "outcome"), [(r["child_id"], r["outcome"]) for r in asked.value["receipts"]]
-        )
+        render.table(("child", "outcome"), list(map(_receipt, asked.value["receipts"])))
     else:
         render.say("Nothing of it is running.")
     return 0
+
+
+def _receipt(receipt: dict[str, str]) -> tuple[str, str]:
+    first = receipt.get("joined_request_id")
+    joined = f" (joined request {render.plain(first)})" if first else ""
+    return receipt["child_id"], f"{receipt['outcome']}{joined}"
 
 
 @click.group(cls=Group)
@@ -47,14 +51,22 @@ def artifacts() -> None:
 def list_(given: Globals, owner: str | None) -> None:
     """The artifacts of OWNER (a child or build), or the newest of all."""
     from onceward.engine.reading import artifact_list
+    from onceward.lifecycles.plan import step_name
 
     with given.workspace().reading() as store:
         found = artifact_list(store, owner)
     if given.json:
         render.document(found)
     elif found:
-        rows = [(e["owner"], e["name"], e["kind"], e["size"], e["sha256"][:12]) for e in found]
-        render.table(("owner", "name", "kind", "bytes", "sha256"), rows)
+        steps = "stage" in found[0]
+        rows = [
+            (
+                render.plain(step_name(e["stage"], e["target"])) if steps else e["owner"],
+                *(e["name"], e["kind"], e["size"], e["sha256"][:12]),
+            )
+            for e in found
+        ]
+        render.table(("step" if steps else "owner", "name", "kind", "bytes", "sha256"), rows)
     else:
         render.say(
             "No artifacts yet." if owner is None else f"{render.plain(owner)} has no artifacts."

@@ -82,16 +82,24 @@ class Globals:
         self.json = False
         self.wait = REQUEST_WAIT_SECONDS
         self.request_id: str | None = None
+        self._opened = False
 
     def workspace(self, *, nearest: bool = True) -> Workspace:
-        from onceward.settings import find_workspace
+        from onceward.settings import find_workspace, ignored_settings
         from onceward.wiring import Workspace
 
+        folder = find_workspace(self.workspace_folder, nearest=nearest)
+        if not self.workspace_folder and not self._opened:
+            ignored = ignored_settings(folder)
+            if ignored:
+                click.echo(ignored, err=True)
+        self._opened = True
         return Workspace(
-            find_workspace(self.workspace_folder, nearest=nearest),
+            folder,
             store_url=self.store_url,
             principal=self.principal,
             console=sys.stderr if self.json else None,
+            notes=sys.stderr,
         )
 
     def new_request_id(self) -> str:

@@ -53,6 +53,9 @@ class ArtifactOf(TypedDict):
 class Artifact(ArtifactOf):
     owner: str
     created_at: str
+    build_id: NotRequired[str]
+    stage: NotRequired[str]
+    target: NotRequired[str]
 
 
 class Step(TypedDict):
@@ -111,6 +114,21 @@ class Session(TypedDict):
     created_at: str
 
 
+class DebitedLane(TypedDict):
+    budget_lane: str
+    accounting_mode: str
+    debited: int
+
+
+class BudgetSnapshot(TypedDict):
+    """What was debited for a child: a projection, never above the totals of its session."""
+
+    schema: str
+    child_id: str
+    parent_session_id: str
+    lanes: list[DebitedLane]
+
+
 class Child(TypedDict):
     child_id: str
     phase: str
@@ -124,6 +142,7 @@ class Child(TypedDict):
     ended_at: NotRequired[str]
     detail: NotRequired[Said]
     spent: NotRequired[dict[str, int]]
+    budget: NotRequired[BudgetSnapshot]
 
 
 class SessionInFull(TypedDict):

@@ -22,6 +22,14 @@ class Ref(msgspec.Struct, frozen=True):
     created_at: Micros
 
 
+class Link(Ref, frozen=True):
+    """A reference with the step it belongs to."""
+
+    build_id: str
+    stage: str
+    target: str
+
+
 _REF = (
     "SELECT r.owner, r.name, r.kind, r.sha256, a.size, r.created_at FROM artifact_refs r"
     " JOIN artifacts a ON a.sha256 = r.sha256"
@@ -33,6 +41,17 @@ def refs_of(rows: Reads, owner: str) -> list[Ref]:
         Ref(*row)
         for row in rows.read(f"{_REF} WHERE r.owner = ? ORDER BY r.owner, r.name, r.kind", (owner,))
     ]
+
+
+def links_of(rows: Reads, build_id: str) -> list[Link]:
+    """Everything that the steps of a build refer to, what they reused included."""
+    found = rows.read(
+        "SELECT l.owner, l.name, l.kind, l.sha256, a.size, l.created_at, l.build_id, l.stage, l.target"
+        " FROM artifact_links l JOIN artifacts a ON a.sha256 = l.sha256 WHERE l.build_id = ?"
+        " ORDER BY l.stage, l.target, l.owner, l.name, l.kind",
+        (build_id,),
+    )
+    return [Link(*row) for row in found]
 
 
 def newest_refs(rows: Reads, limit: int) -> list[Ref]:

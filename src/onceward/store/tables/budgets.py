@@ -9,9 +9,10 @@ from onceward.store.port import Reads, Row, Writes
 
 
 def lanes_of(rows: Reads, session_id: str) -> list[Row]:
-    """Lane, limit, total and carried microseconds of a session's lanes."""
+    """Lane, limit, total, carried microseconds and accounting mode of a session's lanes."""
     return rows.read(
-        "SELECT budget_lane, limit_amount, total, carried FROM budget_totals WHERE parent_session_id = ?"
+        "SELECT budget_lane, limit_amount, total, carried, accounting_mode FROM budget_totals"
+        " WHERE parent_session_id = ?"
         " ORDER BY budget_lane",
         (session_id,),
     )

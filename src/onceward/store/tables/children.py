@@ -31,6 +31,7 @@ class Standing(msgspec.Struct, frozen=True):
     """How a child that ends, and its session, stand."""
 
     cancel_request_id: str | None
+    joined_request_ids: str | None
     state: str
     """Of its build; empty if it has none."""
     lane: Row
@@ -112,9 +113,10 @@ class Tokens:
 
     def closing(self, child_id: str) -> Standing:
         """What may have changed about a running child and its session since it began, in one look."""
-        ((asked, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
+        ((asked, joined, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
             self._rows.read(
-                "SELECT t.cancel_request_id, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                " b.accounting_mode,"
                 " s.queue_high, s.dispatch_high,"
                 " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
                 " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
@@ -129,7 +131,13 @@ class Tokens:
         )
         last = (max(queue_mark, queued or 0), max(dispatch_mark, dispatched or 0))
         return Standing(
-            asked, state or "", tuple(lane), (queue_mark, dispatch_mark), last, waiting is not None
+            cancel_request_id=asked,
+            joined_request_ids=joined,
+            state=state or "",
+            lane=tuple(lane),
+            marks=(queue_mark, dispatch_mark),
+            last=last,
+            waiting=waiting is not None,
         )
 
     def next_due(self, session_id: str) -> Micros | None:
@@ -289,6 +297,14 @@ def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
     )
 
 
+def join_request_to_end(tx: Writes, child_id: str, joined_request_ids: str) -> None:
+    """Keep the later requests to end a child, as a JSON list."""
+    tx.write(
+        "UPDATE urm_dispatch_token SET joined_request_ids = ? WHERE child_id = ?",
+        (joined_request_ids, child_id),
+    )
+
+
 def note_last_seen(tx: Writes, fence: int, last_seen: Micros) -> None:
     """For the children a dead kernel left running: how long they ran for certain."""
     tx.write(
@@ -331,8 +347,42 @@ def recovery_done(rows: Reads, fence: int) -> bool:
     return bool(rows.read("SELECT 1 FROM recoveries WHERE fence = ?", (fence,)))
 
 
-def note_recovery(tx: Writes, fence: int, now: Micros, recovered: int, unconfirmed: int) -> None:
+def checked_position(rows: Reads) -> int:
+    """How far the events had come when the last completed recovery checked them."""
+    ((position,),) = rows.read("SELECT coalesce(max(position), 0) FROM recoveries")
+    return int(position)
+
+
+def ended_after(rows: Reads, position: int) -> Iterator[tuple[str, str | None]]:
+    """Every child whose token came to its end after a position, and the body of the event it names, if there is one.
+
+    A child that never had an event is at position 0; one that ended there is always among them."""
+    eventless = rows.read(
+        "SELECT child_id FROM urm_dispatch_token WHERE phase = 'terminal' AND position = 0"
+        f" ORDER BY child_id LIMIT {_PAGE}"
+    )
+    yield from ((child_id, None) for (child_id,) in eventless)
+    after: tuple[int, str] = (position, "\U0010ffff")
+    while True:
+        page = rows.read(
+            "SELECT t.position, t.child_id, e.body FROM urm_dispatch_token t"
+            " LEFT JOIN events e ON e.position = t.position"
+            " WHERE t.phase = 'terminal' AND (t.position, t.child_id) > (?, ?)"
+            f" ORDER BY t.position, t.child_id LIMIT {_PAGE}",
+            after,
+        )
+        yield from ((child_id, body) for _, child_id, body in page)
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][0], page[-1][1])
+
+
+def note_recovery(
+    tx: Writes, fence: int, now: Micros, recovered: int, unconfirmed: int, position: int
+) -> None:
+    """Recovery is done under this fence; it has checked the events up to a position."""
     tx.write(
-        "INSERT INTO recoveries (fence, at, recovered, unconfirmed) VALUES (?, ?, ?, ?) ON CONFLICT (fence) DO NOTHING",
-        (fence, now, recovered, unconfirmed),
+        "INSERT INTO recoveries (fence, at, recovered, unconfirmed, position) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (fence) DO NOTHING",
+        (fence, now, recovered, unconfirmed, position),
     )
