@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
-from onceward.engine.code_version import version_of
+from onceward.engine.code_version import code_version
 from onceward.engine.files import Files
 from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
@@ -207,7 +207,14 @@ class Resolved:
 def _with_version(stage: Stage, folder: Path) -> Stage:
     if stage.call is None or stage.version:
         return stage
-    return msgspec.structs.replace(stage, version=version_of(stage.call, folder))
+    found = code_version(stage.call, folder)
+    return msgspec.structs.replace(
+        stage,
+        version=found.code,
+        environment=found.environment,
+        environment_hash=found.environment_hash,
+        unfollowed=found.unfollowed,
+    )
 
 
 def _require_targets(stage: Stage, targets: Sequence[str]) -> None:

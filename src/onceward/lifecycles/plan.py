@@ -42,7 +42,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     run: tuple[str, ...] = ()
     call: Callable[[Any], Any] | None = None
     version: str = ""
-    """Of the function: its source and that of what it closes over, or what somebody said instead."""
+    """Of the function: a digest of its code and what it reaches, or what somebody said instead."""
+    environment: tuple[str, ...] = ()
+    """Python and the other packages that the function imports, each with its version."""
+    environment_hash: str = ""
+    unfollowed: tuple[str, ...] = ()
+    """What the function reaches and could change without being noticed, in words."""
     approve: str = ""
     inputs: tuple[str, ...] = ()
     config: Mapping[str, Any] = _NOTHING
