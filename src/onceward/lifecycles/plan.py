@@ -22,6 +22,8 @@ _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
 _NOTHING: Mapping[str, Any] = {}
+BESIDE: Final = ("inputs_of", "unfollowed")
+"""What is kept of a stage only to tell why: which step has which inputs, and what of its code cannot be followed."""
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -64,6 +66,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """The registered operation that it is, as code@version."""
     effect: str = ""
     """The kind of act that it is; the operation must be for it."""
+
+    @property
+    def code_version(self) -> str | None:
+        """The version of its function; None if it has none."""
+        return self.version if self.call is not None else None
 
     def work(self) -> dict[str, Any]:
         """What is done, as far as it decides what comes out."""
@@ -301,7 +308,7 @@ class Context:
     def __init__(self, stage: Stage, config: Mapping[str, Any]) -> None:
         self._stage = stage
         self._config = merge(config, stage.config)
-        self._fixed = {"of": "onceward.step/1", "stage": stage.name, "work": stage.work()}
+        self._work = stage.work()
 
     def config(self, target: str) -> dict[str, Any]:
         """Global, then stage, then target: the merged config of a step."""
@@ -313,13 +320,17 @@ class Context:
         target: str,
         inputs: Sequence[tuple[str, str]],
         upstream: Sequence[tuple[str, str, str]],
+        version: str | None = None,
     ) -> str:
-        """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
-        config = self.config(target)
+        """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made);
+        `version` is another version of the function than the one it has now."""
+        work = self._work if version is None else {**self._work, "function": version}
         said = {
-            **self._fixed,
+            "of": "onceward.step/1",
+            "stage": self._stage.name,
+            "work": work,
             "target": target,
-            "config": config,
+            "config": self.config(target),
             "inputs": inputs,
             "upstream": upstream,
         }
@@ -336,8 +347,8 @@ def body_of(
     clean: Callable[[str], str] = str,
 ) -> str:
     """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares.
-    `own`, no part of what is compared, has the input files by target where they differ, or `target` where each is its
-    own; `clean` takes secrets out of what people wrote."""
+    `own`, no part of what is compared (as nothing of `BESIDE` is), has the input files by target where they differ, or
+    `target` where each is its own; `clean` takes secrets out of what people wrote."""
     stages = [
         {
             "name": stage.name,
@@ -351,6 +362,7 @@ def body_of(
             "inputs": [list(pair) for pair in inputs[stage.name]],
             "on_crash": stage.on_crash,
             **({"inputs_of": own[stage.name]} if stage.name in own else {}),
+            **({"unfollowed": list(stage.unfollowed)} if stage.unfollowed else {}),
         }
         for k, stage in enumerate(steps.stages)
     ]
@@ -358,12 +370,13 @@ def body_of(
 
 
 def hash_of_body(body: str) -> str:
-    """The hash of a plan: of its body, but for which step has which of the inputs, which only tells why."""
-    if '"inputs_of":' not in body:
+    """The hash of a plan: of its body, but for what only tells why."""
+    if not any(f'"{word}":' in body for word in BESIDE):
         return sha256_hex(body.encode())
     said = msgspec.json.decode(body)
     for stage in said["stages"]:
-        stage.pop("inputs_of", None)
+        for word in BESIDE:
+            stage.pop(word, None)
     return sha256_hex(canonical_of_checked(said))
 
 
