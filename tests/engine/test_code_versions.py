@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import linecache
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -202,6 +203,37 @@ def test_what_is_typed_at_a_terminal_hashes_the_same_in_every_process():
     assert typed("d", "1") == typed("d", "2") != typed("e", "1")
 
 
+@pytest.mark.rule("B-3", "B-6")
+def test_a_terminal_of_ipython_notices_what_is_typed_anew_and_reuses_the_rest(tmp_path):
+    pytest.importorskip("IPython")
+    lines = (
+        "from onceward import Plan\n"
+        "def helper(): return 1\n\n"
+        "class Maker:\n    def go(self): return helper()\n\n"
+        "def work(task): return Maker().go()\n\n"
+        "plan = Plan('p'); _ = plan.stage(work)\n"
+        "print('RAN', plan.run(quiet=True).steps['executed'])\n"
+        "print('RAN', plan.run(quiet=True).steps['executed'])\n"
+        "def helper(): return 2\n\n"
+        "print('RAN', plan.run(quiet=True).steps['executed'])\n"
+    )
+
+    def typed():
+        done = subprocess.run(
+            [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt"],
+            input=lines,
+            cwd=tmp_path,
+            env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return re.findall(r"RAN (\d)", done.stdout)
+
+    assert typed() == ["1", "0", "1"]
+    assert typed() == ["0", "0", "0"]
+
+
 LAZY = {
     "import inside a function": ("import near\nreturn near.name()", "near.py", "far.py"),
     "from inside a function": ("from near import name\nreturn name()", "near.py", "far.py"),
@@ -338,6 +370,70 @@ def test_computed_values_count(tmp_path, imports, what):
         write(tmp_path, {"numbers_of.py": f"N = {number}\n"})
         imports()
         found.append(stage_in(plan_file(tmp_path, body, head)).version)
+    assert found[0] == found[1] != found[2]
+
+
+WRAPPED = {
+    "behind a decorator that does not say what it wraps": (
+        "import acme\n@acme.bare\ndef helper(): return VALUE\n",
+        "return helper()",
+    ),
+    "behind an object of another package": (
+        "import acme\n@acme.Tool\ndef helper(): return VALUE\n",
+        "return helper.func()",
+    ),
+    "given to somebody else's decorator": (
+        "import acme\nN = VALUE\n@acme.times(N)\ndef helper(): return 0\n",
+        "return helper()",
+    ),
+    "put into a class from outside": (
+        "class C: pass\ndef go(self): return VALUE\nC.go = go\n",
+        "return C().go()",
+    ),
+    "a decorated method": (
+        "import functools\ndef more(f):\n    @functools.wraps(f)\n"
+        "    def inner(self): return f(self) + VALUE\n    return inner\n"
+        "class C:\n    @more\n    def go(self): return 1\n",
+        "return C().go()",
+    ),
+    "one of several by type": (
+        "import functools\n@functools.singledispatch\ndef show(x): return 0\n"
+        "@show.register\ndef _(x: int): return VALUE\n",
+        "return show(1)",
+    ),
+    "a metaclass": (
+        "class Meta(type):\n    def name(cls): return VALUE\nclass C(metaclass=Meta): pass\n",
+        "return C.name()",
+    ),
+}
+ACME = """
+import functools
+def bare(f):
+    def inner(): return f()
+    return inner
+def times(n):
+    def around(f):
+        @functools.wraps(f)
+        def inner(): return n
+        return inner
+    return around
+class Tool:
+    def __init__(self, func): self.func = func
+"""
+
+
+@pytest.mark.rule("B-3")
+@pytest.mark.parametrize("what", WRAPPED)
+def test_code_that_somebody_else_holds_counts(tmp_path, imports, what):
+    site = tmp_path / "site-packages"
+    sys.path.insert(0, str(site))
+    install(site, "acme", "1.0", init=ACME)
+    head, body = WRAPPED[what]
+    found = []
+    for value in ("1", "1", "2"):
+        imports()
+        text = head.replace("VALUE", value)
+        found.append(stage_in(plan_file(tmp_path, body, text)).version)
     assert found[0] == found[1] != found[2]
 
 

@@ -213,7 +213,20 @@ class _Reader:
         if module.partition(".")[0] not in _WITHOUT_DATA and _owner_of_type(kind) != "onceward":
             named = f"the value of {word}" if word else "a value"
             self.unfollowed.add(f"{named} is a {module}.{kind.__qualname__}: only its class counts")
-        return ["instance", self._of(kind)]
+        held = [
+            [name, self.describe(item)]
+            for name, item in sorted(_attributes(value), key=lambda pair: pair[0])
+            if self._is_own_code(item)
+        ]
+        return ["instance", self._of(kind), held]
+
+    def _is_own_code(self, value: Any) -> bool:
+        """Whether a value is a function or class of one's own, however it was bound."""
+        while isinstance(value, functools.partial) or inspect.ismethod(value):
+            value = value.func if isinstance(value, functools.partial) else value.__func__
+        if inspect.isfunction(value):
+            return self._is_own(value.__code__.co_filename)
+        return inspect.isclass(value) and self._is_own_class(value)
 
     def _builtin(self, value: Any, word: str) -> Any:
         owner = getattr(value, "__self__", None)
@@ -243,32 +256,57 @@ class _Reader:
         if self._is_own(value.__code__.co_filename):
             return self._once(value, self._function)
         self._use_file(value.__code__.co_filename, str(value.__module__))
+        # Somebody else's decorator around a function of one's own: that function counts, and whatever else of one's
+        # own the decorator holds.
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        held = [self.describe(item) for item in _contents(cells) if self._is_own_code(item)]
+        registry = getattr(value, "registry", None)
+        if isinstance(registry, types.MappingProxyType):
+            held.append(self.describe(dict(registry)))
         if hasattr(value, "__wrapped__"):
-            # Somebody else's decorator around a function: that function counts.
-            return ["wrapped", self.describe(value.__wrapped__)]
-        return ["named", f"{str(value.__module__).partition('.')[0]}:{value.__qualname__}"]
+            return ["wrapped", self.describe(value.__wrapped__), held]
+        return ["named", f"{str(value.__module__).partition('.')[0]}:{value.__name__}", held]
 
     def _function(self, function: types.FunctionType) -> Any:
         inner = getattr(function, "__wrapped__", None)
         return [
             "function",
             _text_of(function),
-            [[word, described] for word, described in self._reads(function)],
+            list(self._reads(function)),
             self.describe(inner) if inner is not None else None,
+            self._decorators(function),
         ]
+
+    def _decorators(self, function: types.FunctionType) -> list[Any]:
+        """What stands above a function and made it what it is; not what makes it a stage, which says when it runs."""
+        source = source_file(function.__code__.co_filename) if _has_file(function) else None
+        around = function.__globals__
+        found: list[Any] = []
+        for text, names in source.decorators_of(function.__code__) if source is not None else ():
+            first = around.get(names[0], _MISSING) if names else _MISSING
+            if first is _MISSING or _owner_of_type(type(first)) == "onceward":
+                continue
+            values = [self.describe(around[name], name) for name in names if name in around]
+            found.append([text, values])
+        return found
 
     def _class(self, kind: type) -> Any:
         bases = [self.describe(base) for base in kind.__bases__ if base is not object]
+        bases += [self.describe(type(kind))] if self._is_own_class(type(kind)) else []
         self._note_compiled(str(_file_of_class(kind)), str(kind.__module__))
         text = _text_of_class(kind)
         members: list[Any] = []
         for name, member in vars(kind).items():
             functions = [f for f in _functions_of(member) if self._is_own(f.__code__.co_filename)]
-            if functions and text is None:
-                members.append([name, [self.describe(function) for function in functions]])
+            if functions and _is_decorated(member):
+                members.append([name, self.describe(_unbound(member))])
             elif functions:
-                # Its text is in the text of the class; what it reads is not.
-                members += [[name, list(self._reads(f))] for f in functions if _has_file(f)]
+                members += [
+                    # What stands in the class is in its text; what it reads is not.
+                    [name, list(self._reads(f)) if _stands_in(f, kind, text) else self.describe(f)]
+                    for f in functions
+                    if text is None or _has_file(f) or not name.startswith("__")
+                ]
             elif _is_plain_member(name, member):
                 members.append([name, self.describe(member, f"{kind.__qualname__}.{name}")])
         return ["class", kind.__qualname__ if text is None else text, bases, members]
@@ -575,6 +613,28 @@ def _functions_of(member: Any) -> list[types.FunctionType]:
     if inspect.isfunction(member) or hasattr(member, "__wrapped__"):
         member = inspect.unwrap(member) if callable(member) else member
     return [member] if inspect.isfunction(member) else []
+
+
+def _unbound(member: Any) -> Any:
+    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
+
+
+def _is_decorated(member: Any) -> bool:
+    return callable(_unbound(member)) and hasattr(_unbound(member), "__wrapped__")
+
+
+def _stands_in(function: types.FunctionType, kind: type, text: str | None) -> bool:
+    """Whether a method was written in the text of its class, and not put into it from elsewhere."""
+    inside = function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
+    return text is not None and inside and function.__code__.co_filename == _file_of_class(kind)
+
+
+def _contents(cells: Mapping[str, types.CellType]) -> Iterator[Any]:
+    for word in sorted(cells):
+        try:
+            yield cells[word].cell_contents
+        except ValueError:
+            continue
 
 
 def _is_plain_member(name: str, member: Any) -> bool:

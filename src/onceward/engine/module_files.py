@@ -290,6 +290,13 @@ def _constant(value: Any) -> Any:
     return [type(value).__name__, ascii(value)]
 
 
+class Decorator(NamedTuple):
+    """What stands behind an `@`, and the names in it; the first is that of the decorator or of what holds it."""
+
+    text: str
+    names: tuple[str, ...]
+
+
 class SourceFile:
     """A file of Python text: what is defined where in it."""
 
@@ -326,14 +333,28 @@ class SourceFile:
                 inner = f"{prefix}<lambda>.<locals>."
             self._note(child, inner)
 
-    def text_of(self, code: types.CodeType) -> Any:
-        """A function's text from its `def` on; None where the file does not hold this code, or not any more."""
+    def _nearest(self, code: types.CodeType) -> types.CodeType | None:
+        """The same code in this file: it may stand there twice, and lines may have moved since it was loaded."""
         what = described_code(code)
         fitting = [c for c in self._codes.get(code.co_qualname, ()) if described_code(c) == what]
         if not fitting:
             return None
-        # The same function may stand there twice, and lines may have moved since it was loaded.
-        near = min(fitting, key=lambda c: abs(c.co_firstlineno - code.co_firstlineno))
+        return min(fitting, key=lambda c: abs(c.co_firstlineno - code.co_firstlineno))
+
+    def decorators_of(self, code: types.CodeType) -> list[Decorator]:
+        near = self._nearest(code)
+        node = self._nodes.get((near.co_qualname, near.co_firstlineno)) if near else None
+        found = []
+        for expression in getattr(node, "decorator_list", ()):
+            names = [n.id for n in ast.walk(expression) if isinstance(n, ast.Name)]
+            found.append(Decorator(ast.unparse(expression), tuple(dict.fromkeys(names))))
+        return found
+
+    def text_of(self, code: types.CodeType) -> Any:
+        """A function's text from its `def` on; None where the file does not hold this code, or not any more."""
+        near = self._nearest(code)
+        if near is None:
+            return None
         if code.co_name == "<lambda>":
             return self._lambda(near)
         node = self._nodes.get((near.co_qualname, near.co_firstlineno))
