@@ -124,6 +124,9 @@ class _Reader:
         self.environment = {_python()}
         self.unfollowed: set[str] = set()
         self._numbers: dict[Any, int] = {}
+        self._specs: dict[tuple[str, tuple[str, ...]], ModuleSpec | None] = {}
+        self._owned: dict[str, bool] = {}
+        """What was found already: of many modules that import each other, each is looked for once."""
         self._met: list[Any] = []
         """Keeps what was met alive: numbers are by identity."""
 
@@ -405,9 +408,9 @@ class _Reader:
     ) -> Iterator[list[Any]]:
         """What an import statement brings in; `say` where a module that is not there is worth a word."""
         base = whole_name(wanted, package)
-        spec = find_module(base, folders) if base else None
+        spec = self._find(base, folders) if base else None
         if spec is None:
-            top = find_module(base.partition(".")[0], folders) if base else None
+            top = self._find(base.partition(".")[0], folders) if base else None
             if top is None:
                 self.environment.add(f"{base} is not there")
                 if say:
@@ -417,7 +420,7 @@ class _Reader:
             yield [f"import {base}", self._module(top)]
             return
         for parent in parents_of(base):
-            above = find_module(parent, folders)
+            above = self._find(parent, folders)
             if above is not None:
                 yield [f"import {parent}", self._module(above)]
         yield [f"import {base}", self._module(spec)]
@@ -433,7 +436,7 @@ class _Reader:
         if not self._is_own(f"{next(iter(spec.submodule_search_locations), '<frozen >')}/"):
             return
         for name in sorted(submodules_of(spec) & set(names)):
-            inner = find_module(f"{spec.name}.{name}", folders)
+            inner = self._find(f"{spec.name}.{name}", folders)
             if inner is not None:
                 yield [f"import {spec.name}.{name}", self._module(inner)]
                 yield from self._named_submodules(inner, names, folders)
@@ -445,7 +448,18 @@ class _Reader:
 
     # Whose code it is.
 
+    def _find(self, name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
+        key = (name, tuple(folders))
+        if key not in self._specs:
+            self._specs[key] = find_module(name, folders)
+        return self._specs[key]
+
     def _is_own(self, file: str) -> bool:
+        if file not in self._owned:
+            self._owned[file] = self._look_whose(file)
+        return self._owned[file]
+
+    def _look_whose(self, file: str) -> bool:
         owner = owner_of(file)
         if owner == "installed" and self._distribution is not None:
             found = distribution_of(file)
@@ -463,7 +477,7 @@ class _Reader:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names or top in _LOADED_AS:
             return
-        spec = find_module(name) or find_module(top)
+        spec = self._find(name) or self._find(top)
         if spec is not None:
             places = list(spec.submodule_search_locations or ())
             self._use_file(spec.origin or (f"{places[0]}/" if places else ""), name)
