@@ -193,6 +193,7 @@ class Hosted:
             proof=order.proof,
             limits=_limits(order.budget),
             fork=order.fork,
+            strict_code=order.strict_code,
             rerun=order.rerun,
             accept={
                 step: self._brought(kernel, ident, kept.name, kept.sha256)

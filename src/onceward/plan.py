@@ -113,15 +113,20 @@ class Plan(_Plan):
         budget: Mapping[str, Any] | None = None,
         keep_going: bool = False,
         fork: bool = False,
+        strict_code: bool = False,
         quiet: bool = False,
     ) -> Result:
-        """Go on with a build of this plan that crashed or was paused."""
+        """Go on with a build of this plan that crashed or was paused.
+
+        Code that changed meanwhile runs what is left; what is done is kept. `strict_code` refuses instead."""
         from onceward import running
         from onceward.engine.builds import Offer
         from onceward.lifecycles.plan_words import limits_of
 
         place, display = workspace_at(workspace, store), _display(quiet)
-        offer = Offer(token=token, limits=limits_of(budget or {}), fork=fork)
+        offer = Offer(
+            token=token, limits=limits_of(budget or {}), fork=fork, strict_code=strict_code
+        )
         told, signal = running.resume(
             *(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going
         )

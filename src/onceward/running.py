@@ -17,6 +17,7 @@ from onceward.engine.board import At
 from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
 from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
+from onceward.engine.code_changes import code_changes
 from onceward.engine.foreground import cap_of, run_build
 from onceward.engine.glance import Begun, begun
 from onceward.engine.kernel import Kernel
@@ -118,6 +119,8 @@ def resume(
         try:
             jobs = jobs or cap_of(kernel, build.build_id)
             place = place_of(workspace, resolved.plan.file)
+            with kernel.store.read() as rows:
+                changes = code_changes(rows, build, resolved)
             build_id = builds.resume(
                 kernel,
                 build.build_id,
@@ -127,7 +130,9 @@ def resume(
                 jobs=jobs,
                 foreground=True,
             )
-            how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"
+            how = f"forked from {build.build_id}"
+            if build_id == build.build_id:
+                how = "; ".join(("resumed", *changes.code[:5], *changes.environment[:5]))
             outcome = _run(
                 kernel,
                 build_id,

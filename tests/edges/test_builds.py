@@ -446,3 +446,38 @@ def test_a_dry_run_refuses_what_a_run_would_and_sees_what_the_workspace_has_left
     assert "run   s:main" in cli("resume", "latest", "--dry-run", check=0).stdout
     cli("abandon", "latest", check=0)
     assert "--rerun" not in cli("explain", "latest", check=0).stdout
+
+
+CHANGING = """
+import importlib
+from onceward import Plan
+plan = Plan("changing", budget={"usd": "0.03"})
+
+@plan.stage(targets=["a", "b"])
+def work(task):
+    task.spend(usd="0.02")
+    return importlib.import_module(task.config.get("module", "json")).dumps([VALUE])
+"""
+
+
+@pytest.mark.rule("B-11", "B-3")
+def test_changed_code_is_named_when_a_build_goes_on_and_refused_on_request(cli):
+    file = cli.folder / "plan.py"
+    file.write_text(CHANGING.replace("VALUE", "1"))
+    said = "work calls import_module: what it brings in is not known"
+    assert f"not followed in work: {said}" in cli("run", "plan.py", "--dry-run", check=0).stdout
+    told = json.loads(cli("run", "plan.py", "--dry-run", "--json", check=0).stdout)
+    assert told["unfollowed"] == {"work": [said]}
+    paused = cli("run", "plan.py", "--json", "--jobs", "1", check=3).stdout.splitlines()[-1]
+    token = json.loads(paused)["confirmation_token"]
+    assert f"not followed: {said}" in cli("why", "work:a", check=0).stdout
+    file.write_text(CHANGING.replace("VALUE", "2"))
+    more = ("resume", "--token", token, "--budget", "usd=1.00")
+    refused = cli(*more, "--strict-code", check=2).stderr
+    assert "work: its code changed; 1 step done before is kept" in refused and "--fork" in refused
+    foreseen = cli("resume", "--dry-run", check=0).stdout
+    assert "skip  work:a" in foreseen and "its code changed since, its result is kept" in foreseen
+    resumed = cli(*more, check=0).stderr
+    assert "1 step done before is kept, 1 step still to run uses the new code" in resumed
+    assert "its code changed after it was done" in cli("why", "work:a", check=0).stdout
+    assert "went on with changed code" in cli("why", "work:b", check=0).stdout

@@ -15,7 +15,7 @@ import pytest
 from onceward import BudgetExceeded, Plan
 from onceward.engine.asker import Asker
 from onceward.engine.builds import Offer
-from onceward.engine.code_version import version_of
+from onceward.engine.code_version import code_version
 from onceward.engine.processes import Processes
 from onceward.engine.reading import session_status
 from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, StorageError
@@ -474,7 +474,7 @@ def test_whatever_a_step_is_made_of_counts_for_its_version(tmp_path, before, old
         module = importlib.util.module_from_spec(spec)
         sys.modules["steps_of_one"] = module
         spec.loader.exec_module(module)
-        found.append(version_of(module.step, file.parent))
+        found.append(code_version(module.step, file.parent).code)
     del sys.modules["steps_of_one"]
     assert found[0] == found[1] != found[2]
 

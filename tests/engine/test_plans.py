@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from onceward import Plan
-from onceward.engine.code_version import version_of
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidDependency
@@ -313,14 +312,13 @@ def test_a_helper_module_beside_the_plan_counts(folder):
 
 
 @pytest.mark.rule("B-3")
-def test_a_function_without_a_source_needs_a_version():
+def test_a_version_that_somebody_says_stands_for_code_and_environment():
     made: dict = {}
     exec("def ghost(task): return 1", made)
-    with pytest.raises(InvalidConfig, match="version="):
-        version_of(made["ghost"])
     plan = Plan("p")
     plan.stage(name="ghost", version="1")(made["ghost"])
-    assert Resolved(plan).steps.stages[0].version == "1"
+    (stage,) = Resolved(plan).steps.stages
+    assert (stage.version, stage.environment_hash) == ("1", "")
 
 
 @pytest.mark.rule("B-2")

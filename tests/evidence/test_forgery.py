@@ -196,6 +196,10 @@ def test_an_act_that_was_signed_by_somebody_without_the_role_is_found(scene, bar
         ("status = 'IN_DOUBT'", "how = 'executed'"),
         ('outputs = \'[["x","file","ab",1]]\'', "status = 'FAILED'"),
         ("stage = 'other'", "how = 'executed'"),
+        ("code_version = '2:ab'", "how = 'executed' AND status = 'SUCCESS'"),
+        ("environment_hash = '2:ab'", "how = 'executed' AND status = 'SUCCESS'"),
+        ("code_version = '2:ab'", "how = 'reused'"),
+        ("environment_hash = '2:ab'", "how = 'reused'"),
     ],
 )
 def test_a_forged_checkpoint_is_found(bare, change, where):
@@ -224,8 +228,9 @@ def test_a_forged_checkpoint_is_found(bare, change, where):
         ("UPDATE seals SET root = 'ab'", "seal"),
         ("UPDATE seals SET position = position + 1", "seal"),
         ("DELETE FROM seals", "seal"),
-        ("INSERT INTO checkpoints SELECT build_id, stage, target || 'x', context_hash, status, how, outputs, cost,"
-         " tokens, attempt, child_id, origin, error, updated_at FROM checkpoints WHERE how = 'reused'", "checkpoint"),
+        ("INSERT INTO checkpoints (build_id, stage, target, context_hash, status, how, outputs, cost, tokens, attempt,"
+         " child_id, origin, error, updated_at) SELECT build_id, stage, target || 'x', context_hash, status, how, outputs,"
+         " cost, tokens, attempt, child_id, origin, error, updated_at FROM checkpoints WHERE how = 'reused'", "checkpoint"),
     ],
 )  # fmt: skip
 def test_what_the_events_say_cannot_be_rewritten_in_the_rows(bare, sql, expected):

@@ -21,7 +21,7 @@ from onceward.kernel.sources import Micros
 from onceward.lifecycles.child import Ended, Order
 from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
 from onceward.lifecycles.plan_words import copied
-from onceward.store.tables.checkpoints import Checkpoint, put_checkpoint
+from onceward.store.tables.checkpoints import Checkpoint, made_with, put_checkpoint
 from onceward.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -54,7 +54,14 @@ class Attempt:
             self._flowing_in,
             self.stage.collect,
         )
-        self.said = StepOf(self.stage.name, self.target, context_hash, self.stage.on_crash)
+        self.said = StepOf(
+            stage=self.stage.name,
+            target=self.target,
+            context_hash=context_hash,
+            on_crash=self.stage.on_crash,
+            code_version=self.stage.code_version,
+            environment_hash=self.stage.environment_hash or None,
+        )
         self.work: Work = self._work()
         self.order: Order = run.children.order(
             self.work, self.child_id, self.attempt, before.child_id if before is not None else None
@@ -214,6 +221,8 @@ def succeeded(
         child_id=attempt.child_id,
         origin=None,
         error=None,
+        code_version=attempt.said.code_version,
+        environment_hash=attempt.said.environment_hash,
     )
 
 
@@ -245,6 +254,7 @@ class Ending:
         self.detail: Mapping[str, Any] = {
             "step": attempt.name,
             "context_hash": attempt.context_hash,
+            **made_with(attempt.said.code_version, attempt.said.environment_hash),
             **({"outputs": result_digest(self.outputs)} if completed else {}),
             **({"in_doubt": self.doubt.detail()} if self.doubt is not None else {}),
             **({"logs": {"log": log.sha256}} if log is not None else {}),

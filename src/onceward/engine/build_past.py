@@ -10,16 +10,19 @@ import msgspec
 
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_verbs import decided
+from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.kernel.canon import canonical
 from onceward.lifecycles.plan import Output, manifest_line, result_digest
+from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import find_approval, want_approval
-from onceward.store.tables.builds import Builds
+from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import (
     Checkpoint,
     checkpoints_of,
     drop_checkpoint,
+    made_with,
     put_checkpoint,
     reusable,
 )
@@ -59,6 +62,30 @@ def whole(
     }
 
 
+def results_of_others(
+    rows: Reads, flow: Flow, hashes: Mapping[int, str], but: str, parent: str | None = None
+) -> dict[int, Checkpoint]:
+    """What other builds than `but` have of these steps, by their record: the same context in the same environment
+    (B-6). Of the build that this one was forked from, the same context is enough (B-11). What the first algorithm
+    recorded is judged by it."""
+    environments: dict[str, str | None] = {
+        context: None if parent else flow.stage(step).environment_hash
+        for step, context in hashes.items()
+    }
+    by_hash = reusable(rows, environments, but, parent)
+    found = {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
+    older = {step: flow.first_hash(step) for step in hashes if step not in found}
+    by_hash = reusable(rows, dict.fromkeys(filter(None, older.values()), ""), but, parent)
+    return found | {step: by_hash[context] for step, context in older.items() if context in by_hash}
+
+
+def begun_with(body: str | None) -> dict[str, str]:
+    """The versions of functions that a plan was kept with, by stage."""
+    stages = Body(body).stages
+    versions = {name: stage["work"].get("function") for name, stage in stages.items()}
+    return {name: version for name, version in versions.items() if version}
+
+
 class Past:
     """Checkpoints as they were when the build was begun or resumed."""
 
@@ -70,7 +97,9 @@ class Past:
         """The build this one was forked from: its results are taken over in any case (B-11)."""
         self._own: dict[int, Checkpoint] = {}
         with run.store.read() as rows:
-            self._parent = Builds(rows).get(run.build_id).parent_build_id
+            build = Builds(rows).get(run.build_id)
+            self._parent = build.parent_build_id
+            run.flow.begun_with = begun_with(plan_body(rows, build.plan_hash))
             for checkpoint in checkpoints_of(rows, run.build_id):
                 step = self._step_of(checkpoint)
                 if step is not None:
@@ -92,8 +121,12 @@ class Past:
         found = Found([], {}, [], [])
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
+        flow = self._run.flow
         matching = {
-            s: c for s, c in own.items() if c.status == "SUCCESS" and c.context_hash == hashes[s]
+            step: checkpoint
+            for step, checkpoint in own.items()
+            if checkpoint.status == "SUCCESS"
+            and checkpoint.context_hash == flow.judged_hash(step, checkpoint)
         }
         skipped = whole(self._run.artifacts, matching)
         invalid = [(step, c) for step, c in matching.items() if step not in skipped]
@@ -139,23 +172,16 @@ class Past:
 
     def _others(self, hashes: Mapping[int, str]) -> dict[int, Checkpoint]:
         """What other builds have, by their record."""
-        free = {
-            step: context
-            for step, context in hashes.items()
-            if step not in self._rerun and self._reuse
-        }
-        # What is to run in any case has done so if the build that this one goes on with did it.
-        bound = {
-            step: context for step, context in hashes.items() if step not in free and self._parent
-        }
+        flow, build_id = self._run.flow, self._run.build_id
+        free = {s: hashes[s] for s in hashes if s not in self._rerun and self._reuse}
         found: dict[int, Checkpoint] = {}
-        for wanted, only in ((free, None), (bound, self._parent)):
-            if wanted:
-                with self._run.store.read() as rows:
-                    by_hash = reusable(rows, sorted(set(wanted.values())), self._run.build_id, only)
-                found |= {
-                    step: by_hash[context] for step, context in wanted.items() if context in by_hash
-                }
+        with self._run.store.read() as rows:
+            if free:
+                found = results_of_others(rows, flow, free, build_id)
+            # What is to run in any case has done so if the build that this one goes on with did it.
+            rest = {step: hashes[step] for step in hashes if step not in found}
+            if rest and self._parent:
+                found |= results_of_others(rows, flow, rest, build_id, self._parent)
         return found
 
     def _record(
@@ -225,6 +251,7 @@ class Past:
             "context_hash": checkpoint.context_hash,
             "origin": checkpoint.build_id,
             "outputs": outputs,
+            **made_with(checkpoint.code_version, checkpoint.environment_hash),
         }
         self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
 

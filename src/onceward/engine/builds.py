@@ -12,6 +12,7 @@ import msgspec
 
 from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.code_changes import code_changes, environment_detail, environments_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
 from onceward.engine.plans import Resolved
@@ -41,6 +42,8 @@ class Offer(msgspec.Struct, frozen=True):
     """What shows that somebody has the token, where the token itself must not travel."""
     limits: Mapping[str, int] = {}
     fork: bool = False
+    strict_code: bool = False
+    """Refuse to go on with other code than the build was begun with."""
     rerun: Sequence[str] = ()
     """Steps in doubt that are to run again."""
     accept: Mapping[str, Path] = {}
@@ -137,7 +140,8 @@ def _begin(
         )
     )
     child_dispatch.open_(tx, build_id, jobs, limits, actor)
-    tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor))
+    seen_in = environment_detail(environments_of(resolved))
+    tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor, seen_in))
 
 
 def resume(
@@ -158,6 +162,7 @@ def resume(
         build = Builds(rows).get(build_id)
         rules.require_resumable(build)
         before = plan_body(rows, build.plan_hash)
+        code = code_changes(rows, build, resolved)
     changed = (
         changes(before or "{}", resolved.body)
         if before and build.plan_hash != resolved.hash
@@ -176,12 +181,31 @@ def resume(
                 ),
             ],
         )
+    if offer.strict_code and code.code:
+        raise InvalidResumeState(
+            f"the code of {build.build_id} is not what it was: {'; '.join(code.code[:10])}",
+            context={"build_id": build.build_id, "changed": list(code.code[:100])},
+            recovery=[
+                Recovery("put it back as it was"),
+                Recovery(
+                    "keep what is done and run the rest with the new code",
+                    f"onceward resume {build.build_id}",
+                    "low",
+                ),
+                Recovery(
+                    "make a new build that reuses what still fits",
+                    f"onceward resume {build.build_id} --fork",
+                    "low",
+                ),
+            ],
+        )
+    forks = bool(changed) or (offer.fork and bool(code.code))
     functions = {stage.name for stage in resolved.steps.stages if stage.call is not None}
     accepted = {
         name: _accepted(kernel.artifacts, name, path, name.partition(":")[0] in functions)
         for name, path in offer.accept.items()
     }
-    child = kernel.store.sources.new_id("bld") if changed else build_id
+    child = kernel.store.sources.new_id("bld") if forks else build_id
 
     def go_on(tx: Transaction) -> str:
         if foreground:
@@ -190,7 +214,7 @@ def resume(
         rules.require_resumable(build)
         require_operations(tx, resolved, kernel.registered)
         _decide(tx, build, offer, accepted, kernel)
-        if changed:
+        if forks:
             _require_token(tx, build, offer)
             # What the parent was allowed goes on unless somebody says otherwise.
             allowed = {
@@ -218,7 +242,7 @@ def resume(
         if build.state == "BUDGET_PAUSE":
             _require_room(tx, build)
         _require_token(tx, build, offer)
-        tx.move(rules.resume(build, tx.now, kernel.principal))
+        tx.move(rules.resume(build, tx.now, kernel.principal, code.detail()))
         return build_id
 
     return kernel.store.write(go_on)

@@ -20,14 +20,18 @@ class StepOf(msgspec.Struct, frozen=True):
     target: str
     context_hash: str
     on_crash: str = "rerun"
+    code_version: str | None = None
+    environment_hash: str | None = None
 
     def said(self) -> dict[str, str]:
         ask = {"on_crash": self.on_crash} if self.on_crash != "rerun" else {}
+        code = {"code_version": self.code_version, "environment_hash": self.environment_hash}
         return {
             "stage": self.stage,
             "target": self.target,
             "context_hash": self.context_hash,
             **ask,
+            **{name: value for name, value in code.items() if value},
         }
 
 
@@ -58,6 +62,8 @@ def not_done(
         ),
         *("executed", "[]", cost + spent.get("usd_micros", 0), tokens + spent.get("tokens", 0)),
         *(token.attempt, token.child_id, None, error),
+        code_version=step.code_version,
+        environment_hash=step.environment_hash,
     )
 
 

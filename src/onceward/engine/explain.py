@@ -9,7 +9,7 @@ from typing import Any
 from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
 from onceward.engine.build_reading import build_status, dependencies, gathered, why_paused
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
-from onceward.engine.why import why_it_ran
+from onceward.engine.why import about_code, why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel.records import Build
 from onceward.lifecycles.plan import fill, step_name
@@ -220,13 +220,15 @@ def why(store: Store, build: Build, name: str) -> dict[str, Any]:
     with store.read() as rows:
         because, since = _why_step(rows, build, step, bool(found.get("orphaned")))
         stage = _stage_of(rows, build, step["stage"])
+        checkpoint = find_checkpoint(rows, build.build_id, step["stage"], step["target"])
+        code = about_code(rows, build, checkpoint, step["stage"])
     if step["status"] in ("waiting", "BLOCKED") and not because:
         because = [f"it waits for {what}" for what in _needed(found, stage, step["target"])]
     said = {
         "step": step_name(step["stage"], step["target"]),
         "build_id": build.build_id,
         "status": step["status"],
-        "because": because,
+        "because": [*because, *code],
     }
     return {**said, "since": since} if since else said
 

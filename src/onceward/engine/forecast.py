@@ -8,16 +8,17 @@ import msgspec
 
 from onceward.engine import child_budget
 from onceward.engine.artifacts import Artifacts
-from onceward.engine.build_past import whole
+from onceward.engine.build_past import begun_with, results_of_others, whole
 from onceward.engine.flow import Flow
 from onceward.engine.plans import Resolved
 from onceward.engine.purse import recorded, usual
-from onceward.engine.why import History
+from onceward.engine.why import Code, History
 from onceward.lifecycles.plan import Output, result_digest
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, reusable
+from onceward.store.tables.builds import Builds, plan_body
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -71,6 +72,9 @@ class Forecast:
                 if self._build_id
                 else {}
             )
+            if self._build_id:
+                plan_hash = Builds(rows).get(self._build_id).plan_hash
+                self._flow.begun_with = begun_with(plan_body(rows, plan_hash))
             return [
                 expected
                 for k in range(len(self._steps.stages))
@@ -96,20 +100,17 @@ class Forecast:
             if not self._missing(step)
         }
         fitting: dict[int, Checkpoint] = {}
-        for step, context in known.items():
+        for step in known:
             mine = own.get((stage.name, self._steps.place(step)[1]))
-            if mine is not None and mine.status == "SUCCESS" and mine.context_hash == context:
+            if (
+                mine is not None
+                and mine.status == "SUCCESS"
+                and mine.context_hash == self._flow.judged_hash(step, mine)
+            ):
                 fitting[step] = mine
         if self._reuse and not stage.approve:
-            wanted = {
-                s: context
-                for s, context in known.items()
-                if s not in fitting and s not in self._forced
-            }
-            others = reusable(rows, sorted(set(wanted.values())), self._build_id)
-            fitting |= {
-                step: others[context] for step, context in wanted.items() if context in others
-            }
+            wanted = {s: known[s] for s in known if s not in fitting and s not in self._forced}
+            fitting |= results_of_others(rows, self._flow, wanted, self._build_id)
         assert self._artifacts is not None
         taken = whole(self._artifacts, fitting, note=False)
         estimate = usual(stage, recorded(rows, self._resolved.plan.name, stage.name))
@@ -134,6 +135,11 @@ class Forecast:
     def _done(self, step: int, checkpoint: Checkpoint) -> Expected:
         mine = checkpoint.build_id == self._build_id
         because = ["done in this build"] if mine else ["nothing that flows into it changed"]
+        stage = self._flow.stage(step)
+        done_with = checkpoint.code_version or self._flow.begun_with.get(stage.name)
+        known = (stage.version, self._resolved.first_version(self._steps.place(step)[0]))
+        if mine and stage.call is not None and done_with not in known:
+            because.append("its code changed since, its result is kept")
         return Expected(
             self._steps.name(step), "skip" if mine else "reuse", because, {}, checkpoint.build_id
         )
@@ -163,7 +169,9 @@ class Forecast:
             return ["no earlier build has done it"], None
         if broken:
             return ["what it had made is damaged or gone"], last.build_id
-        said = history.changed(last, self._body, lambda *place: self._made.get(place))
+        stage = self._steps.stages[k]
+        code = Code(stage.code_version, stage.environment_hash, stage.environment)
+        said = history.changed(last, self._body, lambda *place: self._made.get(place), code)
         missing = self._missing(step)
         if missing:
             stages = dict.fromkeys(name.partition(":")[0] for name in missing)

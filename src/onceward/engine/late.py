@@ -24,7 +24,12 @@ from onceward.kernel.records import Token
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output, result_digest, step_name
 from onceward.store.store import Store
-from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
+from onceward.store.tables.checkpoints import (
+    Checkpoint,
+    find_checkpoint,
+    made_with,
+    put_checkpoint,
+)
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_of
 from onceward.store.transaction import Transaction
@@ -62,6 +67,7 @@ def record_result(
         "outputs": result_digest(outputs),
         "taken": not done and not doubt,
     }
+    detail |= made_with(step.code_version, step.environment_hash)
     if late_id:
         detail["late_id"] = late_id
     if doubt:
@@ -82,6 +88,8 @@ def record_result(
             child_id=token.child_id,
             origin=None,
             error=None,
+            code_version=step.code_version,
+            environment_hash=step.environment_hash,
         )
         put_checkpoint(tx, checkpoint, tx.now)
     tx.append(f"session:{session}", "LATE_RESULT", actor, detail)

@@ -152,7 +152,10 @@ def _from_python(file: Path, kind: type[Made], word: str) -> Made:
             else f"{type(error).__name__}: {error}"
         )
         raise InvalidConfig(f"{where}: {what}", context={"file": str(file), "line": line}) from None
-    made = {id(value): value for value in vars(module).values() if isinstance(value, kind)}
+    # By its type: isinstance would load a lazy module that stands beside it.
+    made: dict[int, Made] = {
+        id(value): value for value in vars(module).values() if issubclass(type(value), kind)
+    }
     if len(made) != 1:
         raise InvalidConfig(
             f"{file.name} makes {len(made)} {word}s; it must make one, as in"

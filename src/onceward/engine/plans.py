@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
-from onceward.engine.code_version import version_of
+from onceward.engine.code_version import code_version, first_version
 from onceward.engine.files import Files
 from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
@@ -163,6 +163,7 @@ class Resolved:
             self.steps = with_needs(self.steps, chosen(self.steps, self.choices.only))
         self.contexts = [Context(stage, config) for stage in self.steps.stages]
         self._inputs: list[tuple[tuple[str, ...], bool]] = []
+        self._first_versions: dict[int, str | None] = {}
         self._own: dict[str, dict[str, list[str]] | str] = {}
         """Of stages whose steps have different input files: which each has."""
         hashed = {}
@@ -187,6 +188,16 @@ class Resolved:
             )
         self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
         self.hash = hash_of_body(self.body)
+
+    def first_version(self, k: int) -> str | None:
+        """The version of a stage's function by the first algorithm; None where that says nothing."""
+        stage = self.steps.stages[k]
+        if stage.call is None or not stage.environment_hash:
+            # A command, or a version that somebody said: no algorithm made it.
+            return None
+        if k not in self._first_versions:
+            self._first_versions[k] = first_version(stage.call, self.plan.folder)
+        return self._first_versions[k]
 
     def forced(self) -> set[int]:
         """The steps that run even if their results are there."""
@@ -221,7 +232,14 @@ class Resolved:
 def _with_version(stage: Stage, folder: Path) -> Stage:
     if stage.call is None or stage.version:
         return stage
-    return msgspec.structs.replace(stage, version=version_of(stage.call, folder))
+    found = code_version(stage.call, folder)
+    return msgspec.structs.replace(
+        stage,
+        version=found.code,
+        environment=found.environment,
+        environment_hash=found.environment_hash,
+        unfollowed=found.unfollowed,
+    )
 
 
 def _require_targets(stage: Stage, targets: Sequence[str]) -> None:

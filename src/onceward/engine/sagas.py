@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from onceward.engine.code_version import version_of
+from onceward.engine.code_version import code_version
 from onceward.engine.task import Task
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import bounded, digest
@@ -268,7 +268,7 @@ def _undo(name: str, compensate: Undo, words: Mapping[str, Any]) -> Stage | None
 
 
 def _version(call: Callable[..., Any] | None, folder: Path) -> str | None:
-    return None if call is None else version_of(call, folder)
+    return None if call is None else code_version(call, folder).code
 
 
 def given_text(given: Any) -> str:

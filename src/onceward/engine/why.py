@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from onceward.engine.code_changes import difference, recorded_environments, resumed_code
 from onceward.engine.outputs import read_back
 from onceward.kernel.records import Build
 from onceward.lifecycles.choices import choices_of, is_chosen
 from onceward.lifecycles.plan import result_digest, step_name
-from onceward.lifecycles.plan_changes import Body, step_changes
+from onceward.lifecycles.plan_changes import CODE_CHANGED, Body, step_changes
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import (
@@ -21,6 +24,14 @@ from onceward.store.tables.events import told
 
 Made = Callable[[str, str], str | None]
 """What a step made, as a digest; None where that is not known."""
+
+
+class Code(msgspec.Struct, frozen=True):
+    """What a step is done with: the version of its function, and its environment."""
+
+    version: str | None = None
+    environment_hash: str | None = None
+    environment: Sequence[str] | None = None
 
 
 class History:
@@ -38,10 +49,16 @@ class History:
         """The step when it was last done."""
         return last_success(self._rows, self._name, stage, target, self._before)
 
-    def changed(self, last: Checkpoint, now: Body, made: Made) -> list[str]:
-        """What is different from then; `now` is the plan's body, `made` what the steps before it left now."""
+    def changed(self, last: Checkpoint, now: Body, made: Made, code: Code) -> list[str]:
+        """What is different from then; `now` is the plan's body, `made` what the steps before it left now, `code` what
+        the step is done with now."""
         then = self._body(Builds(self._rows).get(last.build_id).plan_hash)
         said = step_changes(then, now, last.stage, last.target)
+        if last.code_version and code.version:
+            # What the step itself was done with; its build may have gone on with other code.
+            said = [what for what in said if what != CODE_CHANGED]
+            said += [] if last.code_version == code.version else [CODE_CHANGED]
+        said += self._environment_changes(last, code)
         before, after = (body.needs(last.stage, last.target) for body in (then, now))
         if list(before) != list(after) and set(before) == set(after):
             said.append("the order of what it needs changed")
@@ -49,6 +66,12 @@ class History:
         for need, targets in after.items():
             said += self._flowed(last.build_id, need, before.get(need, ()), targets, made)
         return said
+
+    def _environment_changes(self, last: Checkpoint, code: Code) -> list[str]:
+        if not last.environment_hash or last.environment_hash == code.environment_hash:
+            return []
+        recorded = recorded_environments(self._rows, last.build_id)
+        return [difference(recorded.get(last.environment_hash), code.environment)]
 
     def _flowed(
         self, build_id: str, need: str, before: Sequence[str], after: Sequence[str], made: Made
@@ -104,8 +127,35 @@ def why_it_ran(rows: Reads, build: Build, stage: str, target: str) -> tuple[list
         found = find_checkpoint(rows, build.build_id, need, other)
         return None if found is None else digest_of(found)
 
-    said = history.changed(last, Body(plan_body(rows, build.plan_hash)), made)
+    body = Body(plan_body(rows, build.plan_hash))
+    said = history.changed(last, body, made, _code_of(rows, build, stage, target))
     return said or [_not_reused(rows, build, stage, target)], last.build_id
+
+
+def _code_of(rows: Reads, build: Build, stage: str, target: str) -> Code:
+    """What a step of a build was done with, as far as the record tells."""
+    done = find_checkpoint(rows, build.build_id, stage, target)
+    if done is None:
+        return Code()
+    recorded = recorded_environments(rows, build.build_id)
+    environment = recorded.get(done.environment_hash or "")
+    return Code(done.code_version, done.environment_hash, environment)
+
+
+def about_code(rows: Reads, build: Build, checkpoint: Checkpoint | None, stage: str) -> list[str]:
+    """What there is to know about the code of a step beside why it ran: that it changed since, or before the build
+    went on; and what of it nobody can follow."""
+    body = Body(plan_body(rows, build.plan_hash)).stages.get(stage, {})
+    begun = body.get("work", {}).get("function")
+    now = resumed_code(rows, build.build_id).get(stage)
+    said = []
+    if checkpoint is not None and checkpoint.status == "SUCCESS" and now is not None:
+        done_with = checkpoint.code_version or begun
+        if done_with != now:
+            said.append("its code changed after it was done: its result is kept")
+        elif done_with != begun:
+            said.append("the build went on with changed code, and that ran")
+    return said + [f"not followed: {what}" for what in body.get("unfollowed", ())]
 
 
 def _not_reused(rows: Reads, build: Build, stage: str, target: str) -> str:

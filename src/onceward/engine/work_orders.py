@@ -38,6 +38,7 @@ class ResumeBuild(Order, frozen=True):
     proof: str = ""
     """Shows that whoever asks has the confirmation token, without being it."""
     fork: bool = False
+    strict_code: bool = False
     rerun: tuple[str, ...] = ()
     accept: dict[str, Kept] = {}
     plan: str = ""

@@ -34,6 +34,8 @@ class Detail(msgspec.Struct):
     limits: dict[str, int] | None = None
     max_active_children: int = 0
     context_hash: str = ""
+    code_version: str | None = None
+    environment_hash: str | None = None
     text: str = ""
     note: str = ""
     target: str | None = None

@@ -33,12 +33,12 @@ class Steps:
 
     def __init__(self, build_id: str) -> None:
         self._build = build_id
-        self._reused: dict[str, tuple[str, Any, str]] = {}
+        self._reused: dict[str, tuple[Any, ...]] = {}
         self._accepted: dict[str, Any] = {}
         self._doubted: set[str] = set()
         self._unrun: set[str] = set()
-        self._late: set[tuple[str, str, str, str]] = set()
-        """Step, child, context and outputs of results that came after their child's end."""
+        self._late: set[tuple[Any, ...]] = set()
+        """Step, child, context, outputs, code and environment of results that came after their child's end."""
         self._wanted: dict[tuple[str, str], str] = {}
         self._decided: dict[tuple[str, str], tuple[str, str, str]] = {}
         self.made: str | None = None
@@ -47,11 +47,26 @@ class Steps:
     def note(self, body: Body) -> None:
         name, detail = body.event, body.detail
         if name == "STEP_REUSED":
-            self._reused[detail.step] = (detail.context_hash, detail.outputs, detail.child_id)
+            self._reused[detail.step] = (
+                detail.context_hash,
+                detail.outputs,
+                detail.child_id,
+                detail.code_version,
+                detail.environment_hash,
+            )
         elif name == "STEP_DECIDED" and detail.decision == "accept":
             self._accepted[detail.step] = detail.outputs
         elif name == "LATE_RESULT":
-            self._late.add((detail.step, detail.child_id, detail.context_hash, detail.outputs))
+            self._late.add(
+                (
+                    detail.step,
+                    detail.child_id,
+                    detail.context_hash,
+                    detail.outputs,
+                    detail.code_version,
+                    detail.environment_hash,
+                )
+            )
         elif name == "STEP_IN_DOUBT":
             self._doubted.add(detail.step)
         elif name == "STEP_FAILED":
@@ -129,7 +144,13 @@ class Steps:
         """How a checkpoint differs from the events that speak of it."""
         if row.how == "reused":
             said = self._reused.get(step)
-            found = (row.context_hash, result_digest(outputs_of(row)), row.child_id or "")
+            found = (
+                row.context_hash,
+                result_digest(outputs_of(row)),
+                row.child_id or "",
+                row.code_version,
+                row.environment_hash,
+            )
             return (
                 None
                 if said == found and row.status == "SUCCESS"
@@ -153,7 +174,8 @@ class Steps:
         if row.child_id not in ends:
             return "the child that made it is not there"
         made = result_digest(outputs_of(row))
-        if row.status == "SUCCESS" and (step, row.child_id, row.context_hash, made) in self._late:
+        late = (step, row.child_id, row.context_hash, made, row.code_version, row.environment_hash)
+        if row.status == "SUCCESS" and late in self._late:
             return None
         return self._unlike_child(row, body_of(ends[row.child_id]))
 
@@ -166,6 +188,11 @@ class Steps:
         if row.context_hash != context and row.context_hash != digest([context, row.child_id]):
             return "its context is not that of the child that made it"
         if row.status == "SUCCESS":
+            if (row.code_version, row.environment_hash) != (
+                detail.get("code_version"),
+                detail.get("environment_hash"),
+            ):
+                return "its code or environment is not that of the child that made it"
             if detail.get("reason") != "completed":
                 return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
             if detail.get("outputs") != result_digest(outputs_of(row)):

@@ -118,8 +118,9 @@ def abandon(build: Build, failed: bool, actor: str) -> Move:
     return move(build, "ABANDONED", "operator_abort", actor)
 
 
-def resume(build: Build, now: Micros, actor: str) -> Move:
-    return move(build, "ACTIVE", "operator_resume", actor, columns={"resumed_at": now})
+def resume(build: Build, now: Micros, actor: str, detail: Mapping[str, Any] = _NOTHING) -> Move:
+    """`detail` names what changed meanwhile and is kept or used all the same (B-11)."""
+    return move(build, "ACTIVE", "operator_resume", actor, detail, columns={"resumed_at": now})
 
 
 def require_resumable(build: Build) -> None:

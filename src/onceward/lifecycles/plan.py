@@ -22,6 +22,8 @@ _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
 _NOTHING: Mapping[str, Any] = {}
+BESIDE: Final = ("inputs_of", "unfollowed")
+"""What is kept of a stage only to tell why: which step has which inputs, and what of its code cannot be followed."""
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -47,7 +49,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     run: tuple[str, ...] = ()
     call: Callable[[Any], Any] | None = None
     version: str = ""
-    """Of the function: its source and that of what it closes over, or what somebody said instead."""
+    """Of the function: a digest of its code and what it reaches, or what somebody said instead."""
+    environment: tuple[str, ...] = ()
+    """Python and the other packages that the function imports, each with its version."""
+    environment_hash: str = ""
+    unfollowed: tuple[str, ...] = ()
+    """What the function reaches and could change without being noticed, in words."""
     approve: str = ""
     inputs: tuple[str, ...] = ()
     config: Mapping[str, Any] = _NOTHING
@@ -69,6 +76,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     def dependencies(self) -> tuple[str, ...]:
         """Every stage that must come before."""
         return (*self.needs, *self.collect, *self.after)
+
+    @property
+    def code_version(self) -> str | None:
+        """The version of its function; None if it has none."""
+        return self.version if self.call is not None else None
 
     def work(self) -> dict[str, Any]:
         """What is done, as far as it decides what comes out."""
@@ -357,7 +369,7 @@ class Context:
         self._stage = stage
         self._config = merge(config, stage.config)
         self._encoded = canonical_config(self._config)
-        self._fixed = {"of": "onceward.step/1", "stage": stage.name, "work": stage.work()}
+        self._work = stage.work()
 
     def config(self, target: str) -> dict[str, Any]:
         """Global, then stage, then target: the merged config of a step."""
@@ -369,12 +381,17 @@ class Context:
         target: str,
         inputs: Sequence[tuple[str, str]],
         upstream: Sequence[tuple[str, str, str]],
+        version: str | None = None,
     ) -> str:
-        """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made)."""
+        """`inputs` as (name, sha256), `upstream` as (stage, target or empty for all, digest of what they made);
+        `version` is another version of the function than the one it has now."""
         own = target in self._stage.target_config
         config = canonical_config(self.config(target)) if own else self._encoded
+        work = self._work if version is None else {**self._work, "function": version}
         said = {
-            **self._fixed,
+            "of": "onceward.step/1",
+            "stage": self._stage.name,
+            "work": work,
             "target": target,
             "config": msgspec.Raw(config),
             "inputs": inputs,
@@ -393,8 +410,8 @@ def body_of(
     clean: Callable[[str], str] = str,
 ) -> str:
     """Everything about a plan that can change what its steps make, as canonical text: what strict resume compares.
-    `own`, no part of what is compared, has the input files by target where they differ, or `target` where each is its
-    own; `clean` takes secrets out of what people wrote."""
+    `own`, no part of what is compared (as nothing of `BESIDE` is), has the input files by target where they differ, or
+    `target` where each is its own; `clean` takes secrets out of what people wrote."""
     stages = [
         {
             "name": stage.name,
@@ -410,6 +427,7 @@ def body_of(
             "inputs": [list(pair) for pair in inputs[stage.name]],
             "on_crash": stage.on_crash,
             **({"inputs_of": own[stage.name]} if stage.name in own else {}),
+            **({"unfollowed": list(stage.unfollowed)} if stage.unfollowed else {}),
         }
         for k, stage in enumerate(steps.stages)
     ]
@@ -418,12 +436,13 @@ def body_of(
 
 
 def hash_of_body(body: str) -> str:
-    """The hash of a plan: of its body, but for which step has which of the inputs, which only tells why."""
-    if '"inputs_of":' not in body:
+    """The hash of a plan: of its body, but for what only tells why."""
+    if not any(f'"{word}":' in body for word in BESIDE):
         return sha256_hex(body.encode())
     said = msgspec.json.decode(body)
     for stage in said["stages"]:
-        stage.pop("inputs_of", None)
+        for word in BESIDE:
+            stage.pop(word, None)
     return sha256_hex(canonical_config(said))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from onceward.lifecycles.plan import fill, merge
+from onceward.lifecycles.plan import BESIDE, fill, merge
+
+CODE_CHANGED: Final = "its code changed"
 
 
 def changes(before: str, after: str) -> list[str]:
@@ -26,17 +28,40 @@ def changes(before: str, after: str) -> list[str]:
 
 def _stage_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     words = {"work": "what it runs"}
-    plain = [what for what in new if what not in ("inputs", "inputs_of", "config", "target_config")]
+    apart = ("inputs", "config", "target_config", *BESIDE)
+    plain = [what for what in new if what not in apart]
+    was = {**old, "work": _without_code(old["work"])}
+    is_ = {**new, "work": _without_code(new["work"])}
     said = [
         f"stage {name}: {words.get(what, what)} changed"
         for what in plain
-        if old.get(what) != new[what]
+        if was.get(what) != is_.get(what)
     ]
     for what in ("config", "target_config"):
         said += [f"stage {name}: {told}" for told in _value_changes(what, old[what], new[what])]
     files = _file_changes(dict(old["inputs"]), dict(new["inputs"]))
     said += [f"stage {name}: {file}" for file in files]
     return said
+
+
+def _without_code(work: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is done, but for the version of a function: a change of code is told apart from one of the plan (B-11)."""
+    return {**work, "function": ""} if "function" in work else work
+
+
+def environment_changes(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """What is different between two environments, package by package."""
+    old, new = (dict(line.split(" ", 1) for line in lines) for lines in (before, after))
+    said = []
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            said.append(f"{name} {old.get(name, 'not used')} -> {new.get(name, 'not used')}")
+    return said
+
+
+def of_another_algorithm(one: str, other: str) -> bool:
+    """Whether two versions of code were made in different ways, so that they say nothing about each other."""
+    return one.rpartition(":")[0] != other.rpartition(":")[0]
 
 
 class Body:
@@ -84,7 +109,9 @@ def _work_changes(old: Mapping[str, Any], new: Mapping[str, Any], target: str) -
             f"its operation changed: {old.get('operation', 'none')} -> {new.get('operation', 'none')}"
         ]
     if "function" in old and "function" in new:
-        return ["its code changed"]
+        if of_another_algorithm(old["function"], new["function"]):
+            return ["since then Onceward makes versions of code in another way"]
+        return [CODE_CHANGED]
     return [
         "what is done changed"
         if old.get("version") == new.get("version")

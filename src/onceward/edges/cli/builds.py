@@ -140,6 +140,11 @@ def run(
     help="If the plan changed: make a new build that reuses what still fits.",
 )
 @click.option(
+    "--strict-code",
+    is_flag=True,
+    help="Refuse if the code of a step changed, instead of keeping what is done.",
+)
+@click.option(
     "--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again."
 )
 @click.option(
@@ -173,6 +178,7 @@ def resume(
         token=asked["token"],
         limits=limits_of(asked["budgets"]),
         fork=asked["fork"],
+        strict_code=asked["strict_code"],
         rerun=asked["rerun"],
         accept=_accepted(asked["accept"]),
     )
@@ -187,6 +193,7 @@ def resume(
             build=build,
             proof=proof_of(offer.token) if offer.token else "",
             fork=offer.fork,
+            strict_code=offer.strict_code,
             rerun=tuple(offer.rerun),
             accept=_bring(workspace, offer.accept),
             plan=running.place_of(workspace, file.absolute()) if file is not None else "",

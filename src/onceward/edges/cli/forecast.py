@@ -51,13 +51,23 @@ def tell(
     totals = _total(steps)
     if given.json:
         told = [msgspec.to_builtins(step) for step in steps]
-        render.document({"dry_run": True, "steps": told, "counts": counts, "estimate": totals})
+        document = {"dry_run": True, "steps": told, "counts": counts, "estimate": totals}
+        render.document({**document, "unfollowed": _unfollowed(resolved)})
         return 0
     _steps(steps)
     said = [f"{count:,} {_WORDS[what]}" for what, count in counts.items() if count]
     render.say(f"{render.counted(len(steps), 'step')}: {', '.join(said)}. Nothing was done.")
     _money(steps, totals, left)
+    for stage, unfollowed in _unfollowed(resolved).items():
+        for what in unfollowed:
+            render.say(f"not followed in {stage}: {render.plain(what)}")
     return 0
+
+
+def _unfollowed(resolved: Resolved) -> dict[str, list[str]]:
+    """What code of each stage could change without a step running again because of it."""
+    stages = resolved.steps.stages
+    return {stage.name: list(stage.unfollowed) for stage in stages if stage.unfollowed}
 
 
 def _steps(steps: Sequence[Expected]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -11,13 +11,13 @@ from onceward.store.port import Reads, Writes
 
 _FIELDS = (
     "build_id, stage, target, context_hash, status, how, outputs, cost, tokens, attempt, child_id, origin, error,"
-    " updated_at"
+    " code_version, environment_hash, updated_at"
 )
 _PAGE = 5000
 
 
-class Checkpoint(msgspec.Struct, frozen=True, gc=False):
-    """A checkpoint as stored."""
+class Checkpoint(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A checkpoint as stored. What it has no value for since a later version is left out of exports."""
 
     build_id: str
     stage: str
@@ -35,7 +35,18 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     origin: str | None
     """The build they were taken over from."""
     error: str | None
+    code_version: str | None = None
+    """Of the function that it was done with, as the algorithm before the colon made it; None for a command, and for
+    what was recorded before versions named their algorithm."""
+    environment_hash: str | None = None
+    """Of Python and the packages that it was done with."""
     updated_at: Micros = 0
+
+
+def made_with(code_version: str | None, environment_hash: str | None) -> dict[str, str]:
+    """What an event says of the code and environment of a step; nothing of a step that has none."""
+    said = {"code_version": code_version, "environment_hash": environment_hash}
+    return {name: value for name, value in said.items() if value}
 
 
 def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:
@@ -71,13 +82,34 @@ def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Chec
 def put_checkpoint(tx: Writes, checkpoint: Checkpoint, now: Micros) -> None:
     *values, _ = msgspec.structs.astuple(checkpoint)
     tx.write(
-        f"INSERT INTO checkpoints ({_FIELDS}) VALUES ({', '.join('?' * 14)})"
+        f"INSERT INTO checkpoints ({_FIELDS}) VALUES ({', '.join('?' * 16)})"
         " ON CONFLICT (build_id, stage, target) DO UPDATE SET context_hash = excluded.context_hash,"
         " status = excluded.status, how = excluded.how, outputs = excluded.outputs, cost = excluded.cost,"
         " tokens = excluded.tokens, attempt = excluded.attempt, child_id = excluded.child_id,"
-        " origin = excluded.origin, error = excluded.error, updated_at = excluded.updated_at",
+        " origin = excluded.origin, error = excluded.error, code_version = excluded.code_version,"
+        " environment_hash = excluded.environment_hash, updated_at = excluded.updated_at",
         (*values, now),
     )
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """How many steps of a stage are done with the same code in the same environment."""
+
+    stage: str
+    code_version: str | None
+    environment_hash: str | None
+    count: int
+
+
+def finished_by_code(rows: Reads, build_id: str) -> list[Finished]:
+    found = rows.read(
+        "SELECT stage, code_version, environment_hash, count(*) FROM checkpoints"
+        " WHERE build_id = ? AND status = 'SUCCESS'"
+        " GROUP BY stage, code_version, environment_hash"
+        " ORDER BY stage, code_version, environment_hash",
+        (build_id,),
+    )
+    return [Finished(*row) for row in found]
 
 
 def drop_checkpoint(tx: Writes, build_id: str, stage: str, target: str) -> None:
@@ -96,10 +128,15 @@ def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
 
 
 def reusable(
-    rows: Reads, hashes: Sequence[str], but: str, only: str | None = None
+    rows: Reads,
+    environments: Mapping[str, str | None],
+    but: str,
+    only: str | None = None,
 ) -> dict[str, Checkpoint]:
-    """For each context hash the newest result that another build has of it, or that one build has."""
+    """For each context hash the newest result that another build has of it in the environment that is named with it
+    (None for any), or that one build has."""
     found: dict[str, Checkpoint] = {}
+    hashes = sorted(environments)
     how, builds = (" AND build_id <> ?", but) if only is None else (" AND build_id = ?", only)
     kinds = "('executed', 'accepted')" if only is None else "('executed', 'accepted', 'reused')"
     for start in range(0, len(hashes), 500):
@@ -109,7 +146,10 @@ def reusable(
             f" AND status = 'SUCCESS' AND how IN {kinds}{how} ORDER BY updated_at",
             (*some, builds),
         )
-        found |= {row[3]: Checkpoint(*row) for row in page}
+        for checkpoint in (Checkpoint(*row) for row in page):
+            wanted = environments[checkpoint.context_hash]
+            if wanted is None or (checkpoint.environment_hash or "") == wanted:
+                found[checkpoint.context_hash] = checkpoint
     return found
 
 

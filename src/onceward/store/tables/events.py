@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -137,6 +138,17 @@ def told(rows: Reads, stream: str, event: str, step: str) -> bool:
         (stream, f'%"{event}"%'),
     )
     return any(msgspec.json.decode(body)["detail"].get("step") == step for (body,) in found)
+
+
+def details_of(rows: Reads, stream: str, event: str) -> list[dict[str, Any]]:
+    """What the events of one name in a stream say, in order."""
+    found = rows.read(
+        "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        " WHERE s.stream = ? AND e.body LIKE ? ORDER BY e.seq",
+        (stream, f'%"{event}"%'),
+    )
+    bodies = [msgspec.json.decode(body) for (body,) in found]
+    return [body["detail"] for body in bodies if body["event"] == event]
 
 
 def last_position(rows: Reads) -> int:
