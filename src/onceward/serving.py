@@ -81,10 +81,19 @@ class Service:
                 return asker.ask(request, wait)
             finally:
                 asker.close()
-        first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        try:
+            first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        except OncewardError as error:
+            return kernel.answers.refuse(request, error)
         if first is not None:
             kernel.ask(first)
-        return kernel.ask(signed)
+        try:
+            return kernel.ask(signed)
+        except LockLost:
+            if self.answered(principal, verb, request_id) is None:
+                raise
+            # It is filed, and the next kernel takes it: it must not be told as refused.
+            return Pending(request_id)
 
     def answered(self, principal: str, verb: str, request_id: str) -> dict[str, Any] | None:
         """What somebody asked with before under an id, if they did: what is made anew each time is made once."""

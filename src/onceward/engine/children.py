@@ -107,9 +107,15 @@ class Children:
         self._admits = limited and not decides_starts
         """Whether each child is held against the budget before it starts."""
 
-    def spawn(self, works: Sequence[Work], ids: Sequence[str] = ()) -> list[str]:
+    def spawn(
+        self,
+        works: Sequence[Work],
+        ids: Sequence[str] = (),
+        accept: Callable[[Transaction], None] = lambda tx: None,
+    ) -> list[str]:
         """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
-        free. Where the workspace wants it, each names an operation of the registry."""
+        free. Where the workspace wants it, each names an operation of the registry. `accept` is called in the commit
+        that queues them."""
         if self.closed:
             raise InvalidConfig(
                 f"session {self.session_id} is closed", context={"session_id": self.session_id}
@@ -123,6 +129,7 @@ class Children:
         def queue(tx: Transaction) -> None:
             operations.require(tx, named, self.registered)
             child_dispatch.spawn(tx, orders, self.owner, self.actor)
+            accept(tx)
 
         self.expect({order.child_id: work for order, work in zip(orders, works, strict=True)})
         try:

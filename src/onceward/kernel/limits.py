@@ -52,6 +52,9 @@ STANDBY_SECONDS: Final = 0.5
 REQUEST_POLL_SECONDS: Final = 0.05
 """How often a kernel looks for requests, and an asker for its answer."""
 
+REQUEST_TAKES: Final = 3
+"""How often the kernel may die while it takes one request before that is answered as failed: once is an accident."""
+
 HANDSHAKE_SECONDS: Final = 30.0
 """How long a forked child may take to say who it is: far beyond what a loaded machine needs."""
 

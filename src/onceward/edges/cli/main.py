@@ -82,6 +82,8 @@ class Globals:
         self.json = False
         self.wait = REQUEST_WAIT_SECONDS
         self.request_id: str | None = None
+        self.expires: float | None = None
+        """Seconds after which a request that no kernel has taken is refused."""
 
     def workspace(self, *, nearest: bool = True) -> Workspace:
         from onceward.settings import find_workspace
@@ -223,7 +225,15 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_keep("request_id"),
         help="Ask again under this id and get the same answer.",
     )
-    return wait_option(request_id(command))
+    expires = click.option(
+        "--expires",
+        type=Seconds(),
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_keep("expires"),
+        help="Refuse it if no kernel has taken it within this time.",
+    )
+    return wait_option(request_id(expires(command)))
 
 
 class LazyGroup(click.Group):
