@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import linecache
-import sys
-import sysconfig
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,9 +17,8 @@ from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
-from onceward.engine.cutting import cut, require_cuttable
+from onceward.engine.cutting import cut, own_code, require_cuttable
 from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import load, saga_in
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
@@ -42,7 +37,6 @@ from onceward.engine.work_orders import (
     order_of,
 )
 from onceward.errors import (
-    ExecutionFailed,
     InvalidConfig,
     LockLost,
     OncewardError,
@@ -54,6 +48,7 @@ from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.build import crash
 from onceward.lifecycles.choices import Choices
+from onceward.loading import Loader
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, Tokens
@@ -89,6 +84,8 @@ class Hosted:
     def __init__(self, workspace: Workspace, kernel: Kernel) -> None:
         self.workspace, self.kernel = workspace, kernel
         self._mutex = threading.Lock()
+        limits = workspace.settings.serve
+        self.loader = Loader(workspace.folder.parent, limits.import_seconds, limits.import_memory)
         self._works: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._stopping = False
 
@@ -169,6 +166,7 @@ class Hosted:
 
     def stop(self) -> None:
         """Ask everything to end, and wait until it has."""
+        self.loader.stopping.set()
         with self._mutex:
             self._stopping = True
             works = list(self._works.values())
@@ -192,7 +190,7 @@ class Hosted:
                 return self._resume_build(taking, offer)
             return taking.accept_now({"build_id": build_id}), None
         choices = Choices(order.only, order.force, order.config)
-        resolved = self._loaded(lambda: load(self.workspace.inside(order.plan), choices))
+        resolved = self.loader.plan(self.workspace.inside(order.plan), choices)
         running.require_environment(resolved)
         jobs = order.jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
         limits = {**resolved.plan.limits, **_limits(order.budget)}
@@ -225,7 +223,9 @@ class Hosted:
         with kernel.store.read() as rows:
             build = Builds(rows).named(order.build)
         file = self.workspace.inside(order.plan) if order.plan else None
-        resolved = self._loaded(lambda: running.load_for(self.workspace, build, plan_file=file))
+        resolved = running.load_for(
+            self.workspace, build, plan_file=file, load_file=self.loader.plan
+        )
         running.require_environment(resolved)
         jobs = order.jobs or foreground.cap_of(kernel, build.build_id)
         offer = Offer(
@@ -325,7 +325,7 @@ class Hosted:
 
     def _run_saga(self, taking: Taking, order: RunSaga) -> Begun:
         kernel = taking.kernel
-        saga = self._loaded(lambda: saga_in(self.workspace.inside(order.file)))
+        saga = self.loader.saga(self.workspace.inside(order.file))
         wanted = Wanted(
             saga=saga,
             root=order.root or f"root_{taking.ident}",
@@ -342,8 +342,8 @@ class Hosted:
         kernel = taking.kernel
         with kernel.store.read() as rows:
             known = Runs(rows).named(order.saga)
-        saga = shipped(known) or self._loaded(
-            lambda: saga_running.saga_of(self.workspace, known, None)
+        saga = shipped(known) or saga_running.saga_of(
+            self.workspace, known, None, load_file=self.loader.saga
         )
         run, lease = take_up(
             *(kernel, saga, known.saga_id, kernel.environment, _limits(order.budget)),
@@ -376,6 +376,7 @@ class Hosted:
 
     def _cut(self, taking: Taking, order: CutChange) -> Begun:
         kernel = taking.kernel
+        self._probe_place(kernel, order.entry)
         entry_id = require_cuttable(kernel, order.entry, order.grant)
         if order.commit:
             changing.require_commit(kernel, entry_id)
@@ -391,6 +392,7 @@ class Hosted:
         kernel = taking.kernel
         with kernel.store.read() as rows:
             entry_id = Changes(rows).named(order.entry).entry_id
+        self._probe_place(kernel, entry_id)
         require_verifiable(kernel, entry_id)
         result_id = f"vrf_{taking.ident}"
 
@@ -407,38 +409,13 @@ class Hosted:
 
         return taking.accept_now({"entry_id": entry_id}), work
 
-    def _loaded(self, load_: Callable[[], Any]) -> Any:
-        """Read somebody's code as it is now: what was imported before from the same folder is forgotten, so that what
-        runs is what is in its files."""
-        home = str(self.workspace.folder.parent.resolve())
-        with _loading:
-            for name, module in list(sys.modules.items()):
-                file = str(getattr(module, "__file__", None) or "")
-                if file.startswith(f"{home}/") and not file.startswith(_OURS):
-                    del sys.modules[name]
-            importlib.invalidate_caches()
-            linecache.checkcache()
-            try:
-                return load_()
-            except OncewardError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise ExecutionFailed(
-                    f"it cannot be read: {type(error).__name__}: {error}"
-                ) from None
-
-
-_loading = threading.Lock()
-_OURS = tuple(
-    f"{Path(place).resolve()}/"
-    for place in (
-        sys.prefix,
-        sys.base_prefix,
-        *sysconfig.get_paths().values(),
-        str(Path(__file__).parent),
-    )
-)
-"""Python's own and ours: below a project's folder or not, they are nobody's plan."""
+    def _probe_place(self, kernel: Kernel, name: str) -> None:
+        """A place of the user's own is code, too."""
+        with kernel.store.read() as rows:
+            entry_id = Changes(rows).named(name).entry_id
+        code = own_code(kernel, entry_id)
+        if code:
+            self.loader.probe_name(code, kernel.home)
 
 
 def _next(ident: str, number: int) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.budget import Lane
-from onceward.lifecycles.choices import choices_of
+from onceward.lifecycles.choices import Choices, choices_of
 from onceward.wiring import Workspace
 
 
@@ -132,7 +132,11 @@ def resume(
 
 
 def load_for(
-    workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None
+    workspace: Workspace,
+    build: Build,
+    plan: Plan | None = None,
+    plan_file: Path | None = None,
+    load_file: Callable[[Path, Choices], Resolved] = load,
 ) -> Resolved:
     """The plan of a build as it is now, with what was chosen of it when the build began."""
     choices = choices_of(build.choices)
@@ -140,7 +144,7 @@ def load_for(
         return (
             Resolved(plan, choices)
             if plan
-            else load(plan_file or _plan_of(workspace, build), choices)
+            else load_file(plan_file or _plan_of(workspace, build), choices)
         )
     except InvalidConfig as error:
         if error.context.get("field") not in ("--only", "--set"):

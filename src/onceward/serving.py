@@ -55,6 +55,13 @@ class Service:
         tending.start()
         self._threads.append(tending)
 
+    def give_up(self) -> None:
+        """The server is to end: what takes long is not waited for any more, nor what is being loaded."""
+        self.stopping.set()
+        hosted = self.hosted
+        if hosted is not None:
+            hosted.loader.stopping.set()
+
     def stop(self) -> None:
         """End what was begun, and leave the workspace to others."""
         self._stop.set()

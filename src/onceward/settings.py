@@ -11,7 +11,14 @@ import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.kernel.changes import IGNORED_NAMES
-from onceward.kernel.limits import APPROVAL_SECONDS, ARTIFACT_BYTES, MAX_INTEGER
+from onceward.kernel.limits import (
+    APPROVAL_SECONDS,
+    ARTIFACT_BYTES,
+    IMPORT_BYTES,
+    IMPORT_LEAST_BYTES,
+    IMPORT_SECONDS,
+    MAX_INTEGER,
+)
 from onceward.kernel.money import to_micros
 from onceward.kernel.records import ROLES, check_name
 
@@ -152,6 +159,15 @@ class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Places of your own."""
 
 
+class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `serve` allows to the code of plans and sagas while it is loaded."""
+
+    import_seconds: float = IMPORT_SECONDS
+    """How long loading a plan or saga may take; what takes longer is refused."""
+    import_memory: int = IMPORT_BYTES
+    """How many bytes of address space loading it may take."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -164,6 +180,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grants: GrantSettings = GrantSettings()
     registry: RegistrySettings = RegistrySettings()
     changes: ChangeSettings = ChangeSettings()
+    serve: ServeSettings = ServeSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -197,6 +214,9 @@ TEMPLATE = """\
 # [changes]
 # approvals = 2                   # how many people must approve a change; authors do not approve their own
 # path = [{ glob = "billing/*", approvals = 2, role = "admin" }]
+
+# [serve]
+# import_seconds = 20             # how long a plan or saga may take to be loaded by `serve`
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -296,6 +316,7 @@ def _check(settings: Settings, file: Path) -> None:
             context={"field": "artifacts.max_bytes"},
         )
     limits_of(settings)
+    _check_serve(settings.serve, file)
     _check_changes(settings.changes, file)
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:
@@ -311,6 +332,14 @@ def _check(settings: Settings, file: Path) -> None:
         _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"{file}: two sinks have one name")
+
+
+def _check_serve(serve: ServeSettings, file: Path) -> None:
+    for name, least in (("import_seconds", 1), ("import_memory", IMPORT_LEAST_BYTES)):
+        if not least <= getattr(serve, name) <= MAX_INTEGER:
+            raise InvalidConfig(
+                f"{file}: serve.{name} must be at least {least}", context={"field": f"serve.{name}"}
+            )
 
 
 def _check_changes(changes: ChangeSettings, file: Path) -> None:

@@ -55,6 +55,15 @@ REQUEST_POLL_SECONDS: Final = 0.05
 REQUEST_TAKES: Final = 3
 """How often the kernel may die while it takes one request before that is answered as failed: once is an accident."""
 
+IMPORT_SECONDS: Final = 20.0
+"""How long `serve` lets a plan or saga take to be loaded, unless the settings say otherwise."""
+
+IMPORT_BYTES: Final = 1024 * 1024 * 1024
+"""How much address space `serve` lets a plan or saga take to be loaded, unless the settings say otherwise."""
+
+IMPORT_LEAST_BYTES: Final = 128 * 1024 * 1024
+"""The least address space to load anything in: Python and Onceward themselves take about half of it."""
+
 HANDSHAKE_SECONDS: Final = 30.0
 """How long a forked child may take to say who it is: far beyond what a loaded machine needs."""
 
