@@ -17,8 +17,10 @@ from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
+from onceward.engine.child_dispatch import chosen_cap
 from onceward.engine.cutting import cut, own_code, require_cuttable
 from onceward.engine.kernel import Kernel
+from onceward.engine.open_sessions import OpenSessions
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
@@ -35,7 +37,9 @@ from onceward.engine.work_orders import (
     Spawn,
     VerifyChange,
     order_of,
+    seconds_of,
 )
+from onceward.environments import Environments
 from onceward.errors import (
     InvalidConfig,
     LockLost,
@@ -69,6 +73,7 @@ class Taking(msgspec.Struct, frozen=True):
     ident: str
     """What the ids of its resources are made from: the same however often it is taken."""
     verb: str
+    request_id: str
     accept: Accept
     """To be called in the commit that makes the resource."""
 
@@ -86,6 +91,8 @@ class Hosted:
         self._mutex = threading.Lock()
         limits = workspace.settings.serve
         self.loader = Loader(workspace.folder.parent, limits.import_seconds, limits.import_memory)
+        self.sessions = OpenSessions()
+        self.environments = Environments()
         self._works: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._stopping = False
 
@@ -94,7 +101,13 @@ class Hosted:
         if self._stopping:
             raise LockLost("the server is stopping; ask again when it is back")
         order = order_of(request.verb, request.payload)
-        taking = Taking(self._acting(request), resource_id.partition("_")[2], request.verb, accept)
+        taking = Taking(
+            kernel=self._acting(request),
+            ident=resource_id.partition("_")[2],
+            verb=request.verb,
+            request_id=request.request_id,
+            accept=accept,
+        )
         begin: Mapping[type[Order], Callable[[Taking, Any], Begun]] = {
             RunBuild: self._run_build,
             ResumeBuild: self._resume_build,
@@ -106,6 +119,7 @@ class Hosted:
             VerifyChange: self._verify,
         }
         subject, do = begin[type(order)](taking, order)
+        self.environments.forget(request.request_id)
         if do is not None:
             self._start(request, subject, do)
         return subject
@@ -172,6 +186,7 @@ class Hosted:
             works = list(self._works.values())
         for _, stop in works:
             stop.set()
+        self.sessions.stop()
         for thread, _ in works:
             thread.join()
 
@@ -192,7 +207,7 @@ class Hosted:
         choices = Choices(order.only, order.force, order.config)
         resolved = self.loader.plan(self.workspace.inside(order.plan), choices)
         running.require_environment(resolved)
-        jobs = order.jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
+        jobs = chosen_cap(order.jobs, resolved.plan.jobs or MAX_ACTIVE_CHILDREN)
         limits = {**resolved.plan.limits, **_limits(order.budget)}
         reuse = order.reuse and resolved.plan.reuse
         builds.begin(
@@ -227,7 +242,7 @@ class Hosted:
             self.workspace, build, plan_file=file, load_file=self.loader.plan
         )
         running.require_environment(resolved)
-        jobs = order.jobs or foreground.cap_of(kernel, build.build_id)
+        jobs = chosen_cap(order.jobs, foreground.cap_of(kernel, build.build_id))
         offer = Offer(
             proof=order.proof,
             limits=_limits(order.budget),
@@ -293,7 +308,11 @@ class Hosted:
 
     def _spawn(self, taking: Taking, order: Spawn) -> Begun:
         kernel, session = taking.kernel, order.session or f"ses_{taking.ident}"
-        works = commands_of(order, self.workspace.inside(order.folder or "."))
+        folder = self.workspace.working_folder(order.folder or ".")
+        brought = self.environments.of(
+            taking.request_id, kernel.principal, self.workspace.principal
+        )
+        works = commands_of(order, folder, brought)
         ids = [f"chd_{_next(taking.ident, number)}" for number in range(len(works))]
         subject = {"session_id": session, "children": ids}
         with kernel.store.read() as rows:
@@ -302,22 +321,25 @@ class Hosted:
             )
         if known:
             return taking.accept_now(subject), None
-        children = kernel.open_session(
-            session, order.jobs or foreground.cap_of(kernel, session), _limits(order.budget)
-        )
+        children = self.sessions.join(kernel, session, order.jobs, _limits(order.budget))
         try:
-            children.spawn(works, ids, accept=lambda tx: taking.accept(tx, subject))
+            children.spawn(
+                works,
+                ids,
+                accept=lambda tx: taking.accept(tx, subject),
+                actor=kernel.principal,
+            )
         except BaseException:
-            children.close()
+            self.sessions.leave(children)
             raise
 
         def run(stop: threading.Event) -> None:
+            # Who stops everything stops the sessions: one that others share is not stopped for one of them.
             try:
-                with foreground.serving(kernel, stop, children.stop):
-                    for child_id in ids:
-                        children.wait(child_id)
+                for child_id in ids:
+                    children.wait(child_id)
             finally:
-                children.close()
+                self.sessions.leave(children)
 
         return subject, run
 
@@ -394,14 +416,14 @@ class Hosted:
             entry_id = Changes(rows).named(order.entry).entry_id
         self._probe_place(kernel, entry_id)
         require_verifiable(kernel, entry_id)
-        result_id = f"vrf_{taking.ident}"
+        result_id, timeout = f"vrf_{taking.ident}", seconds_of(order.timeout, "timeout")
 
         def work(stop: threading.Event) -> None:
             done = verify(
                 kernel,
                 entry_id,
                 again=order.again,
-                timeout=order.timeout,
+                timeout=timeout,
                 stop=stop,
                 result_id=result_id,
             )

@@ -17,6 +17,7 @@ from onceward.engine.board import At
 from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
 from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
+from onceward.engine.child_dispatch import chosen_cap
 from onceward.engine.foreground import cap_of, run_build
 from onceward.engine.glance import Begun, begun
 from onceward.engine.kernel import Kernel
@@ -58,7 +59,7 @@ def run(
     """Carry a plan out as a new build; answers what came of it and the signal's exit status, if one came. `leaving`
     says that the program ends after this."""
     require_environment(resolved)
-    jobs = jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
+    jobs = chosen_cap(jobs, resolved.plan.jobs or MAX_ACTIVE_CHILDREN)
     limits = {**resolved.plan.limits, **(limits or {})}
     stop = threading.Event()
     hurry = threading.Event()
@@ -109,7 +110,7 @@ def resume(
     with heard(stop, leaving, hurry) as signals:
         kernel = workspace.kernel()
         try:
-            jobs = jobs or cap_of(kernel, build.build_id)
+            jobs = chosen_cap(jobs, cap_of(kernel, build.build_id))
             place = place_of(workspace, resolved.plan.file)
             build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
             how = "resumed" if build_id == build.build_id else f"forked from {build.build_id}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -111,6 +112,15 @@ class Service:
             if found is not None and found.principal == principal
             else None
         )
+
+    def bring_environment(self, principal: str, request_id: str, values: Mapping[str, str]) -> None:
+        """Remember the values of variables for a request that follows; in this process only."""
+        hosted = self.hosted
+        if hosted is None:
+            raise LockConflict(
+                "this server is a standby, and values that are brought stay in its memory: bring them to the kernel"
+            )
+        hosted.environments.bring(principal, request_id, values)
 
     def require_going(self) -> None:
         """For what takes long and changes nothing: it is not waited for when the server is to end."""

@@ -168,6 +168,13 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many bytes of address space loading it may take."""
 
 
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server does for those who ask it."""
+
+    folders: tuple[str, ...] = (".",)
+    """Folders in which commands may be run for others, and all below them; relative to `onceward.toml`."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -181,6 +188,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registry: RegistrySettings = RegistrySettings()
     changes: ChangeSettings = ChangeSettings()
     serve: ServeSettings = ServeSettings()
+    server: ServerSettings = ServerSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -217,6 +225,9 @@ TEMPLATE = """\
 
 # [serve]
 # import_seconds = 20             # how long a plan or saga may take to be loaded by `serve`
+
+# [server]
+# folders = [".", "../other"]     # where `serve` runs commands for who asks; default: this folder
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"

@@ -141,7 +141,6 @@ def test_an_id_that_is_used_for_something_else_keeps_its_own_answer(cli, served,
 
 @pytest.mark.rule("K-8")
 def test_an_error_that_a_retry_can_help_is_no_answer(cli, served, workspace, monkeypatch):
-    service = served()
     (cli.folder / "plan.toml").write_text(PLAN)
     take, failures = Hosted.take, [StorageError("the disk is full"), LockLost("gone")]
 
@@ -150,9 +149,10 @@ def test_an_error_that_a_retry_can_help_is_no_answer(cli, served, workspace, mon
             raise failures.pop(0)
         return take(self, *arguments)
 
-    # Nobody else takes it meanwhile.
+    # Nobody else takes it meanwhile, from the first pass of the loop on.
     monkeypatch.setattr(Answers, "carry_out", lambda self, works=True: 0)
     monkeypatch.setattr(Hosted, "take", fails_twice)
+    service = served()
     order = {"plan": "plan.toml"}
     said = refused(lambda: service.ask("tester", "builds.run", order, "r1"))
     assert said["code"] == "STORAGE_ERROR_RETRY" and said["retryable"]

@@ -82,6 +82,12 @@ ARTIFACT_INLINE_BYTES: Final = 8 * 1024
 GC_GRACE_SECONDS: Final = 3600.0
 """How long an artifact that nobody refers to is left alone: a commit for it may still be on its way."""
 
+MAX_JOBS: Final = 1000
+"""Most children of a session that may run at once."""
+
+MAX_TIMEOUT_SECONDS: Final = 30 * 86_400
+"""Longest time limit of a child."""
+
 MAX_ACTIVE_CHILDREN: Final = 2
 """How many children of a session run at once unless somebody asks for more."""
 
@@ -174,6 +180,12 @@ SPILL_BYTES: Final = 64 * 1024 * 1024
 
 HTTP_BODY_BYTES: Final = 1024 * 1024
 """Largest body of a request over HTTP that is not an upload."""
+
+BROUGHT_SECONDS: Final = 600.0
+"""How long a server remembers the values of variables that somebody brought for a request: until it is taken."""
+
+MAX_BROUGHT: Final = 200
+"""For how many requests a server remembers such values at once."""
 
 HTTP_HEAD_SECONDS: Final = 10.0
 """How long whoever calls over HTTP may take to say what they want."""

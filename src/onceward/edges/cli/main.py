@@ -191,8 +191,8 @@ class Seconds(click.FloatRange):
 
     name = "number of seconds"
 
-    def __init__(self) -> None:
-        super().__init__(0, 86_400)
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(least, 86_400)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
