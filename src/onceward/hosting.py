@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import linecache
-import sys
-import sysconfig
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -13,14 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from onceward import changing, running, saga_running
 from onceward.engine import builds, foreground
+from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
-from onceward.engine.cutting import cut, require_cuttable
+from onceward.engine.child_dispatch import chosen_cap
+from onceward.engine.cutting import cut, own_code, require_cuttable
 from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import load, saga_in
+from onceward.engine.open_sessions import OpenSessions
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
@@ -37,9 +37,10 @@ from onceward.engine.work_orders import (
     Spawn,
     VerifyChange,
     order_of,
+    seconds_of,
 )
+from onceward.environments import Environments
 from onceward.errors import (
-    ExecutionFailed,
     InvalidConfig,
     LockLost,
     OncewardError,
@@ -49,15 +50,37 @@ from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.records import Request
 from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles.budget import amounts
+from onceward.lifecycles.build import crash
 from onceward.lifecycles.choices import Choices
+from onceward.loading import Loader
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, Tokens
 from onceward.store.tables.sagas import Runs
+from onceward.store.transaction import Transaction
 from onceward.wiring import Workspace
 
-Subject = dict[str, Any]
 Do = Callable[[threading.Event], Any]
+Begun = tuple[Subject, Do | None]
+"""What the work is called, and how it is carried out where that is still to be done."""
+
+
+class Taking(msgspec.Struct, frozen=True):
+    """A request on its way to be work."""
+
+    kernel: Kernel
+    """In the name of who asked."""
+    ident: str
+    """What the ids of its resources are made from: the same however often it is taken."""
+    verb: str
+    request_id: str
+    accept: Accept
+    """To be called in the commit that makes the resource."""
+
+    def accept_now(self, subject: Subject) -> Subject:
+        """For what makes nothing new: a commit of its own."""
+        self.kernel.store.write(lambda tx: self.accept(tx, subject))
+        return subject
 
 
 class Hosted:
@@ -66,14 +89,26 @@ class Hosted:
     def __init__(self, workspace: Workspace, kernel: Kernel) -> None:
         self.workspace, self.kernel = workspace, kernel
         self._mutex = threading.Lock()
+        limits = workspace.settings.serve
+        self.loader = Loader(workspace.folder.parent, limits.import_seconds, limits.import_memory)
+        self.sessions = OpenSessions()
+        self.environments = Environments()
         self._works: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._stopping = False
 
-    def take(self, request: Request, resource_id: str) -> Subject:
+    def take(self, request: Request, resource_id: str, accept: Accept) -> Subject:
         """Begin what is asked; answers what it is called. Asked again with the same id, it is the same."""
+        if self._stopping:
+            raise LockLost("the server is stopping; ask again when it is back")
         order = order_of(request.verb, request.payload)
-        kernel = self._acting(request)
-        began: Mapping[type[Order], Callable[..., tuple[Subject, Do | None]]] = {
+        taking = Taking(
+            kernel=self._acting(request),
+            ident=resource_id.partition("_")[2],
+            verb=request.verb,
+            request_id=request.request_id,
+            accept=accept,
+        )
+        begin: Mapping[type[Order], Callable[[Taking, Any], Begun]] = {
             RunBuild: self._run_build,
             ResumeBuild: self._resume_build,
             Spawn: self._spawn,
@@ -83,7 +118,8 @@ class Hosted:
             CutChange: self._cut,
             VerifyChange: self._verify,
         }
-        subject, do = began[type(order)](kernel, order, resource_id.partition("_")[2], request.verb)
+        subject, do = begin[type(order)](taking, order)
+        self.environments.forget(request.request_id)
         if do is not None:
             self._start(request, subject, do)
         return subject
@@ -108,7 +144,8 @@ class Hosted:
         )
         with self._mutex:
             if self._stopping:
-                raise LockLost("the server is stopping; ask again when it is back")
+                # It is accepted: whoever comes next finds it as this kernel leaves it.
+                return
             self._works[key] = (thread, stop)
             thread.start()
 
@@ -143,52 +180,69 @@ class Hosted:
 
     def stop(self) -> None:
         """Ask everything to end, and wait until it has."""
+        self.loader.stopping.set()
         with self._mutex:
             self._stopping = True
             works = list(self._works.values())
         for _, stop in works:
             stop.set()
+        self.sessions.stop()
         for thread, _ in works:
             thread.join()
 
     # Builds.
 
-    def _run_build(
-        self, kernel: Kernel, order: RunBuild, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
-        build_id = f"bld_{ident}"
+    def _run_build(self, taking: Taking, order: RunBuild) -> Begun:
+        kernel, build_id = taking.kernel, f"bld_{taking.ident}"
         with kernel.store.read() as rows:
             known = Builds(rows).find(build_id)
         if known is not None:
-            # It was begun, and whoever was to answer died.
+            # It was begun by an older Onceward, and whoever was to answer died.
             offer = ResumeBuild(
                 build=build_id, jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse
             )
-            return (
-                self._resume_build(kernel, offer, ident, verb)
-                if known.state == "CRASHED"
-                else ({"build_id": build_id}, None)
-            )
+            if known.state == "CRASHED":
+                return self._resume_build(taking, offer)
+            return taking.accept_now({"build_id": build_id}), None
         choices = Choices(order.only, order.force, order.config)
-        resolved = self._loaded(lambda: load(self.workspace.inside(order.plan), choices))
+        resolved = self.loader.plan(self.workspace.inside(order.plan), choices)
         running.require_environment(resolved)
-        jobs = order.jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
+        jobs = chosen_cap(order.jobs, resolved.plan.jobs or MAX_ACTIVE_CHILDREN)
         limits = {**resolved.plan.limits, **_limits(order.budget)}
         reuse = order.reuse and resolved.plan.reuse
-        place = running.place_of(self.workspace, resolved.plan.file)
-        builds.begin(kernel, resolved, place, jobs, limits, reuse, build_id)
-        run = running.prepared(kernel, build_id, resolved, jobs, limits, order.keep_going, reuse)
-        return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
+        builds.begin(
+            kernel,
+            resolved,
+            running.place_of(self.workspace, resolved.plan.file),
+            jobs,
+            limits,
+            reuse=reuse,
+            build_id=build_id,
+            accept=lambda tx, build_id: taking.accept(tx, {"build_id": build_id}),
+        )
 
-    def _resume_build(
-        self, kernel: Kernel, order: ResumeBuild, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
+        def work(stop: threading.Event) -> None:
+            self._build(
+                kernel,
+                build_id,
+                lambda: running.prepared(
+                    kernel, build_id, resolved, jobs, limits, order.keep_going, reuse
+                ),
+                stop,
+            )
+
+        return {"build_id": build_id}, work
+
+    def _resume_build(self, taking: Taking, order: ResumeBuild) -> Begun:
+        kernel = taking.kernel
         with kernel.store.read() as rows:
             build = Builds(rows).named(order.build)
         file = self.workspace.inside(order.plan) if order.plan else None
-        resolved = self._loaded(lambda: running.load_for(self.workspace, build, plan_file=file))
+        resolved = running.load_for(
+            self.workspace, build, plan_file=file, load_file=self.loader.plan
+        )
         running.require_environment(resolved)
-        jobs = order.jobs or foreground.cap_of(kernel, build.build_id)
+        jobs = chosen_cap(order.jobs, foreground.cap_of(kernel, build.build_id))
         offer = Offer(
             proof=order.proof,
             limits=_limits(order.budget),
@@ -196,20 +250,44 @@ class Hosted:
             strict_code=order.strict_code,
             rerun=order.rerun,
             accept={
-                step: self._brought(kernel, ident, kept.name, kept.sha256)
+                step: self._brought(kernel, taking.ident, kept.name, kept.sha256)
                 for step, kept in order.accept.items()
             },
         )
-        place = running.place_of(self.workspace, resolved.plan.file)
-        build_id = builds.resume(kernel, build.build_id, resolved, place, offer, jobs)
-        reuse = order.reuse and bool(build.reuse)
-        run = running.prepared(
-            *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse),
-            rerun=offer.rerun,
+        build_id = builds.resume(
+            kernel,
+            build.build_id,
+            resolved,
+            running.place_of(self.workspace, resolved.plan.file),
+            offer,
+            jobs,
+            accept=lambda tx, build_id: taking.accept(tx, {"build_id": build_id}),
         )
-        return {"build_id": build_id}, lambda stop: self._build(kernel, run, stop)
+        reuse = order.reuse and bool(build.reuse)
 
-    def _build(self, kernel: Kernel, run: BuildRun, stop: threading.Event) -> None:
+        def work(stop: threading.Event) -> None:
+            self._build(
+                kernel,
+                build_id,
+                lambda: running.prepared(
+                    *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse),
+                    rerun=offer.rerun,
+                ),
+                stop,
+            )
+
+        return {"build_id": build_id}, work
+
+    def _build(
+        self, kernel: Kernel, build_id: str, prepare: Callable[[], BuildRun], stop: threading.Event
+    ) -> None:
+        try:
+            run = prepare()
+        except Exception:
+            # It was accepted, and nobody runs it: it must not look as if somebody did.
+            with suppress(OncewardError):
+                kernel.store.write(lambda tx: _crash(tx, build_id, kernel.principal))
+            raise
         try:
             foreground.run_build(kernel, run, stop)
         finally:
@@ -229,96 +307,99 @@ class Hosted:
 
     # Commands.
 
-    def _spawn(
-        self, kernel: Kernel, order: Spawn, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
-        session = order.session or f"ses_{ident}"
-        works = commands_of(order, self.workspace.inside(order.folder or "."))
-        ids = [f"chd_{_next(ident, number)}" for number in range(len(works))]
-        said = {"session_id": session, "children": ids}
+    def _spawn(self, taking: Taking, order: Spawn) -> Begun:
+        kernel, session = taking.kernel, order.session or f"ses_{taking.ident}"
+        folder = self.workspace.working_folder(order.folder or ".")
+        brought = self.environments.of(
+            taking.request_id, kernel.principal, self.workspace.principal
+        )
+        works = commands_of(order, folder, brought)
+        ids = [f"chd_{_next(taking.ident, number)}" for number in range(len(works))]
+        subject = {"session_id": session, "children": ids}
         with kernel.store.read() as rows:
             known = Sessions(rows).find(session) is not None and any(
                 token.child_id == ids[0] for token in Tokens(rows).of_session(session)
             )
         if known:
-            return said, None
-        children = kernel.open_session(
-            session, order.jobs or foreground.cap_of(kernel, session), _limits(order.budget)
-        )
+            return taking.accept_now(subject), None
+        children = self.sessions.join(kernel, session, order.jobs, _limits(order.budget))
         try:
-            children.spawn(works, ids)
+            children.spawn(
+                works,
+                ids,
+                accept=lambda tx: taking.accept(tx, subject),
+                actor=kernel.principal,
+            )
         except BaseException:
-            children.close()
+            self.sessions.leave(children)
             raise
 
         def run(stop: threading.Event) -> None:
+            # Who stops everything stops the sessions: one that others share is not stopped for one of them.
             try:
-                with foreground.serving(kernel, stop, children.stop):
-                    for child_id in ids:
-                        children.wait(child_id)
+                for child_id in ids:
+                    children.wait(child_id)
             finally:
-                children.close()
+                self.sessions.leave(children)
 
-        return said, run
+        return subject, run
 
     # Sagas and the registry.
 
-    def _run_saga(
-        self, kernel: Kernel, order: RunSaga, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
-        saga = self._loaded(lambda: saga_in(self.workspace.inside(order.file)))
-        place = running.place_of(self.workspace, saga.file)
+    def _run_saga(self, taking: Taking, order: RunSaga) -> Begun:
+        kernel = taking.kernel
+        saga = self.loader.saga(self.workspace.inside(order.file))
         wanted = Wanted(
-            *(
-                saga,
-                order.root or f"root_{ident}",
-                order.input,
-                kernel.principal,
-                kernel.environment,
-            ),
-            self.workspace.grant(order.grant) if order.grant else None,
+            saga=saga,
+            root=order.root or f"root_{taking.ident}",
+            given=order.input,
+            executor=kernel.principal,
+            environment=kernel.environment,
+            grant_id=self.workspace.grant(order.grant) if order.grant else None,
         )
-        run, lease = begin(kernel, wanted, place, _limits(order.budget))
+        place = running.place_of(self.workspace, saga.file)
+        run, lease = begin(kernel, wanted, place, _limits(order.budget), accept=_accept_run(taking))
         return self._saga(kernel, saga, run, lease)
 
-    def _resume_saga(
-        self, kernel: Kernel, order: ResumeSaga, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
+    def _resume_saga(self, taking: Taking, order: ResumeSaga) -> Begun:
+        kernel = taking.kernel
         with kernel.store.read() as rows:
             known = Runs(rows).named(order.saga)
-        saga = shipped(known) or self._loaded(
-            lambda: saga_running.saga_of(self.workspace, known, None)
+        saga = shipped(known) or saga_running.saga_of(
+            self.workspace, known, None, load_file=self.loader.saga
         )
         run, lease = take_up(
             *(kernel, saga, known.saga_id, kernel.environment, _limits(order.budget)),
             retry=order.retry,
+            accept=_accept_run(taking),
         )
         return self._saga(kernel, saga, run, lease)
 
-    def _apply(
-        self, kernel: Kernel, order: ApplyPlan, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
-        make = saga_running.to_apply if verb == "registry.apply" else saga_running.to_roll_back
+    def _apply(self, taking: Taking, order: ApplyPlan) -> Begun:
+        kernel, applies = taking.kernel, taking.verb == "registry.apply"
+        make = saga_running.to_apply if applies else saga_running.to_roll_back
         saga = make(self.workspace, order.plan)
         grant, root = saga_running.root_for(self.workspace, saga, order.grant)
         wanted = Wanted(saga, root, saga.given(), kernel.principal, kernel.environment, grant)
-        run, lease = begin(kernel, wanted)
+        run, lease = begin(kernel, wanted, accept=_accept_run(taking))
         return self._saga(kernel, saga, run, lease)
 
-    def _saga(
-        self, kernel: Kernel, saga: Saga, run: Run, lease: Lease | None
-    ) -> tuple[Subject, Do | None]:
-        said = {"saga_id": run.saga_id, "root": run.idempotency_root}
+    def _saga(self, kernel: Kernel, saga: Saga, run: Run, lease: Lease | None) -> Begun:
+        subject = _subject_of(run)
         if run.over or run.stuck is not None:
-            return said, None
-        carrying = SagaRun(kernel, saga, run.saga_id, lease, lambda told: None)
-        return said, lambda stop: foreground.run_saga(kernel, carrying, stop)
+            return subject, None
+
+        def work(stop: threading.Event) -> None:
+            carrying = SagaRun(kernel, saga, run.saga_id, lease, lambda told: None)
+            foreground.run_saga(kernel, carrying, stop)
+
+        return subject, work
 
     # Changes.
 
-    def _cut(
-        self, kernel: Kernel, order: CutChange, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
+    def _cut(self, taking: Taking, order: CutChange) -> Begun:
+        kernel = taking.kernel
+        self._probe_place(kernel, order.entry)
         entry_id = require_cuttable(kernel, order.entry, order.grant)
         if order.commit:
             changing.require_commit(kernel, entry_id)
@@ -328,61 +409,36 @@ class Hosted:
                 self.workspace, kernel, cut(kernel, entry_id, order.grant, stop=stop), order.commit
             )
 
-        return {"entry_id": entry_id}, work
+        return taking.accept_now({"entry_id": entry_id}), work
 
-    def _verify(
-        self, kernel: Kernel, order: VerifyChange, ident: str, verb: str
-    ) -> tuple[Subject, Do | None]:
+    def _verify(self, taking: Taking, order: VerifyChange) -> Begun:
+        kernel = taking.kernel
         with kernel.store.read() as rows:
             entry_id = Changes(rows).named(order.entry).entry_id
+        self._probe_place(kernel, entry_id)
         require_verifiable(kernel, entry_id)
-        result_id = f"vrf_{ident}"
+        result_id, timeout = f"vrf_{taking.ident}", seconds_of(order.timeout, "timeout")
 
         def work(stop: threading.Event) -> None:
             done = verify(
                 kernel,
                 entry_id,
                 again=order.again,
-                timeout=order.timeout,
+                timeout=timeout,
                 stop=stop,
                 result_id=result_id,
             )
             changing.checked(self.workspace, kernel, done, order.commit)
 
-        return {"entry_id": entry_id}, work
+        return taking.accept_now({"entry_id": entry_id}), work
 
-    def _loaded(self, load_: Callable[[], Any]) -> Any:
-        """Read somebody's code as it is now: what was imported before from the same folder is forgotten, so that what
-        runs is what is in its files."""
-        home = str(self.workspace.folder.parent.resolve())
-        with _loading:
-            for name, module in list(sys.modules.items()):
-                file = str(getattr(module, "__file__", None) or "")
-                if file.startswith(f"{home}/") and not file.startswith(_OURS):
-                    del sys.modules[name]
-            importlib.invalidate_caches()
-            linecache.checkcache()
-            try:
-                return load_()
-            except OncewardError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise ExecutionFailed(
-                    f"it cannot be read: {type(error).__name__}: {error}"
-                ) from None
-
-
-_loading = threading.Lock()
-_OURS = tuple(
-    f"{Path(place).resolve()}/"
-    for place in (
-        sys.prefix,
-        sys.base_prefix,
-        *sysconfig.get_paths().values(),
-        str(Path(__file__).parent),
-    )
-)
-"""Python's own and ours: below a project's folder or not, they are nobody's plan."""
+    def _probe_place(self, kernel: Kernel, name: str) -> None:
+        """A place of the user's own is code, too."""
+        with kernel.store.read() as rows:
+            entry_id = Changes(rows).named(name).entry_id
+        code = own_code(kernel, entry_id)
+        if code:
+            self.loader.probe_name(code, kernel.home)
 
 
 def _next(ident: str, number: int) -> str:
@@ -392,3 +448,17 @@ def _next(ident: str, number: int) -> str:
 
 def _limits(budget: Mapping[str, Any]) -> dict[str, int]:
     return amounts(dict(budget)) if budget else {}
+
+
+def _subject_of(run: Run) -> Subject:
+    return {"saga_id": run.saga_id, "root": run.idempotency_root}
+
+
+def _accept_run(taking: Taking) -> Callable[[Transaction, Run], None]:
+    return lambda tx, run: taking.accept(tx, _subject_of(run))
+
+
+def _crash(tx: Transaction, build_id: str, actor: str) -> None:
+    build = tx.builds.get(build_id)
+    if build.state == "ACTIVE":
+        tx.move(crash(build, actor))

@@ -6,7 +6,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from onceward.engine.board import At
 from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
 from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
+from onceward.engine.child_dispatch import chosen_cap
 from onceward.engine.code_changes import code_changes
 from onceward.engine.foreground import cap_of, run_build
 from onceward.engine.glance import Begun, begun
@@ -31,7 +32,7 @@ from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.lifecycles.budget import Lane
-from onceward.lifecycles.choices import choices_of
+from onceward.lifecycles.choices import Choices, choices_of
 from onceward.store.store import Store
 from onceward.wiring import Workspace
 
@@ -60,7 +61,7 @@ def run(
     """Carry a plan out as a new build; answers what came of it and the signal's exit status, if one came. `leaving`
     says that the program ends after this."""
     require_environment(resolved)
-    jobs = jobs or resolved.plan.jobs or MAX_ACTIVE_CHILDREN
+    jobs = chosen_cap(jobs, resolved.plan.jobs or MAX_ACTIVE_CHILDREN)
     limits = {**resolved.plan.limits, **(limits or {})}
     stop = threading.Event()
     hurry = threading.Event()
@@ -117,7 +118,7 @@ def resume(
     with heard(stop, leaving, hurry) as signals:
         kernel = workspace.kernel(signals.interrupted)
         try:
-            jobs = jobs or cap_of(kernel, build.build_id)
+            jobs = chosen_cap(jobs, cap_of(kernel, build.build_id))
             place = place_of(workspace, resolved.plan.file)
             with kernel.store.read() as rows:
                 changes = code_changes(rows, build, resolved)
@@ -152,7 +153,11 @@ def resume(
 
 
 def load_for(
-    workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None
+    workspace: Workspace,
+    build: Build,
+    plan: Plan | None = None,
+    plan_file: Path | None = None,
+    load_file: Callable[[Path, Choices], Resolved] = load,
 ) -> Resolved:
     """The plan of a build as it is now, with what was chosen of it when the build began."""
     choices = choices_of(build.choices)
@@ -160,7 +165,7 @@ def load_for(
         return (
             Resolved(plan, choices)
             if plan
-            else load(plan_file or _plan_of(workspace, build), choices)
+            else load_file(plan_file or _plan_of(workspace, build), choices)
         )
     except InvalidConfig as error:
         if error.context.get("field") not in ("--only", "--set"):

@@ -154,7 +154,12 @@ def _carry(
             return saga_status(store, found.saga_id), signals.exit_status
 
 
-def saga_of(workspace: Workspace, known: Run, file: Path | None) -> Saga:
+def saga_of(
+    workspace: Workspace,
+    known: Run,
+    file: Path | None,
+    load_file: Callable[[Path], Saga] = saga_in,
+) -> Saga:
     """The saga of a run, from the file it was read from."""
     file = file or workspace.folder.parent / known.file
     if not file.is_file():
@@ -166,7 +171,7 @@ def saga_of(workspace: Workspace, known: Run, file: Path | None) -> Saga:
                 Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")
             ],
         )
-    return saga_in(file)
+    return load_file(file)
 
 
 def governed(workspace: Workspace, path: Path) -> Saga:

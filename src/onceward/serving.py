@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -55,6 +56,13 @@ class Service:
         tending.start()
         self._threads.append(tending)
 
+    def give_up(self) -> None:
+        """The server is to end: what takes long is not waited for any more, nor what is being loaded."""
+        self.stopping.set()
+        hosted = self.hosted
+        if hosted is not None:
+            hosted.loader.stopping.set()
+
     def stop(self) -> None:
         """End what was begun, and leave the workspace to others."""
         self._stop.set()
@@ -81,10 +89,19 @@ class Service:
                 return asker.ask(request, wait)
             finally:
                 asker.close()
-        first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        try:
+            first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+        except OncewardError as error:
+            return kernel.answers.refuse(request, error)
         if first is not None:
             kernel.ask(first)
-        return kernel.ask(signed)
+        try:
+            return kernel.ask(signed)
+        except LockLost:
+            if self.answered(principal, verb, request_id) is None:
+                raise
+            # It is filed, and the next kernel takes it: it must not be told as refused.
+            return Pending(request_id)
 
     def answered(self, principal: str, verb: str, request_id: str) -> dict[str, Any] | None:
         """What somebody asked with before under an id, if they did: what is made anew each time is made once."""
@@ -95,6 +112,15 @@ class Service:
             if found is not None and found.principal == principal
             else None
         )
+
+    def bring_environment(self, principal: str, request_id: str, values: Mapping[str, str]) -> None:
+        """Remember the values of variables for a request that follows; in this process only."""
+        hosted = self.hosted
+        if hosted is None:
+            raise LockConflict(
+                "this server is a standby, and values that are brought stay in its memory: bring them to the kernel"
+            )
+        hosted.environments.bring(principal, request_id, values)
 
     def require_going(self) -> None:
         """For what takes long and changes nothing: it is not waited for when the server is to end."""

@@ -14,6 +14,9 @@ from onceward.kernel.changes import IGNORED_NAMES
 from onceward.kernel.limits import (
     APPROVAL_SECONDS,
     ARTIFACT_BYTES,
+    IMPORT_BYTES,
+    IMPORT_LEAST_BYTES,
+    IMPORT_SECONDS,
     MAX_CONFIRMATION_SECONDS,
     MAX_INTEGER,
     MIN_LOCK_TTL_MS,
@@ -186,6 +189,22 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder."""
 
 
+class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `serve` allows to the code of plans and sagas while it is loaded."""
+
+    import_seconds: float = IMPORT_SECONDS
+    """How long loading a plan or saga may take; what takes longer is refused."""
+    import_memory: int = IMPORT_BYTES
+    """How many bytes of address space loading it may take."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server does for those who ask it."""
+
+    folders: tuple[str, ...] = (".",)
+    """Folders in which commands may be run for others, and all below them; relative to `onceward.toml`."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a workspace can be told."""
 
@@ -201,6 +220,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registry: RegistrySettings = RegistrySettings()
     changes: ChangeSettings = ChangeSettings()
     limits: LimitSettings = LimitSettings()
+    serve: ServeSettings = ServeSettings()
+    server: ServerSettings = ServerSettings()
 
     def sinks(self) -> list[str]:
         """Everybody who is told of events."""
@@ -241,6 +262,12 @@ TEMPLATE = """\
 # [changes]
 # approvals = 2                   # how many people must approve a change; authors do not approve their own
 # path = [{ glob = "billing/*", approvals = 2, role = "admin" }]
+
+# [serve]
+# import_seconds = 20             # how long a plan or saga may take to be loaded by `serve`
+
+# [server]
+# folders = [".", "../other"]     # where `serve` runs commands for who asks; default: this folder
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"
@@ -365,6 +392,7 @@ def _check(settings: Settings, file: Path) -> None:
             f"{file}: limits.target_wait must be 0 or more seconds",
             context={"field": "limits.target_wait"},
         )
+    _check_serve(settings.serve, file)
     _check_changes(settings.changes, file)
     names = [sink.name for sink in settings.sink]
     for sink in settings.sink:
@@ -396,6 +424,14 @@ def _check_locks(settings: Settings, file: Path) -> None:
             f"{file}: builds.confirmation_seconds must be between 1 and {MAX_CONFIRMATION_SECONDS}",
             context={"field": "builds.confirmation_seconds"},
         )
+
+
+def _check_serve(serve: ServeSettings, file: Path) -> None:
+    for name, least in (("import_seconds", 1), ("import_memory", IMPORT_LEAST_BYTES)):
+        if not least <= getattr(serve, name) <= MAX_INTEGER:
+            raise InvalidConfig(
+                f"{file}: serve.{name} must be at least {least}", context={"field": f"serve.{name}"}
+            )
 
 
 def _check_changes(changes: ChangeSettings, file: Path) -> None:

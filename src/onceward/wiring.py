@@ -358,6 +358,27 @@ class Workspace:
             )
         return place
 
+    def working_folder(self, name: str) -> Path:
+        """A folder in which a command may be run for who asks from elsewhere, as [server] folders says."""
+        home = self.folder.parent.resolve()
+        try:
+            place = (home / name).resolve()
+            allowed = [(home / folder).resolve() for folder in self.settings.server.folders]
+            inside = any(map(place.is_relative_to, allowed)) and place.is_dir()
+            inside = inside and not place.is_relative_to(self.folder.resolve())
+        except (OSError, ValueError, RuntimeError):
+            inside = False
+        if not inside:
+            raise InvalidConfig(
+                f"{name[:200]!a} is not a folder in which this server runs commands",
+                context={"field": "folder", "folder": name[:200]},
+                recovery=[
+                    Recovery("run it in the workspace's own folder"),
+                    Recovery("or name that folder in folders under [server] in onceward.toml"),
+                ],
+            )
+        return place
+
     def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, Page]:
         """The bundle of a build or session, in a new file."""
         from onceward.evidence.export import export

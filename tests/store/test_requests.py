@@ -57,11 +57,15 @@ def test_one_id_may_be_used_for_two_verbs(store):
 
 
 @pytest.mark.rule("K-8")
-def test_a_reserved_request_keeps_its_resource_through_a_crash(store):
-    resource = store.reserve(ask(), "bld")
-    assert resource.startswith("bld_")
-    assert store.reserve(ask(), "bld") == resource
-    assert store.answer(ask(), note).value["resource"] == resource
+def test_a_request_that_is_taken_keeps_its_resource_through_a_crash(store):
+    first = store.take(ask(), "bld")
+    assert first.resource_id.startswith("bld_") and first.takes == 0
+    again = store.take(ask(), "bld")
+    assert again.resource_id == first.resource_id and again.takes == 1
+    store.give_back(ask())
+    assert store.take(ask()).takes == 1
+    assert store.answer(ask(), note).value["resource"] == first.resource_id
+    assert store.take(ask()).takes == store.take(ask()).takes
 
 
 @pytest.mark.rule("K-8")

@@ -78,6 +78,9 @@ def _said(request: Request, workspace: str, fingerprint: str, head: tuple[int, b
         "principal": request.principal,
         "workspace": workspace,
     }
+    if request.expires_at is not None:
+        # Nobody but the asker may have it done later than the asker wanted.
+        predicate["expires_at"] = request.expires_at
     return statement(ACT, [(request.verb, request.payload_hash())], predicate)
 
 

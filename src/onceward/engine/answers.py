@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -11,11 +12,22 @@ import msgspec
 from onceward.engine import acts
 from onceward.engine.principals import authorize, refuse_admin
 from onceward.engine.verbs import VERBS, Verb
-from onceward.errors import ExecutionFailed, InvalidConfig, LockConflict, OncewardError, StoredError
+from onceward.errors import (
+    ExecutionFailed,
+    InvalidConfig,
+    LockConflict,
+    LockLost,
+    OncewardError,
+    RequestConflict,
+    StorageError,
+    StoredError,
+)
 from onceward.kernel.canon import bounded
+from onceward.kernel.limits import REQUEST_TAKES
 from onceward.kernel.records import Answer, Request
+from onceward.kernel.sources import iso
 from onceward.lifecycles.duties import ROLE_OF, WORKS
-from onceward.store.store import answer_once
+from onceward.store.store import answer_once, filed
 from onceward.store.tables.keys import keys_of
 from onceward.store.tables.requests import Ledger, Requests, answer_request
 from onceward.store.transaction import Transaction
@@ -40,11 +52,18 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+Subject = dict[str, Any]
+"""What work is called: the ids of what it makes."""
+Accept = Callable[[Transaction, Subject], None]
+"""Answers a request as accepted, inside the transaction that makes its resource."""
+
+
 class Host(Protocol):
     """Whoever takes work for a kernel, and carries it out beside everything else: `serve`."""
 
-    def take(self, request: Request, resource_id: str) -> dict[str, Any]:
-        """Begin what is asked, under an id that is the same however often it is; answers what it is called."""
+    def take(self, request: Request, resource_id: str, accept: Accept) -> Subject:
+        """Begin what is asked, under an id that is the same however often it is. `accept` is called in the commit that
+        makes the resource; what goes wrong before is the refusal of the request, what goes wrong after is not."""
         ...
 
 
@@ -58,10 +77,48 @@ class Answers:
         """One piece of work is begun at a time: what is asked here is in the ledger too, where the loop finds it."""
 
     def ask(self, request: Request) -> Answer:
-        """Carry out one request now; the same id again returns the stored answer."""
-        kernel = self._kernel
+        """Carry out one request now; the same id again returns the stored answer. A refusal is an answer, too."""
         request.check()
-        role = role_of(request.verb)
+        return told(self._ask(request))
+
+    def refuse(self, request: Request, error: OncewardError) -> Answer:
+        """Answer a request that was refused before it could be asked; one answered before keeps its answer."""
+        if not final(error):
+            raise error
+        return told(self._refuse(request, error))
+
+    def _ask(self, request: Request) -> Answer:
+        if request.verb not in WORKS:
+            return self._asked(request)
+        with self._taking:
+            # Also while a refusal is stored: the loop must not find it open in between.
+            return self._asked(request)
+
+    def _asked(self, request: Request) -> Answer:
+        asked = request
+        try:
+            asked = self._prepared(request)
+            if asked.verb in WORKS:
+                return self._work(asked)
+            return self._store.answer(asked, self._run(asked))
+        except RequestConflict:
+            # One whose names were not known was refused, and stored, with the names as they were given.
+            stored = self._stored(request)
+            if stored is None:
+                raise
+            return stored
+        except OncewardError as error:
+            # Bad input of a short verb stays bad, and leaves nothing (K-11); what work is refused for may change.
+            bad_input = isinstance(error, InvalidConfig) and asked.verb not in WORKS
+            if final(error) and not bad_input:
+                answer = self._refuse(asked, error)
+                if answer.replayed:
+                    return answer
+            raise
+
+    def _prepared(self, request: Request) -> Request:
+        """A request with whole ids, signed where its principal is ours; refused where it came too late."""
+        kernel, role = self._kernel, role_of(request.verb)
         with self._store.read() as rows:
             try:
                 request = acts.named(rows, request)
@@ -69,6 +126,8 @@ class Answers:
                 # Whoever may not ask is not told what there is.
                 authorize(rows, request.principal, role)
                 raise
+            if request.expires_at is not None and Requests(rows).find(request) is None:
+                require_in_time(request, rows.now())
         if (
             kernel.signer is not None
             and request.principal == kernel.principal
@@ -78,41 +137,43 @@ class Answers:
                 kernel.require(role)
             with self._store.read() as rows:
                 request = acts.sign(rows, kernel.signer, request)
-        if request.verb in WORKS:
-            with self._taking:
-                return told(self._work(request, self._store.reserve(request, "req")))
-        return told(self._store.answer(request, self._run(request)))
+        return request
 
     def carry_out(self, works: bool = True) -> int:
         """Answer what other processes asked, in order; answers how many. Who is only here for that leaves work be."""
         with self._store.read() as rows:
+            now = rows.now()
             waiting = [one for one in Requests(rows).open(_TAKE) if works or one.verb not in WORKS]
-        for ledger in waiting:
-            self._answer(ledger)
-        return len(waiting)
+        return sum([self._answer(ledger, now) for ledger in waiting])
 
-    def _answer(self, ledger: Ledger) -> None:
+    def _answer(self, ledger: Ledger, now: int) -> bool:
+        """Whether a filed request is answered now. One that a retry can help stays where it is, for the next pass."""
         request = Request(ledger.verb, ledger.request_id, None, ledger.principal)
         try:
             request = ledger.request
+            if ledger.takes == 0:
+                require_in_time(request, now)
             if request.verb in WORKS:
-                if self._taking.acquire(blocking=False):
-                    try:
-                        self._work(request, ledger.resource_id)
-                    finally:
-                        self._taking.release()
-                return
+                # Whoever has it taken right now answers it.
+                if not self._taking.acquire(blocking=False):
+                    return False
+                try:
+                    self._work(request)
+                finally:
+                    self._taking.release()
+                return True
             run = self._run(request, filed=True)
             self._store.write(lambda tx: answer_once(tx, request, run))
+        except (LockLost, StorageError):
+            # This kernel cannot write: its loop ends, and the next kernel goes on.
+            raise
         except OncewardError as error:
-            if error.retryable or error.code == "LOCK_LOST":
-                raise
-            self._refuse(request, error)
+            if not final(error):
+                return False
+            self._refuse_filed(request, error)
         except (Exception, SystemExit) as bug:
-            self._refuse(
-                request,
-                ExecutionFailed(f"the kernel met an error of its own: {type(bug).__name__}"),
-            )
+            self._refuse_filed(request, bug_of(bug))
+        return True
 
     def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
         """What a request does inside its transaction: role and signature are checked there. What lies outside is
@@ -146,35 +207,106 @@ class Answers:
             acts.authenticate(rows, request)
         return False
 
-    def _work(self, request: Request, resource_id: str) -> Answer:
+    def _work(self, request: Request) -> Answer:
         """Work is begun by whoever hosts it, and answered with what it is called; a kernel that does its own work in
-        the foreground takes none."""
-        if not self._answered(request):
-            if self.host is None:
-                raise LockConflict(
-                    "the kernel that lives does its own work and takes no other; `onceward serve` would",
-                    context={"verb": request.verb},
-                )
-            begun = self.host.take(request, resource_id)
-
-            def answer(tx: Transaction, resource_id: str) -> Any:
-                envelope = acts.authenticate(tx, request)
-                with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
-                    said = {"verb": request.verb, "request_id": request.request_id, **begun}
-                    tx.append("workspace", "WORK_TAKEN", request.principal, said)
-                return {"ok": begun}
-
-            return self._store.write(lambda tx: answer_once(tx, request, answer))
-        return self._store.write(lambda tx: answer_once(tx, request, lambda tx, resource_id: None))
-
-    def _refuse(self, request: Request, error: OncewardError) -> None:
-        """A refusal is an answer; one too long to store is cut, for no request may block those behind it."""
-        refusal = {"error": error.document()}
+        the foreground takes none. Every way out but the death of this process ends with an answer, or gives the
+        request back: so the ledger counts deaths."""
+        ledger = self._store.take(request)
         try:
-            bounded(refusal, "the refusal")
-        except InvalidConfig:
-            refusal["error"] |= {"message": error.message[:1000], "context": {}}
+            if ledger.answered_at is None:
+                self._take(request, ledger)
+        except OncewardError as error:
+            if not final(error):
+                with suppress(OncewardError):
+                    self._store.give_back(request)
+            raise
+        except (Exception, SystemExit) as bug:
+            raise bug_of(bug) from bug
+        stored = self._stored(request)
+        assert stored is not None
+        return msgspec.structs.replace(stored, replayed=ledger.answered_at is not None)
+
+    def _take(self, request: Request, ledger: Ledger) -> None:
+        self._answered(request)
+        if ledger.takes >= REQUEST_TAKES:
+            raise ExecutionFailed(
+                f"the kernel died {ledger.takes} times while it began this; nothing was made, and it is not tried"
+                " again under this id",
+                context={"request_id": request.request_id, "takes": ledger.takes},
+            )
+        if self.host is None:
+            raise LockConflict(
+                "the kernel that lives does its own work and takes no other; `onceward serve` would",
+                context={"verb": request.verb},
+            )
+
+        def accept(tx: Transaction, subject: Subject) -> None:
+            envelope = acts.authenticate(tx, request)
+            with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
+                detail = {"verb": request.verb, "request_id": request.request_id, **subject}
+                tx.append("workspace", "WORK_TAKEN", request.principal, detail)
+            answer_request(tx, request, {"ok": subject}, tx.now)
+
+        self.host.take(request, ledger.resource_id, accept)
+
+    def _stored(self, request: Request) -> Answer | None:
+        """The answer that is in the ledger, if one is."""
+        with self._store.read() as rows:
+            known = Requests(rows).find(request)
+        if known is None or known.answered_at is None:
+            return None
+        return Answer(known.value(), replayed=True)
+
+    def _refuse(self, request: Request, error: OncewardError) -> Answer:
+        """A refusal is an answer: stored, so that what was refused is never carried out later (K-8)."""
+        refusal = _document(error)
+
+        def store_refusal(tx: Transaction) -> Answer:
+            known = filed(tx, request)
+            if known.answered_at is not None:
+                return Answer(known.value(), replayed=True)
+            answer_request(tx, request, refusal, tx.now)
+            return Answer(refusal)
+
+        try:
+            return self._store.write(store_refusal)
+        except RequestConflict:
+            # The id belongs to something else, which keeps its answer.
+            raise error from None
+
+    def _refuse_filed(self, request: Request, error: OncewardError) -> None:
+        """The refusal of a request that is in the ledger, whether or not its payload can be read."""
+        refusal = _document(error)
         self._store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
+
+
+def final(error: OncewardError) -> bool:
+    """Whether an error is an answer. What a retry can help is none, nor is what says that this kernel may not write:
+    the request stays open, and is carried out by the next pass or the next kernel."""
+    return not error.retryable and error.code not in (LockLost.code, RequestConflict.code)
+
+
+def bug_of(error: BaseException) -> OncewardError:
+    return ExecutionFailed(f"the kernel met an error of its own: {type(error).__name__}")
+
+
+def require_in_time(request: Request, now: int) -> None:
+    """Refuse a request that expired before any kernel took it."""
+    if request.expires_at is not None and request.expires_at <= now:
+        raise LockConflict(
+            f"the request expired at {iso(request.expires_at)}, before any kernel took it; nothing was done",
+            context={"field": "expires_at", "expires_at": iso(request.expires_at)},
+        )
+
+
+def _document(error: OncewardError) -> dict[str, Any]:
+    """A refusal as it is stored; one too long is cut, for no request may block those behind it."""
+    refusal = {"error": error.document()}
+    try:
+        bounded(refusal, "the refusal")
+    except InvalidConfig:
+        refusal["error"] |= {"message": error.message[:1000], "context": {}}
+    return refusal
 
 
 def role_of(verb: str) -> str:

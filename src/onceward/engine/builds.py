@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,12 @@ def begin(
     limits: Mapping[str, int],
     reuse: bool = True,
     build_id: str = "",
+    accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
     *,
     foreground: bool = False,
 ) -> str:
     """Store a new build, open its session and start it; answers its id. In the `foreground` it is the one build that
-    this kernel carries, and the writer lock names it."""
+    this kernel carries, and the writer lock names it. `accept` is called in the same transaction."""
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = build_id or kernel.store.sources.new_id("bld")
@@ -107,6 +108,7 @@ def begin(
         _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
         if foreground:
             show_build(tx, kernel.fence, build_id)
+        accept(tx, build_id)
 
     kernel.store.write(work)
     return build_id
@@ -151,10 +153,12 @@ def resume(
     plan_file: str,
     offer: Offer,
     jobs: int,
+    accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
     *,
     foreground: bool = False,
 ) -> str:
-    """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now.
+    """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now, which
+    `accept` is told in the same transaction.
 
     Everything else is checked before the token, and all of it is one transaction: a refusal changes nothing."""
     kernel.require("operator")
@@ -237,12 +241,14 @@ def resume(
             tx.append(
                 f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child}
             )
+            accept(tx, child)
             return child
         child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
         if build.state == "BUDGET_PAUSE":
             _require_room(tx, build)
         _require_token(tx, build, offer)
         tx.move(rules.resume(build, tx.now, kernel.principal, code.detail()))
+        accept(tx, build_id)
         return build_id
 
     return kernel.store.write(go_on)

@@ -12,11 +12,12 @@ from onceward.engine.cut_off import note_cut_off
 from onceward.engine.work import StepEnd
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
+from onceward.kernel.limits import MAX_ACTIVE_CHILDREN, MAX_JOBS
 from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import Refusal
 from onceward.lifecycles.child import Ended, Order
+from onceward.lifecycles.plan_words import whole
 from onceward.store.port import Reads
 from onceward.store.tables.children import (
     Sessions,
@@ -75,9 +76,9 @@ def open_(
     tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int], actor: str
 ) -> None:
     """Open a session, or go on with one under a new cap and new limits; its stream says which."""
-    if not 1 <= cap <= 1000:
+    if not 1 <= cap <= MAX_JOBS:
         raise InvalidConfig(
-            f"a session runs between 1 and 1000 children at once, not {cap}",
+            f"a session runs between 1 and {MAX_JOBS} children at once, not {cap}",
             context={"field": "jobs"},
         )
     known = Sessions(tx).find(session_id)
@@ -103,6 +104,11 @@ def cap_of(rows: Reads, session_id: str) -> int:
     """How many children of a session run at once where nobody says: as many as before, or the default (C-5)."""
     known = Sessions(rows).find(session_id)
     return known.max_active_children if known is not None else MAX_ACTIVE_CHILDREN
+
+
+def chosen_cap(jobs: int | None, otherwise: int) -> int:
+    """How many run at once, where somebody may have said so; 0 is no way to say nothing."""
+    return otherwise if jobs is None else whole("jobs", jobs, 1, MAX_JOBS)
 
 
 def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) -> list[Token]:

@@ -254,9 +254,7 @@ class _Commanded:
     def __init__(self, children: Children, token: Token, work: Command, running: Running) -> None:
         self.children, self.token, self.work, self.running = children, token, work, running
         self.secrets = {
-            name: check_secret(name, os.environ[name])
-            for name in work.secrets
-            if name in os.environ
+            name: check_secret(name, value) for name, value in work.secrets_now().items()
         }
         self.redactor = Redactor(self.secrets)
         self.claim: Claim | None = None

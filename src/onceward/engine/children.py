@@ -110,20 +110,33 @@ class Children:
         self.on_pause = on_pause
         self._watch = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        store.write(lambda tx: child_dispatch.open_(tx, session_id, jobs, limits or {}, actor))
-        with store.read() as rows:
-            lanes = child_budget.lanes(rows, session_id)
+        self._decides_starts = decides_starts
+        self.change(jobs, limits or {}, actor)
+
+    def change(self, jobs: int, limits: Mapping[str, int], actor: str) -> None:
+        """Go on under this cap and with these limits, from the next turn of each slot on."""
+        self.store.write(lambda tx: child_dispatch.open_(tx, self.session_id, jobs, limits, actor))
+        with self.store.read() as rows:
+            lanes = child_budget.lanes(rows, self.session_id)
             whole = child_budget.workspace(rows)
+        self.jobs = jobs
         time_lane = lanes.get("duration_secs")
         self.timed = time_lane is not None and time_lane.limit is not None
         """Whether the session's time is limited."""
         limited = any(lane.limit is not None for lane in (*lanes.values(), *whole.values()))
-        self._admits = limited and not decides_starts
+        self._admits = limited and not self._decides_starts
         """Whether each child is held against the budget before it starts."""
 
-    def spawn(self, works: Sequence[Work], ids: Sequence[str] = ()) -> list[str]:
+    def spawn(
+        self,
+        works: Sequence[Work],
+        ids: Sequence[str] = (),
+        accept: Callable[[Transaction], None] = lambda tx: None,
+        actor: str = "",
+    ) -> list[str]:
         """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
-        free. Where the workspace wants it, each names an operation of the registry."""
+        free. Where the workspace wants it, each names an operation of the registry. `accept` is called in the commit
+        that queues them, in the name of `actor` where that is not who opened the session."""
         if self.closed:
             raise InvalidConfig(
                 f"session {self.session_id} is closed", context={"session_id": self.session_id}
@@ -136,7 +149,8 @@ class Children:
 
         def queue(tx: Transaction) -> None:
             operations.require(tx, named, self.registered)
-            child_dispatch.spawn(tx, orders, self.owner, self.actor)
+            child_dispatch.spawn(tx, orders, self.owner, actor or self.actor)
+            accept(tx)
 
         self.expect({order.child_id: work for order, work in zip(orders, works, strict=True)})
         try:
@@ -353,7 +367,7 @@ class Children:
             return Turn()
         with self.changed:
             self._turning += 1
-            starts = not self._stopping and self.failed is None
+            starts = not self._stopping and self.failed is None and slot <= self.jobs
         try:
             turn = self._commit(slot, closing, starts)
         except BaseException:

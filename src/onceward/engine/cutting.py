@@ -435,6 +435,13 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
     return PlaceCutter(place, module, kernel.artifacts, manifest)
 
 
+def own_code(kernel: Kernel, entry_id: str) -> str:
+    """`module:name` of the place that a change is made to, where that is code of the user's own; else empty."""
+    with kernel.store.read() as rows:
+        cutter = _manifest(rows, entry_id).cutter
+    return kernel.cutters.get(cutter, "")
+
+
 def own_place(cutters: Mapping[str, str], name: str, target: str, home: Path) -> tuple[Place, str]:
     """A place of the user's own, as the settings name it, and the file of its code."""
     if name not in cutters:

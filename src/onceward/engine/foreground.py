@@ -66,7 +66,8 @@ def run(
 ) -> dict[str, Ended]:
     """Run works as children of a session; answers how each ended. `held` is told of those that wait for a target."""
     kernel.streams.look_over()
-    children = kernel.open_session(session_id, jobs or cap_of(kernel, session_id), limits)
+    cap = child_dispatch.chosen_cap(jobs, cap_of(kernel, session_id))
+    children = kernel.open_session(session_id, cap, limits)
     children.on_held = held
     ended: dict[str, Ended] = {}
     with serving(kernel, stop, children.stop):

@@ -38,6 +38,17 @@ def load(path: Path, choices: Choices | None = None) -> Resolved:
     return _load_toml(file, path, choices)
 
 
+def runs_code(path: Path) -> bool:
+    """Whether loading a plan runs somebody's Python: its own, or functions that its stages name."""
+    if path.suffix == ".py":
+        return path.is_file()
+    try:
+        stages = tomllib.loads(path.read_text("utf-8-sig")).get("stage", [])
+    except (OSError, ValueError, RecursionError):
+        return False  # Whoever loads it says what is wrong.
+    return isinstance(stages, list) and any("python" in stage for stage in stages)
+
+
 def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
     try:
         text = file.read_text("utf-8-sig")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onceward.engine import child_dispatch, grants, operations
@@ -56,10 +56,14 @@ class Wanted:
 
 
 def begin(
-    kernel: Kernel, wanted: Wanted, file: str = "", limits: Mapping[str, int] | None = None
+    kernel: Kernel,
+    wanted: Wanted,
+    file: str = "",
+    limits: Mapping[str, int] | None = None,
+    accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
 ) -> tuple[Run, Lease | None]:
     """The run of a root: a new one, or the one there is, taken up again where it is. The lease is ours with it, and the
-    grant used up in the same transaction."""
+    grant used up, and `accept` told of the run, in the same transaction."""
     kernel.require(wanted.saga.role)
     saga, actor = wanted.saga, kernel.principal
     fresh = kernel.store.sources.new_id("sga")
@@ -69,6 +73,7 @@ def begin(
         run = Runs(tx).of_root(wanted.root)
         if run is not None:
             _require_same(run, wanted)
+            accept(tx, run)
             return _enter(tx, run, saga, limits or {}, actor, wanted.environment)
         grants.expire(tx, actor)
         require_operations(tx, saga, kernel.registered)
@@ -85,6 +90,7 @@ def begin(
         child_dispatch.open_(tx, fresh, 1, lanes, actor)
         run = Runs(tx).get(fresh)
         lease = None if saga.reserves else reserve(tx, run, wanted.scope, actor)
+        accept(tx, run)
         return Runs(tx).get(fresh), lease
 
     return kernel.store.write(work)
@@ -98,8 +104,10 @@ def take_up(
     limits: Mapping[str, int] | None = None,
     *,
     retry: bool = False,
+    accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
 ) -> tuple[Run, Lease | None]:
-    """Go on with a run whose kernel went away, or try a compensation again that failed."""
+    """Go on with a run whose kernel went away, or try a compensation again that failed; `accept` is told of the run in
+    the same transaction."""
     kernel.require(saga.role)
 
     def work(tx: Transaction) -> tuple[Run, Lease | None]:
@@ -131,6 +139,7 @@ def take_up(
                     recovery=[Recovery("go on with it", f"onceward saga resume {saga_id}")],
                 )
             tx.move(rules.retry(run, kernel.principal))
+        accept(tx, run)
         return _enter(tx, Runs(tx).get(saga_id), saga, limits or {}, kernel.principal, environment)
 
     return kernel.store.write(work)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from onceward.engine.redaction import check_secret
 from onceward.engine.work import Command
-from onceward.engine.work_orders import Spawn
-from onceward.errors import InvalidConfig
+from onceward.engine.work_orders import Spawn, seconds_of
+from onceward.errors import InvalidConfig, Recovery
 from onceward.kernel.vocabulary import key_of
 from onceward.locks.claims import check_target
 
@@ -27,8 +28,11 @@ USUAL: Final = (
 """What a command started by hand expects to find; nothing secret is among them by habit."""
 
 
-def commands_of(order: Spawn, folder: Path) -> list[Command]:
-    """One command a value, or one; refused where it could not be run as asked."""
+def commands_of(
+    order: Spawn, folder: Path, brought: Mapping[str, str] | None = None
+) -> list[Command]:
+    """One command a value, or one; refused where it could not be run as asked. `brought` are the variables of who
+    asked, where that is not this process: nobody's command sees another's variable of the same name."""
     if not order.argv or not order.argv[0]:
         raise InvalidConfig("a command has a program", context={"field": "argv"})
     if order.each and not any("{}" in word for word in order.argv):
@@ -36,13 +40,12 @@ def commands_of(order: Spawn, folder: Path) -> list[Command]:
             "--each puts its values in for {}, and the command has none",
             context={"field": "--each"},
         )
+    variables: Mapping[str, str] = os.environ if brought is None else brought
     for name in (*order.env, *order.secrets):
-        if name not in os.environ:
-            raise InvalidConfig(
-                f"{name[:60]!a} is not set, so it cannot be passed on", context={"field": "--env"}
-            )
+        if name not in variables:
+            raise _missing(name, brought is not None)
     for name in order.secrets:
-        check_secret(name, os.environ[name])
+        check_secret(name, variables[name])
     values: tuple[str | None, ...] = order.each or (None,)
     if order.target is not None and len(values) > 1 and "{}" not in order.target:
         raise InvalidConfig(
@@ -54,15 +57,33 @@ def commands_of(order: Spawn, folder: Path) -> list[Command]:
             argv=[_filled(word, value) for word in order.argv],
             cwd=folder,
             target=None if order.target is None else check_target(_filled(order.target, value)),
-            timeout=order.timeout,
+            timeout=seconds_of(order.timeout, "timeout"),
             attempts=order.attempts,
-            env=(*USUAL, *order.env),
+            env=(*USUAL, *(order.env if brought is None else ())),
+            given={} if brought is None else {name: brought[name] for name in order.env},
             secrets=order.secrets,
+            secret_values=None
+            if brought is None
+            else {name: brought[name] for name in order.secrets},
             operation=str(key_of(order.operation)) if order.operation else "",
             effect=order.effect,
         )
         for value in values
     ]
+
+
+def _missing(name: str, elsewhere: bool) -> InvalidConfig:
+    context = {"field": "--env", "variable": name[:200]}
+    if not elsewhere:
+        return InvalidConfig(
+            f"{name[:60]!a} is not set, so it cannot be passed on", context=context
+        )
+    return InvalidConfig(
+        f"the server has no value of {name[:60]!a} for this request: values come over its HTTP connection and stay in"
+        " its memory, so they do not come with a request that is only filed, and do not outlive a restart",
+        context=context,
+        recovery=[Recovery("ask again, on the machine of the server, while it runs")],
+    )
 
 
 def _filled(word: str, value: str | None) -> str:

@@ -122,6 +122,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     excused: bool = False
     """Whether it is carried out whatever is left of the budget: what it spends is debited, and never refused."""
 
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidConfig(
+                f"timeout is a time of more than 0 seconds, not {self.timeout}",
+                context={"field": "timeout"},
+            )
+
     def policy(self) -> dict[str, Any]:
         """How often and how long it may be tried, as recorded with it."""
         limit = {} if self.timeout is None else {"timeout_ms": int(self.timeout * 1000)}
@@ -158,6 +165,8 @@ class Command(Terms, frozen=True, kw_only=True):
     given: Mapping[str, str] = {}
     secrets: Sequence[str] = ()
     """Names of our environment that it may see and that are redacted in whatever it leaves."""
+    secret_values: Mapping[str, str] | None = None
+    """What those secrets are, where they are not ours but of who asked."""
     on_output: Callable[[str, str, bytes], None] | None = None
     """Told of output as it comes: child, `out` or `err`, bytes."""
 
@@ -165,10 +174,15 @@ class Command(Terms, frozen=True, kw_only=True):
     def kind(self) -> str:
         return "process"
 
+    def secrets_now(self) -> dict[str, str]:
+        """Its secrets by name, as far as they are set."""
+        known = os.environ if self.secret_values is None else self.secret_values
+        return {name: known[name] for name in self.secrets if name in known}
+
     def described(self, base: Path) -> dict[str, Any]:
         """What is recorded of it: no secret, not even one that somebody put on its command line, and where it runs as
         seen from the workspace's own folder."""
-        redactor = Redactor({name: os.environ[name] for name in self.secrets if name in os.environ})
+        redactor = Redactor(self.secrets_now())
         where = self.cwd.relative_to(base) if self.cwd.is_relative_to(base) else self.cwd
         *words, cwd = (
             _spoken(redactor.clean(os.fsencode(word))) for word in (*self.argv, str(where))

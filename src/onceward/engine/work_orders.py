@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from decimal import Decimal
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from onceward.errors import InvalidConfig
+from onceward.kernel.limits import MAX_JOBS, MAX_TIMEOUT_SECONDS
+
+Jobs = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOBS)]
+Seconds = (
+    Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_SECONDS)]
+    | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,7}(\.[0-9]{1,3})?$")]
+)
+"""A time in seconds: a whole number, or text such as "0.5", because canonical bytes hold no float."""
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,7 +36,7 @@ class RunBuild(Order, frozen=True):
     only: tuple[str, ...] = ()
     force: bool = False
     config: dict[str, Any] = {}
-    jobs: int | None = None
+    jobs: Jobs | None = None
     budget: dict[str, Any] = {}
     keep_going: bool = False
     reuse: bool = True
@@ -42,7 +51,7 @@ class ResumeBuild(Order, frozen=True):
     rerun: tuple[str, ...] = ()
     accept: dict[str, Kept] = {}
     plan: str = ""
-    jobs: int | None = None
+    jobs: Jobs | None = None
     budget: dict[str, Any] = {}
     keep_going: bool = False
     reuse: bool = True
@@ -53,14 +62,16 @@ class Spawn(Order, frozen=True):
     session: str = ""
     """Go on in this session, or open one of this id; a new one of its own where it is empty."""
     folder: str = ""
-    """Where to run, as seen from the workspace's own folder."""
-    jobs: int | None = None
+    """Where to run, as seen from the workspace's own folder; it must lie in one of [server] folders."""
+    jobs: Jobs | None = None
     budget: dict[str, Any] = {}
     target: str | None = None
-    timeout: float | None = None
-    attempts: int = 1
+    timeout: Seconds | None = None
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     env: tuple[str, ...] = ()
+    """Names of the asker's variables that it may see. Their values never travel with the request."""
     secrets: tuple[str, ...] = ()
+    """The same, and redacted in whatever it leaves."""
     operation: str = ""
     effect: str = ""
     each: tuple[str, ...] = ()
@@ -94,7 +105,7 @@ class CutChange(Order, frozen=True):
 class VerifyChange(Order, frozen=True):
     entry: str
     again: bool = False
-    timeout: float | None = None
+    timeout: Seconds | None = None
     commit: bool = False
 
 
@@ -119,6 +130,25 @@ def order_of(verb: str, payload: Any) -> Order:
         raise InvalidConfig(
             f"the request's payload does not fit: {error}", context={"field": "payload"}
         ) from None
+
+
+def seconds_text(seconds: float | None) -> int | str | None:
+    """A time as a request carries it, to the millisecond."""
+    if seconds is None:
+        return None
+    exact = round(Decimal(repr(seconds)), 3)
+    return int(exact) if exact == int(exact) else format(exact, "f")
+
+
+def seconds_of(value: int | str | None, field: str) -> float | None:
+    """The time that a request carries, as it is measured with."""
+    seconds = None if value is None else float(value)
+    if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_SECONDS:
+        raise InvalidConfig(
+            f"{field} is a time of more than 0 and at most {MAX_TIMEOUT_SECONDS} seconds, not {value}",
+            context={"field": field},
+        )
+    return seconds
 
 
 def payload_of(order: Order) -> dict[str, Any]:

@@ -59,6 +59,18 @@ STANDBY_SECONDS: Final = 0.5
 REQUEST_POLL_SECONDS: Final = 0.05
 """How often a kernel looks for requests, and an asker for its answer."""
 
+REQUEST_TAKES: Final = 3
+"""How often the kernel may die while it takes one request before that is answered as failed: once is an accident."""
+
+IMPORT_SECONDS: Final = 20.0
+"""How long `serve` lets a plan or saga take to be loaded, unless the settings say otherwise."""
+
+IMPORT_BYTES: Final = 1024 * 1024 * 1024
+"""How much address space `serve` lets a plan or saga take to be loaded, unless the settings say otherwise."""
+
+IMPORT_LEAST_BYTES: Final = 128 * 1024 * 1024
+"""The least address space to load anything in: Python and Onceward themselves take about half of it."""
+
 HANDSHAKE_SECONDS: Final = 30.0
 """How long a forked child may take to say who it is: far beyond what a loaded machine needs."""
 
@@ -76,6 +88,12 @@ ARTIFACT_INLINE_BYTES: Final = 8 * 1024
 
 GC_GRACE_SECONDS: Final = 3600.0
 """How long an artifact that nobody refers to is left alone: a commit for it may still be on its way."""
+
+MAX_JOBS: Final = 1000
+"""Most children of a session that may run at once."""
+
+MAX_TIMEOUT_SECONDS: Final = 30 * 86_400
+"""Longest time limit of a child."""
 
 MAX_ACTIVE_CHILDREN: Final = 2
 """How many children of a session run at once unless somebody asks for more."""
@@ -187,6 +205,12 @@ SPILL_BYTES: Final = 64 * 1024 * 1024
 
 HTTP_BODY_BYTES: Final = 1024 * 1024
 """Largest body of a request over HTTP that is not an upload."""
+
+BROUGHT_SECONDS: Final = 600.0
+"""How long a server remembers the values of variables that somebody brought for a request: until it is taken."""
+
+MAX_BROUGHT: Final = 200
+"""For how many requests a server remembers such values at once."""
 
 HTTP_HEAD_SECONDS: Final = 10.0
 """How long whoever calls over HTTP may take to say what they want."""

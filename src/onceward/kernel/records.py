@@ -164,6 +164,8 @@ class Request(msgspec.Struct, frozen=True):
     principal: str
     signature: bytes | None = None
     """The DSSE envelope of its statement, as canonical bytes."""
+    expires_at: Micros | None = None
+    """When it is refused, if no kernel has taken it before."""
 
     def check(self) -> bytes:
         """The payload's canonical bytes; refuses an id or payload that cannot be stored."""

@@ -14,7 +14,13 @@ from onceward.kernel.records import Answer, Request, Tenure
 from onceward.kernel.sources import Sources
 from onceward.store import migrate
 from onceward.store.port import Database, Session
-from onceward.store.tables.requests import Requests, answer_request, file_request
+from onceward.store.tables.requests import (
+    Ledger,
+    Requests,
+    answer_request,
+    count_take,
+    file_request,
+)
 from onceward.store.transaction import Transaction
 from onceward.store.writer import Work, Writer, commit_plainly
 
@@ -88,18 +94,20 @@ class Store:
         faults.point("write.answered")
         return answer
 
-    def reserve(self, request: Request, prefix: str) -> str:
-        """The resource id of a request, fixed before its long work begins, the same however often it is asked."""
+    def take(self, request: Request, prefix: str = "req") -> Ledger:
+        """Begin to take a request whose work outlasts one transaction; answers the ledger's row as it was before. It
+        fixes the resource id, and counts how often this was begun (K-8)."""
 
-        def once(tx: Transaction) -> str:
-            found = tx.requests.find(request)
-            if found is None:
-                file_request(tx, request, tx.sources.new_id(prefix), tx.now)
-                found = tx.requests.find(request)
-                assert found is not None
-            return found.resource_id
+        def once(tx: Transaction) -> Ledger:
+            found = filed(tx, request, prefix)
+            count_take(tx, request, 1)
+            return found
 
         return self.write(once)
+
+    def give_back(self, request: Request) -> None:
+        """A request that was not taken after all: this kernel lives, so its taking does not count."""
+        self.write(lambda tx: count_take(tx, request, -1))
 
     def file(self, request: Request) -> None:
         """Append a request for the live kernel: the only write outside the fence (K-13)."""
@@ -158,12 +166,19 @@ def answer_once(
     found = tx.requests.find(request)
     if found is not None and found.answered_at is not None:
         return Answer(found.value(), replayed=True)
+    found = found or filed(tx, request, prefix)
+    value = work(tx, found.resource_id)
+    faults.point("request.worked")
+    answer_request(tx, request, value, tx.now)
+    return Answer(value)
+
+
+def filed(tx: Transaction, request: Request, prefix: str = "req") -> Ledger:
+    """Inside a transaction: the ledger's row of a request, made now where there is none."""
+    found = tx.requests.find(request)
     if found is None:
         # Another process may have filed the same id a moment ago: what stands in the ledger counts.
         file_request(tx, request, tx.sources.new_id(prefix), tx.now)
         found = tx.requests.find(request)
         assert found is not None
-    value = work(tx, found.resource_id)
-    faults.point("request.worked")
-    answer_request(tx, request, value, tx.now)
-    return Answer(value)
+    return found

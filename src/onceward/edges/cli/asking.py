@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
 from onceward.engine.answers import Engine, Pending
+from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
 from onceward.engine.outbox import Delivery
 from onceward.errors import CommitUnknown
@@ -40,6 +43,8 @@ def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> As
     try:
         if isinstance(engine, Kernel):
             _answer_others(engine)
+        elif isinstance(engine, Asker):
+            request = _expiring(engine, request, given.expires)
         answer = _ask(engine, request, given.wait)
         if isinstance(engine, Kernel):
             deliveries = engine.deliver() if deliver else None
@@ -51,6 +56,15 @@ def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> As
     finally:
         engine.close()
     return Asked(request.request_id, answer, deliveries)
+
+
+def _expiring(engine: Asker, request: Request, seconds: float | None) -> Request:
+    """A request that is refused after so long, by the store's clock: the kernel that takes it may be elsewhere."""
+    if seconds is None:
+        return request
+    with engine.store.read() as rows:
+        expires_at = rows.now() + int(seconds * 1_000_000)
+    return msgspec.structs.replace(request, expires_at=expires_at)
 
 
 def pending(given: Globals, asked: Asked) -> int:

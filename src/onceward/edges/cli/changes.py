@@ -318,7 +318,7 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
     from onceward import changing
     from onceward.edges.cli.change_display import verified
     from onceward.engine.change_reading import change_verdict
-    from onceward.engine.work_orders import VerifyChange
+    from onceward.engine.work_orders import VerifyChange, seconds_text
     from onceward.lifecycles.plan_words import duration_of
 
     seconds = (
@@ -328,7 +328,9 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
     )
     workspace = given.workspace()
     if serves(workspace):
-        order = VerifyChange(entry=entry, again=again, timeout=seconds, commit=git_commit)
+        order = VerifyChange(
+            entry=entry, again=again, timeout=seconds_text(seconds), commit=git_commit
+        )
         return follow(
             *(given, "changes.verify", order),
             lambda store, subject: verified(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -29,10 +31,22 @@ def serves(workspace: Any) -> bool:
         return False
 
 
+def bring(folder: Path, request_id: str, variables: Mapping[str, str]) -> None:
+    """Give the server the values of variables for a request that follows. Where it cannot be reached, it refuses the
+    request and names the variable: they go no other way."""
+    from onceward.client import Client
+    from onceward.errors import NotFound
+
+    with suppress(NotFound, OSError), Client.here(folder, patience=2.0) as client:
+        client.bring_environment(client_request_id=request_id, values=dict(variables))
+
+
 class Served:
     """One piece of work at a server."""
 
-    def __init__(self, given: Globals, verb: str, order: Any) -> None:
+    def __init__(
+        self, given: Globals, verb: str, order: Any, variables: Mapping[str, str] | None = None
+    ) -> None:
         from onceward.engine.work_orders import payload_of
         from onceward.engine.work_reading import Ending
         from onceward.kernel.records import Request
@@ -40,6 +54,8 @@ class Served:
         self.workspace = given.workspace()
         self._given = given
         request = Request(verb, given.new_request_id(), payload_of(order), self.workspace.principal)
+        if variables:
+            bring(self.workspace.folder, request.request_id, variables)
         asker = self.workspace.asker()
         self._ending = Ending(asker.store, verb, request.request_id)
         try:
@@ -108,13 +124,15 @@ def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[st
     return summed_up(found, before, int(time.monotonic() - begun_at))
 
 
-def follow_session(given: Globals, order: Any, shown: Any) -> int:
+def follow_session(
+    given: Globals, order: Any, shown: Any, variables: Mapping[str, str] | None = None
+) -> int:
     """Commands that a server runs; what they say is shown as it comes."""
     from onceward.engine.logs import lines_of
     from onceward.engine.spool import Spool
     from onceward.engine.work_reading import ended_of
 
-    served = Served(given, "sessions.spawn", order)
+    served = Served(given, "sessions.spawn", order, variables)
     if served.asked.pending:
         return served.pending()
     session, children = served.subject["session_id"], list(served.subject["children"])

@@ -83,6 +83,8 @@ class Globals:
         self.wait = REQUEST_WAIT_SECONDS
         self.request_id: str | None = None
         self._opened = False
+        self.expires: float | None = None
+        """Seconds after which a request that no kernel has taken is refused."""
 
     def workspace(self, *, nearest: bool = True) -> Workspace:
         from onceward.settings import find_workspace, ignored_settings
@@ -197,8 +199,8 @@ class Seconds(click.FloatRange):
 
     name = "number of seconds"
 
-    def __init__(self) -> None:
-        super().__init__(0, 86_400)
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(least, 86_400)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
@@ -231,7 +233,15 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_keep("request_id"),
         help="Ask again under this id and get the same answer.",
     )
-    return wait_option(request_id(command))
+    expires = click.option(
+        "--expires",
+        type=Seconds(),
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_keep("expires"),
+        help="Refuse it if no kernel has taken it within this time.",
+    )
+    return wait_option(request_id(expires(command)))
 
 
 class LazyGroup(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -36,7 +37,10 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 )
 @click.option("--target", metavar="NAME", help="Hold this target's lock meanwhile.")
 @click.option(
-    "--timeout", type=Seconds(), metavar="SECONDS", help="End it after so long [default: no limit]."
+    "--timeout",
+    type=Seconds(least=0.001),
+    metavar="SECONDS",
+    help="End it after so long [default: no limit].",
 )
 @click.option(
     "--attempts",
@@ -96,7 +100,7 @@ def spawn(
     from onceward.engine import foreground
     from onceward.engine.signals import Signals
     from onceward.engine.spawning import commands_of
-    from onceward.engine.work_orders import Spawn
+    from onceward.engine.work_orders import Spawn, seconds_text
 
     limits = limits_of(asked["budgets"])
     values = _values(asked["each"])
@@ -115,9 +119,11 @@ def spawn(
         budget=budget_of(asked["budgets"]),
         jobs=jobs,
         each=tuple(values),
+        folder=str(Path.cwd()),
+        timeout=seconds_text(asked["timeout"]),
         **{
             name: asked[name]
-            for name in ("target", "timeout", "attempts", "env", "secrets", "operation", "effect")
+            for name in ("target", "attempts", "env", "secrets", "operation", "effect")
         },
     )
     shown = Display(given.json, session, len(values) or 1)
@@ -126,7 +132,8 @@ def spawn(
         for work in commands_of(order, Path.cwd())
     ]
     if serves(workspace):
-        return follow_session(given, order, shown)
+        variables = {name: os.environ[name] for name in (*order.env, *order.secrets)}
+        return follow_session(given, order, shown, variables)
     stop = threading.Event()
     with Signals(stop, leaving=True) as signals:
         kernel = workspace.kernel(signals.interrupted)

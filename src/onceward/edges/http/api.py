@@ -188,6 +188,15 @@ _WORK: Final = (
         list[shapes.Lane],
         reads.session_budget,
     ),
+    act(
+        "sessions",
+        "/environments",
+        "bringEnvironment",
+        "values of variables for a request to spawn, kept in memory only",
+        takes=reads.Environment,
+        act=reads.bring_environment,
+        answer=shapes.BroughtNames,
+    ),
     act("sessions", "/sessions", "spawn", "run commands as children", "sessions.spawn"),
     look(
         "children",

@@ -112,8 +112,23 @@ class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Or a token of one's own."""
 
 
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    client_request_id: RequestId
+    """Of the request that they are for; that is sent after this."""
+    values: Annotated[dict[str, str], msgspec.Meta(max_length=1000)]
+    """Variables by name."""
+
+
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
+
+
+def bring_environment(call: Call) -> dict[str, Any]:
+    """Values of variables, kept in memory until the request that they are for is taken."""
+    call.service.require(call.principal, "operator")
+    request_id = call.body["client_request_id"]
+    call.service.bring_environment(call.principal, request_id, call.body["values"])
+    return {"request_id": request_id, "names": sorted(call.body["values"])}
 
 
 def health(call: Call) -> dict[str, Any]:

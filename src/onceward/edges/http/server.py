@@ -63,7 +63,7 @@ class Served:
 
     def _end(self) -> None:
         """Those who listen are let go of, and what takes long is given up."""
-        self.service.stopping.set()
+        self.service.give_up()
         self.feed.close()
 
     def _keep_note(self, note: Path, said: dict[str, Any]) -> None:

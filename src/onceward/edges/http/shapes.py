@@ -315,6 +315,11 @@ class Signed(TypedDict):
     csrf: str
 
 
+class BroughtNames(TypedDict):
+    request_id: str
+    names: list[str]
+
+
 class SignInCode(TypedDict):
     code: str
     seconds: int

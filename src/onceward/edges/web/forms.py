@@ -18,6 +18,8 @@ from onceward.lifecycles.duties import ROLE_OF
 _NOT_ASKED: Final = ("client_request_id",)
 _PAIRS: Final = ("budget", "config")
 _HIDDEN: Final = ("signin", "signout", "upload")
+_FOR_PROGRAMS: Final = ("bringEnvironment",)
+"""What only makes sense before another request of the same id."""
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ def _forms() -> dict[str, Form]:
     return {
         route.name: _form(route)
         for route in ROUTES
-        if route.method != "GET" and route.kind not in _HIDDEN
+        if route.method != "GET" and route.kind not in _HIDDEN and route.name not in _FOR_PROGRAMS
     }
 
 

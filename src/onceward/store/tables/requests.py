@@ -25,22 +25,33 @@ class Ledger(msgspec.Struct, frozen=True):
     resource_id: str
     answered_at: int | None
     answer: str | None
+    takes: int
+    """How often a kernel began to take it and has neither answered it nor given it back."""
+    expires_at: int | None
 
     @property
     def request(self) -> Request:
         return Request(
-            self.verb,
-            self.request_id,
-            msgspec.json.decode(self.payload),
-            self.principal,
-            self.signature,
+            verb=self.verb,
+            request_id=self.request_id,
+            payload=msgspec.json.decode(self.payload),
+            principal=self.principal,
+            signature=self.signature,
+            expires_at=self.expires_at,
         )
+
+    def expired(self, now: int) -> bool:
+        """Whether it may no longer be taken for the first time."""
+        return self.expires_at is not None and self.takes == 0 and self.expires_at <= now
 
     def value(self) -> Any:
         return msgspec.json.decode(self.answer or "null")
 
 
-_COLUMNS = "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, answered_at, answer"
+_COLUMNS = (
+    "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, answered_at, answer,"
+    " takes, expires_at"
+)
 
 
 class Requests:
@@ -84,8 +95,8 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
     """Put a request into the ledger, still unanswered; one already there stays as it is."""
     payload = request.check().decode()
     tx.write(
-        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
+        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at,"
+        " expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
         (
             request.verb,
             request.request_id,
@@ -95,6 +106,7 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
             request.signature,
             resource_id,
             now,
+            request.expires_at,
         ),
     )
 
@@ -104,4 +116,12 @@ def answer_request(tx: Writes, request: Request, value: Any, now: int) -> None:
     tx.write(
         "UPDATE requests SET answered_at = ?, answer = ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
         (now, bounded(value, "the answer").decode(), request.verb, request.request_id),
+    )
+
+
+def count_take(tx: Writes, request: Request, change: int) -> None:
+    """A kernel begins to take a request (1), or gives it back without an answer (-1)."""
+    tx.write(
+        "UPDATE requests SET takes = takes + ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
+        (change, request.verb, request.request_id),
     )
