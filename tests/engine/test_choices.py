@@ -104,7 +104,7 @@ def test_a_resumed_build_means_what_was_chosen_for_it(site):
     site.run(plan)
     site.lines()
     chosen = {"only": ("summarise",), "force": True, "config": {"depth": "3"}}
-    build = site.crash(plan, nth=8, **chosen)
+    build = site.crash(plan, nth=6, **chosen)
     before = site.lines()
     outcome = site.resume(plan, build)
     assert outcome["state"] == "SUCCESS" and outcome["steps"]["total"] == 4

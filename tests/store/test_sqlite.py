@@ -144,7 +144,7 @@ def test_a_folder_nobody_may_write_in_is_refused_clearly(tmp_path):
 @pytest.mark.guarantee("G22")
 def test_a_full_disk_is_reported_truthfully_and_mending_it_is_enough(tmp_path, sources):
     disk = tmp_path / "disk"
-    with mounted(disk, "size=1200k"):
+    with mounted(disk, "size=1600k"):
         database = SqliteDatabase(disk / "onceward.db", sources)
         migrate.migrate(database, sources)
         store = Store(database, sources, ["log"])

@@ -443,6 +443,10 @@ class Children:
                 child_dispatch.fail_queued(tx, current, ended, self.actor)
                 return True
             put_off(tx, token.child_id, tx.now + int(retry_delay(tries) * 1_000_000))
+            if not tries:
+                # Others go first: the order of dispatch is proven with this.
+                detail = {"child_id": token.child_id, "target": token.target}
+                tx.append(token.parent_stream_id, "TARGET_HELD", self.actor, detail)
             return False
 
         if self.store.write(postpone):

@@ -85,6 +85,8 @@ class SessionReplay:
         self._limits: dict[str, int] = {}
         self._widest: dict[str, int | None] = {}
         """The most that lanes ever were allowed; None where there was no limit at some time."""
+        self._held: set[str] = set()
+        """Children that waited for a target that somebody else held."""
         self._build = ("new", 0)
         self._steps = Steps(session)
 
@@ -242,6 +244,8 @@ class SessionReplay:
             for lane in LANES:
                 most, limit = self._widest.get(lane, 0), self._limits.get(lane)
                 self._widest[lane] = None if most is None or limit is None else max(most, limit)
+        elif name == "TARGET_HELD":
+            self._held.add(str(detail.get("child_id")))
         elif name in TOLD:
             self._steps.note(decode_body(event.body))
 
@@ -256,10 +260,10 @@ class SessionReplay:
                         where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code
                     )
                 last = dispatched = row.dispatch_seq
-                waits = row.attempt > 1 or row.target is not None
+                waits = row.attempt > 1 or row.child_id in self._held
                 if not waits and row.queue_seq < first:
-                    # A later attempt waits for its time, and who has a target may wait for that (C-5); everybody else
-                    # goes by their place in the queue.
+                    # A later attempt waits for its time, and some for their target (C-5); everybody else goes by their
+                    # place in the queue.
                     raise Differs(
                         where, "queue_seq", row.queue_seq, f"above {first}", ReplayOrderInvalid.code
                     )
