@@ -136,6 +136,25 @@ def test_a_step_that_would_not_fit_beside_what_is_in_flight_waits(site):
 
 
 @pytest.mark.rule("B-9")
+def test_what_a_step_in_flight_has_settled_is_not_expected_of_it_once_more(site):
+    """The first has settled all that was expected of it, and ends only after the last has begun."""
+    settled, begun = threading.Event(), threading.Event()
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.10"})
+
+    def first(task):
+        task.spend(usd="0.06", settled=True)
+        settled.set()
+        assert begun.wait(60), "the last step waited for money that was there"
+
+    plan.stage(name="first", estimate={"usd": "0.06"}, version="1")(first)
+    plan.stage(name="gate", version="1")(lambda task: settled.wait(600) and None)
+    plan.stage(name="last", needs="gate", estimate={"usd": "0.04"}, version="1")(
+        lambda task: begun.set()
+    )
+    assert site.run(plan, jobs=2)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-9")
 def test_a_precheck_pauses_only_once_nothing_of_its_lane_is_in_flight(site):
     model = Model(site.folder)
     plan = paying(site, model, targets="abc")

@@ -21,8 +21,10 @@ from onceward.engine.builds import Offer
 from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, NotFound, StorageError
 from onceward.kernel import faults
+from onceward.lifecycles.plan import Output
 from onceward.plan import Result
 from onceward.store.tables.checkpoints import checkpoints_of
+from onceward.store.tables.children import Tokens
 from typing_in import until
 
 
@@ -717,6 +719,47 @@ def test_outputs_that_break_a_rule_are_kept_aside(site, script, kept):
     sound(site)
 
 
+@pytest.mark.rule("B-8")
+def test_a_late_result_beside_one_that_succeeded_is_kept_and_changes_nothing(site):
+    plan = Plan("once", folder=site.folder)
+    plan.stage(name="once", version="1")(lambda task: "first")
+    site.run(plan)
+    (before,) = site.status()["steps"]
+    kernel = site.workspace.kernel()
+    try:
+        with kernel.store.read() as rows:
+            token = Tokens(rows).get(before["child_id"])
+        blob = kernel.artifacts.keep(b"second")
+        kept = [(Output("late.bin", "bytes", blob.sha256, blob.size), blob)]
+        kernel.late.record(kernel.store, kernel.artifacts, token, kept)
+    finally:
+        kernel.close()
+    assert site.status()["steps"] == [before]
+    (late,) = [e["detail"] for e in site.events() if e["event"] == "LATE_RESULT"]
+    assert late["taken"] is False
+    sound(site)
+
+
+@pytest.mark.rule("B-8", "E-4")
+@pytest.mark.guarantee("G24")
+def test_what_is_kept_aside_holds_no_secret(site, monkeypatch):
+    monkeypatch.setenv("API_KEY", "canary-5d1f0c")
+
+    def leak(task):
+        (task.out / "canary-5d1f0c.txt").write_text("the key is canary-5d1f0c")
+        (task.out / "link").symlink_to("/tmp/canary-5d1f0c")
+        return {"key": "canary-5d1f0c", "odd": object()}
+
+    plan = Plan("leak", folder=site.folder)
+    plan.stage(name="leak", secrets=["API_KEY"], version="1")(leak)
+    assert site.run(plan)["in_doubt"] == ["leak:main"]
+    found = aside(site)
+    assert len(found) >= 3
+    assert not any(b"canary-5d1f0c" in name.encode() + data for name, data in found.items())
+    for file in site.workspace.folder.rglob("*"):
+        assert not file.is_file() or b"canary-5d1f0c" not in file.read_bytes(), file
+
+
 @dataclasses.dataclass
 class Point:
     x: int
@@ -769,9 +812,11 @@ def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_k
     plan = Plan("slow", folder=site.folder, jobs=1)
 
     def slow(task):
+        out = task.out
         if not release.wait(600):
             raise AssertionError("nobody let it go")
         task.spend(usd="0.05", settled=True)
+        (out / "late.txt").write_text("written after its slot was given up")
         back.set()
         return "late answer"
 
@@ -793,10 +838,16 @@ def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_k
         assert site.steps()["slow:a"] == "FAILED"
         release.set()
         until(lambda: len(list((site.workspace.folder / "late").glob("*.json"))) == 2)
+        for _ in range(2):
+            # Killed between the commit and the removal of the file: nothing is counted twice.
+            with pytest.raises(faults.SimulatedCrash), faults.armed("late.filed", 1, faults.crash):
+                site.workspace.kernel()
         site.workspace.kernel().close()
     assert site.steps()["slow:a"] == "SUCCESS"
     status = site.status()
     assert status["cost_usd"] == "0.05"
+    names = {a["name"] for s in status["steps"] if s["stage"] == "slow" for a in s["artifacts"]}
+    assert names == {"late.txt", "value.txt"}
     assert {e["event"] for e in site.events()} >= {"LATE_RESULT", "DEBIT_LATE"}
     sound(site)
     # Nothing is paid for again: another run takes the late result over.
