@@ -17,7 +17,7 @@ from helpers import assert_sound, processes_with
 from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
 from onceward.engine.reading import artifact_list, lane_list, session_status
-from onceward.engine.work import Command, Function, isolated
+from onceward.engine.work import Command, Function, Running, isolated
 from onceward.errors import (
     AtomicityViolation,
     BudgetExceeded,
@@ -438,6 +438,19 @@ def test_time_is_one_lane_for_all_children_that_run(kernel, make):
         started = rows.read("SELECT count(*) FROM urm_dispatch_token WHERE started_at IS NOT NULL")
     assert started[0][0] == 8
     sound(kernel)
+
+
+@pytest.mark.rule("C-30")
+def test_the_time_of_everything_that_runs_is_added_up(kernel):
+    children = kernel.open_session("ses_a", 2)
+    for name in ("one", "two"):
+        running = children.running[name] = Running()
+        running.begun -= 1000
+    try:
+        assert 2_000_000_000 <= children.running_micros() < 2_900_000_000
+        assert 1_000_000_000 <= children.running_micros(but="one") < 1_900_000_000
+    finally:
+        children.running.clear()
 
 
 @pytest.mark.rule("C-30")
