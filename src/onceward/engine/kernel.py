@@ -287,7 +287,7 @@ class Kernel:
         """End the children, give the workspace back. What cannot be given back is taken over by the next kernel."""
         with ExitStack() as leaving:
             # Last in, first out, and each whatever became of the one before.
-            leaving.callback(self.store.close)
+            leaving.callback(self.store.close_for_good)
             leaving.callback(self._heartbeat.stop)
             leaving.callback(self._release)
             leaving.callback(_quietly(self._flush))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TypeVar
 
-from onceward.errors import InvalidConfig, NotFound, Recovery
+from onceward.errors import InvalidConfig, NotFound, Recovery, StorageError
 from onceward.kernel import faults
 from onceward.kernel.limits import LOCK_TTL_MS, POSTGRES_LOCK_TTL_MS
 from onceward.kernel.records import Answer, Request, Tenure
@@ -47,6 +47,7 @@ class Store:
         self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None
         self._idle: list[Session] = []
+        self._closed = False
         self._mutex = threading.Lock()
 
     def require_schema(self, waiting: Sequence[migrate.Migration] | None = None) -> None:
@@ -65,6 +66,9 @@ class Store:
     @property
     def writer(self) -> Writer:
         with self._mutex:
+            if self._closed:
+                # A thread that outlived its kernel: nobody would close the connection that this would open.
+                raise StorageError("this store was closed; nothing more is written through it")
             if self._writer is None:
                 self._writer = Writer(self.database, self.sources, self._sinks)
             return self._writer
@@ -136,7 +140,11 @@ class Store:
             self._discard(session)
             raise
         with self._mutex:
-            self._idle.append(session)
+            closed = self._closed
+            if not closed:
+                self._idle.append(session)
+        if closed:
+            session.close()
 
     def _discard(self, session: Session) -> None:
         """Close a connection that met an error and, if its server went away, those that slept through it."""
@@ -144,6 +152,12 @@ class Store:
             sleeping, self._idle = (self._idle, []) if session.lost else ([], self._idle)
         for stale in (session, *sleeping):
             stale.close()
+
+    def close_for_good(self) -> None:
+        """Close every connection; whoever writes later is refused, whoever reads leaves nothing open."""
+        with self._mutex:
+            self._closed = True
+        self.close()
 
     def close(self) -> None:
         """Close every connection; the writer's last, so that it is the one that tidies the log."""
