@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import assert_sound
+from helpers import assert_sound, orphan_lock
 from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.reading import artifact_list
-from onceward.errors import InvalidConfig, InvalidResumeState, NotFound, StorageError
+from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
 from onceward.kernel import faults
 from onceward.lifecycles.plan import Output
 from onceward.plan import Result
@@ -853,6 +853,41 @@ def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_k
     # Nothing is paid for again: another run takes the late result over.
     outcome = site.run(plan, keep_going=True)
     assert outcome["state"] == "SUCCESS" and outcome["steps"]["reused"] == 2
+
+
+@pytest.mark.rule("B-8", "C-30", "L-22")
+@pytest.mark.guarantee("G5")
+@pytest.mark.parametrize("returns", ["an answer", "what cannot be recorded"])
+def test_a_step_that_ends_after_its_kernel_lost_the_lock_is_kept_for_the_next(site, returns):
+    calls = []
+
+    def pay(task):
+        calls.append(task.target)
+        if len(calls) == 1:
+            task.spend(usd="0.01", settled=True)
+            raise ConnectionError("paid in vain")
+        orphan_lock(site.workspace.database)
+        site.workspace.kernel().close()
+        task.spend(usd="0.05", settled=True)
+        return "paid" if returns == "an answer" else object()
+
+    plan = Plan("pay", folder=site.folder, jobs=1)
+    plan.stage(name="pay", targets=["a"], attempts=2, version="1")(pay)
+    with pytest.raises(LockLost):
+        site.run(plan)
+    assert calls == ["a", "a"] and site.status()["cost_usd"] == "0.01"
+    site.workspace.kernel().close()
+    assert site.status()["cost_usd"] == "0.06"
+    (late,) = [e["detail"] for e in site.events() if e["event"] == "LATE_RESULT"]
+    if returns == "an answer":
+        assert late["taken"] is True and site.steps() == {"pay:a": "SUCCESS"}
+        (step,) = site.status()["steps"]
+        assert step["cost_usd"] == "0.06", "what failed attempts cost is carried on"
+        outcome = site.resume(plan, site.build_id)
+        assert outcome["state"] == "SUCCESS" and calls == ["a", "a"]
+    else:
+        assert late["taken"] is False and "object" in late["in_doubt"]
+    sound(site)
 
 
 @pytest.mark.rule("B-4")

@@ -448,7 +448,7 @@ def test_the_time_of_everything_that_runs_is_added_up(kernel):
         running.begun -= 1000
     try:
         assert 2_000_000_000 <= children.running_micros() < 2_900_000_000
-        assert 1_000_000_000 <= children.running_micros(but="one") < 1_900_000_000
+        assert 1_000_000_000 <= children.running_micros(except_child="one") < 1_900_000_000
     finally:
         children.running.clear()
 

@@ -9,8 +9,8 @@ import msgspec
 
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.bench import Bench
-from onceward.engine.cut_off import StepOf, not_done
-from onceward.engine.outputs import Kept, written
+from onceward.engine.cut_off import StepOf, done, not_done
+from onceward.engine.outputs import Kept
 from onceward.engine.purse import Pause
 from onceward.engine.task import Task, Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
@@ -193,37 +193,16 @@ class InDoubt(msgspec.Struct, frozen=True):
         for output, blob in self.kept:
             artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
         error = {"reason": "in_doubt", "error": self.code, "message": self.message}
-        done = not_done(attempt.said, token, "in_doubt", spent, before)
+        checkpoint = not_done(attempt.said, token, "in_doubt", spent, before)
         tx.append(
             f"session:{token.parent_session_id}",
             "STEP_IN_DOUBT",
             attempt.run.kernel.principal,
             {"step": attempt.name, "child_id": attempt.child_id},
         )
-        return msgspec.structs.replace(done, status="IN_DOUBT", error=canonical(error).decode())
-
-
-def succeeded(
-    attempt: Attempt, context_hash: str, outputs: tuple[Output, ...], spent: Mapping[str, int]
-) -> Checkpoint:
-    """The checkpoint of a step that an attempt has done."""
-    return Checkpoint(
-        build_id=attempt.run.build_id,
-        stage=attempt.stage.name,
-        target=attempt.target,
-        context_hash=context_hash,
-        status="SUCCESS",
-        how="executed",
-        outputs=written(outputs),
-        cost=spent.get("usd_micros", 0),
-        tokens=spent.get("tokens", 0),
-        attempt=attempt.attempt,
-        child_id=attempt.child_id,
-        origin=None,
-        error=None,
-        code_version=attempt.said.code_version,
-        environment_hash=attempt.said.environment_hash,
-    )
+        return msgspec.structs.replace(
+            checkpoint, status="IN_DOUBT", error=canonical(error).decode()
+        )
 
 
 class Unlaunchable(Exception):
@@ -284,16 +263,19 @@ class Ending:
         if completed:
             for output, blob in self._kept:
                 self.run.artifacts.record(tx, attempt.child_id, output.name, output.kind, blob)
-            done = succeeded(attempt, self._context_hash, self.outputs, spent)
+            step = msgspec.structs.replace(attempt.said, context_hash=self._context_hash)
+            checkpoint = done(step, self._token, self.outputs, spent)
             if before is not None and before.status != "SUCCESS":
-                done = self._with_earlier(done, before)
+                checkpoint = self._with_earlier(checkpoint, before)
         elif in_doubt is not None:
-            done = in_doubt.record(tx, self.run.artifacts, attempt, self._token, spent, before)
+            checkpoint = in_doubt.record(
+                tx, self.run.artifacts, attempt, self._token, spent, before
+            )
         else:
-            done = not_done(attempt.said, self._token, ended.reason, spent, before)
-            done = _with_error(done, ended, self.run.again(attempt, ended))
-        put_checkpoint(tx, done, tx.now)
-        self.checkpoint = done
+            checkpoint = not_done(attempt.said, self._token, ended.reason, spent, before)
+            checkpoint = _with_error(checkpoint, ended, self.run.again(attempt, ended))
+        put_checkpoint(tx, checkpoint, tx.now)
+        self.checkpoint = checkpoint
         if state != "ACTIVE" or self.run.halted:
             return ()
         goes_on = ended.reason == "completed" or self.run.goes_on_after(attempt, ended)
@@ -306,6 +288,14 @@ class Ending:
     def recorded(self) -> None:
         dropped = [attempt for attempt in self._next if attempt not in self._spawned]
         self.run.settle_ending(self, self._spawned, dropped)
+
+    def lost(self) -> None:
+        """Its commit failed because this kernel may not write any more, or cannot: what it made is left for the next."""
+        if self.final.reason == "completed":
+            parts, doubt = (self.doubt.kept, self.doubt.message) if self.doubt else (self._kept, "")
+            if not doubt and self._context_hash != self.attempt.context_hash:
+                doubt = "its inputs changed while it ran"
+            self.run.kernel.late.put_result(self._token, parts, doubt)
 
     def _with_earlier(self, done: Checkpoint, before: Checkpoint) -> Checkpoint:
         return msgspec.structs.replace(

@@ -102,7 +102,7 @@ def _run_function(
     if not running.end():
         if ended.reason == "completed" and work.step is not None:
             work.step.late(token, kept)
-        children.came_back(token.child_id)
+        children.thread_ended(token.child_id)
         return None
     running.note = redactor.text(running.note)
     if running.refused or ended.reason != "completed":
@@ -182,10 +182,7 @@ def spend_now(
     if settled or (work is not None and work.excused):
         spent = best_reading(dict(lanes))
         running.spending = True
-        if running.over or running.given_up:
-            children.settle_late(token, spent)
-        else:
-            children.store.write(lambda tx: child_budget.settle(tx, token, spent, children.actor))
+        children.settle(token, spent)
         faults.point("child.debited")
         if spent.mistake:
             running.mistakes, running.mistake = running.mistakes + 1, spent.mistake[:200]

@@ -401,12 +401,14 @@ class Children:
                 closing=closing,
                 starts=starts,
                 refusal=self._refusal if self._admits else None,
-                claimed=lambda token: self.targets.has(token.child_id),
+                claimed=lambda token: self.targets.holds(token.child_id),
             )
 
         try:
             return self.store.write(lambda tx: turn(tx, closing))
         except (LockLost, StorageError):
+            if closing is not None and closing.step is not None:
+                closing.step.lost()
             raise
         except Exception as error:
             if closing is None:
@@ -425,6 +427,7 @@ class Children:
         tries = self._target_tries.get(token.child_id, 0)
         try:
             self.targets.claim(token.target, token.child_id)
+            self._target_tries.pop(token.child_id, None)
             return
         except TargetLocked as locked:
             held = locked
@@ -450,6 +453,7 @@ class Children:
             return False
 
         if self.store.write(postpone):
+            self._target_tries.pop(token.child_id, None)
             with self.changed:
                 self.works.pop(token.child_id, None)
                 self.ended[token.child_id] = ended
@@ -464,12 +468,14 @@ class Children:
         over = overrun(lanes) or overrun(child_budget.workspace(rows), "workspace")
         return over or out_of_time(lanes, self.running_micros())
 
-    def running_micros(self, but: str = "") -> int:
-        """For how long everything that runs now has been running, added up; `but` one child."""
+    def running_micros(self, except_child: str = "") -> int:
+        """For how long everything that runs now has been running, added up; one child may be left out."""
         now = time.monotonic()
         with self.changed:
             seconds = sum(
-                now - child.begun for child_id, child in self.running.items() if child_id != but
+                now - child.begun
+                for child_id, child in self.running.items()
+                if child_id != except_child
             )
         return int(seconds * 1_000_000)
 
@@ -530,14 +536,14 @@ class Children:
                     self.targets.claim(step.lock_target, child.token.child_id)
             thread.start()
 
-    def settle_late(self, token: Token, spent: Estimated) -> None:
-        """Money that a child spent and that is told after its end, maybe after this kernel's."""
+    def settle(self, token: Token, spent: Estimated) -> None:
+        """Record money that a child spent; also after its end, and where this kernel cannot write any more."""
         if self.late is not None:
             self.late.settle(self.store, token, spent)
         else:
             self.store.write(lambda tx: child_budget.settle(tx, token, spent, self.actor))
 
-    def came_back(self, child_id: str) -> None:
+    def thread_ended(self, child_id: str) -> None:
         """The thread of a child that was given up has ended."""
         with self.changed:
             self.left_running.discard(child_id)

@@ -1,14 +1,15 @@
-"""What becomes of a step whose child was cut off: it runs again, or a person is asked (B-8)."""
+"""Which step a child carries out, and the checkpoint that its end leaves: done, not done, or a person is asked (B-8)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onceward.engine.outputs import written
 from onceward.kernel.canon import canonical
 from onceward.kernel.records import Token
-from onceward.lifecycles.plan import step_name
+from onceward.lifecycles.plan import Output, step_name
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
 from onceward.store.transaction import Transaction
 
@@ -41,6 +42,29 @@ def step_of(token: Token) -> StepOf | None:
     return msgspec.convert(said, StepOf) if "context_hash" in said else None
 
 
+def done(
+    step: StepOf, token: Token, outputs: Sequence[Output], spent: Mapping[str, int]
+) -> Checkpoint:
+    """The checkpoint of an attempt that succeeded."""
+    return Checkpoint(
+        build_id=token.parent_session_id,
+        stage=step.stage,
+        target=step.target,
+        context_hash=step.context_hash,
+        status="SUCCESS",
+        how="executed",
+        outputs=written(outputs),
+        cost=spent.get("usd_micros", 0),
+        tokens=spent.get("tokens", 0),
+        attempt=token.attempt,
+        child_id=token.child_id,
+        origin=None,
+        error=None,
+        code_version=step.code_version,
+        environment_hash=step.environment_hash,
+    )
+
+
 def not_done(
     step: StepOf, token: Token, reason: str, spent: Mapping[str, int], before: Checkpoint | None
 ) -> Checkpoint:
@@ -52,18 +76,12 @@ def not_done(
         if before is not None and before.status != "SUCCESS"
         else (0, 0)
     )
-    return Checkpoint(
-        *(
-            token.parent_session_id,
-            step.stage,
-            step.target,
-            step.context_hash,
-            "IN_DOUBT" if doubt else "FAILED",
-        ),
-        *("executed", "[]", cost + spent.get("usd_micros", 0), tokens + spent.get("tokens", 0)),
-        *(token.attempt, token.child_id, None, error),
-        code_version=step.code_version,
-        environment_hash=step.environment_hash,
+    return msgspec.structs.replace(
+        done(step, token, (), spent),
+        status="IN_DOUBT" if doubt else "FAILED",
+        cost=cost + spent.get("usd_micros", 0),
+        tokens=tokens + spent.get("tokens", 0),
+        error=error,
     )
 
 

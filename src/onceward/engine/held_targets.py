@@ -52,7 +52,8 @@ class HeldTargets:
             if held is None and self._locks.path_of(target).exists():
                 self._locks.release(self._locks.acquire(target))
 
-    def has(self, child_id: str) -> bool:
+    def holds(self, child_id: str) -> bool:
+        """Whether a child has its target."""
         with self._mutex:
             return child_id in self._targets
 

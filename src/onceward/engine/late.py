@@ -1,14 +1,17 @@
 """Late results: what a step made, and what it had spent, after the end of its child was recorded (B-8, C-30).
 
-The thread of a function that was given up may end while its kernel lives, or after it is gone. What can no longer be
-recorded is put into a file, durably, and the next kernel of the workspace files it."""
+The thread of a function that was given up may end while its kernel lives, or after it is gone; and a kernel may lose its
+lock, or its store, just as a step has ended. What can no longer be recorded is put into a file, durably, and the next
+kernel of the workspace files it."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,9 @@ import msgspec
 
 from onceward.engine import child_budget
 from onceward.engine.artifacts import Artifacts, Blob
-from onceward.engine.cut_off import step_of
-from onceward.engine.outputs import Kept, written
-from onceward.errors import LockLost, NotFound, StorageError
+from onceward.engine.cut_off import done, step_of
+from onceward.engine.outputs import Kept
+from onceward.errors import CommitUnknown, LockLost, NotFound, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
 from onceward.lifecycles.budget import Estimated
@@ -55,7 +58,11 @@ def record_result(
     outputs = tuple(output for output, _ in kept)
     session = token.parent_session_id
     before = find_checkpoint(tx, session, step.stage, step.target)
-    done = (
+    checkpoint = done(step, token, outputs, _spent_by_attempts(tx, token))
+    if before is not None and _same_result(before, checkpoint):
+        # Its kernel could not know that its last commit was made.
+        return
+    superseded = (
         before is not None
         and before.status == "SUCCESS"
         and before.context_hash == step.context_hash
@@ -65,34 +72,32 @@ def record_result(
         "child_id": token.child_id,
         "context_hash": step.context_hash,
         "outputs": result_digest(outputs),
-        "taken": not done and not doubt,
+        "taken": not superseded and not doubt,
     }
     detail |= made_with(step.code_version, step.environment_hash)
     if late_id:
         detail["late_id"] = late_id
     if doubt:
         detail["in_doubt"] = doubt
-    elif not done:
-        spent = child_budget.spent(tx, token.child_id)
-        checkpoint = Checkpoint(
-            build_id=session,
-            stage=step.stage,
-            target=step.target,
-            context_hash=step.context_hash,
-            status="SUCCESS",
-            how="executed",
-            outputs=written(outputs),
-            cost=spent.get("usd_micros", 0),
-            tokens=spent.get("tokens", 0),
-            attempt=token.attempt,
-            child_id=token.child_id,
-            origin=None,
-            error=None,
-            code_version=step.code_version,
-            environment_hash=step.environment_hash,
-        )
+    elif not superseded:
         put_checkpoint(tx, checkpoint, tx.now)
     tx.append(f"session:{session}", "LATE_RESULT", actor, detail)
+
+
+def _same_result(one: Checkpoint, other: Checkpoint) -> bool:
+    said_of = attrgetter("status", "child_id", "outputs")
+    return bool(said_of(one) == said_of(other))
+
+
+def _spent_by_attempts(tx: Transaction, token: Token) -> Mapping[str, int]:
+    """What an attempt and the failed ones before it cost, late debits included."""
+    spent: Counter[str] = Counter(child_budget.spent(tx, token.child_id))
+    while token.predecessor is not None:
+        token = Tokens(tx).get(token.predecessor)
+        if token.reason == "completed":
+            break
+        spent.update(child_budget.spent(tx, token.child_id))
+    return spent
 
 
 class _Part(msgspec.Struct):
@@ -139,6 +144,11 @@ class LateBox:
         """Record a debit of money that is gone, likewise."""
         try:
             store.write(lambda tx: child_budget.settle(tx, token, spent, self.actor))
+        except CommitUnknown:
+            why = (
+                spent.mistake or "it may have been recorded: the outcome of its commit is not known"
+            )
+            self.put_debit(token, Estimated(spent.amounts, why))
         except (LockLost, StorageError):
             self.put_debit(token, spent)
 

@@ -109,7 +109,7 @@ class Purse:
         ended_id = ended.child_id if ended is not None else ""
         over = overrun(own) or overrun(whole, "workspace")
         if over is None and chosen:
-            over = out_of_time(own, self._children.running_micros(but=ended_id))
+            over = out_of_time(own, self._children.running_micros(except_child=ended_id))
         if over is not None:
             detail = {name: value for name, value in over.detail().items() if name != "asked"}
             if ended is not None:

@@ -73,6 +73,10 @@ class StepEnd(Protocol):
 
     def recorded(self) -> None: ...
 
+    def lost(self) -> None:
+        """The commit of the end could not be made by this kernel: keep what the step made for the next."""
+        ...
+
 
 class Step(Protocol):
     """A step of a build, as its child is dispatched."""
