@@ -35,8 +35,9 @@ ROOMY = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEM
 if ROOMY and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 PART = os.environ.get("ONCEWARD_PART", "some")
-"""`some`: what never speaks to the store by itself is tried on PostgreSQL by a share of its tests; `rest`: what `some`
-leaves out (CI runs both); `all`."""
+"""`some`: what never speaks to the store by itself is tried on PostgreSQL by a share of its tests, and of long series a
+share is run; `rest`: what `some` leaves out (CI runs both); `all`."""
+FAR_FROM_THE_STORE = ("engine", "evidence", "edges", "replays", "crashes", "server")
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 _schemas = iter(range(1, 1_000_000))
@@ -153,8 +154,12 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _left_out(item: pytest.Item) -> bool:
-    far = item.path.parent.name in ("engine", "evidence", "edges", "replays", "crashes")
-    return far and "postgresql" in item.name and zlib.crc32(item.name.encode()) % 4 > 0
+    far = item.path.parent.name in FAR_FROM_THE_STORE
+    number = zlib.crc32(item.name.encode())
+    series = item.get_closest_marker("one_in")
+    if series is not None and number % series.args[0] > 0:
+        return True
+    return far and "postgresql" in item.name and number % 4 > 0
 
 
 def pytest_collection_modifyitems(config, items):

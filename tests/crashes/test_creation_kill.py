@@ -50,6 +50,7 @@ MOMENTS += [("run", "create.folder", 1), ("run", "migrate.applied", 2), ("run", 
 
 
 @pytest.mark.rule("K-4")
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("command", "point", "nth"), MOMENTS)
 def test_a_creation_that_was_killed_anywhere_is_finished_by_the_next_command(
     tmp_path, store_url, command, point, nth
@@ -141,6 +142,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.rule("K-4")
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pages", [2, 4, 8, 24, 64, 96, 120, 160])
 def test_a_creation_that_filled_the_disk_is_finished_when_there_is_room(small_disk, pages):
     place = small_disk(pages * 4096)

@@ -115,6 +115,7 @@ def test_every_table_is_evidence_or_said_not_to_be():
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G19", "G2", "G6")
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("table", DROPPED)
 def test_a_row_that_is_gone_is_found(bare, table):
     key = KEYS[table]
@@ -211,6 +212,7 @@ BYTES = [
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G19", "G18")
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("table", "key", "column", "expected"), BYTES, ids=str)
 def test_a_flipped_byte_is_found(bare, table, key, column, expected):
     chance = random.Random(SEED)
@@ -422,6 +424,7 @@ CHANGED = [
 
 @pytest.mark.rule("E-1")
 @pytest.mark.guarantee("G19", "G15")
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("table", "column", "value", "where", "expected"), CHANGED, ids=str)
 def test_a_changed_fact_is_found(bare, table, column, value, where, expected):
     key = KEYS[table]
