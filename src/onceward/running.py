@@ -14,7 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 from onceward.engine import builds, child_budget
 from onceward.engine.board import At
-from onceward.engine.build_reading import build_named, build_summary, next_command, why_paused
+from onceward.engine.build_reading import (
+    build_named,
+    build_summary,
+    next_command,
+    why_paused,
+    with_total,
+)
 from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
 from onceward.engine.child_dispatch import chosen_cap
@@ -274,20 +280,32 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
         said["confirmation_seconds"] = workspace.settings.builds.confirmation_seconds
-        said["why"] = why_paused(run.pausing[1])
-        found["enough"] = _enough(run, lanes)
-    elif run.doubts and not run.failures and found["state"] == "CRASHED":
+        said["why"] = why_paused(with_total(run.pausing[1], lanes))
+        found["enough"] = _enough(run, lanes) or found.get("enough")
+        if run.doubts:
+            said["why"] += f"; {_why_in_doubt(run.doubts)}"
+    elif run.doubts and found["state"] == "CRASHED":
         said["in_doubt"] = run.doubts
         said["why"] = _why_in_doubt(run.doubts)
+        if run.failures:
+            said["why"] += f"; {_why_failed(run.failures, run.counts['failed'])}"
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
     stopped = run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE")
     said["stopped"] = True if stopped and "in_doubt" not in said else None
     said["untold"] = undelivered or None
-    said["next"] = (
-        _next_for_doubt(build_id, run.doubts) if "in_doubt" in said else next_command(found)
-    )
+    said["unread"] = _unread(run.unread) or None
+    said["next"] = next_command(found)
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _unread(reports: Mapping[str, str]) -> str:
+    """Steps of whose reports something could not be read: what is said of their cost may be too little."""
+    if not reports:
+        return ""
+    step, mistake = next(iter(reports.items()))
+    more = f", and {len(reports) - 1} more steps" if len(reports) > 1 else ""
+    return f"{step} ({mistake}){more}"
 
 
 def _undelivered(store: Store, sinks: Sequence[str]) -> str:
@@ -331,11 +349,6 @@ def _why_in_doubt(steps: Sequence[str]) -> str:
         f"{steps[0]}{more} ended well, but what it left cannot be recorded as its result; it is kept"
         " among the artifacts of its child (kind in_doubt), and a person decides"
     )
-
-
-def _next_for_doubt(build_id: str, steps: Sequence[str]) -> str:
-    accept = " ".join(f"--accept {shlex.quote(f'{step}=FILE')}" for step in steps[:3])
-    return f"onceward resume {build_id} {accept}   (or --rerun STEP)"
 
 
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:

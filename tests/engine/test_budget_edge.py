@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import threading
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 
 from helpers import assert_sound
 from onceward import Plan
+from onceward.engine.build_reading import build_status
 from onceward.engine.builds import Offer
+from onceward.errors import InvalidResumeState
+from onceward.lifecycles.budget import amounts, best_reading
 
 
 class Model:
@@ -54,6 +59,18 @@ def sound(site):
             assert_sound(rows)
     finally:
         store.close()
+
+
+def typed(command, token="", file=None):
+    """What a person offers who types a command as it was suggested, with the token and a file put in."""
+    words = shlex.split(command.partition("   (")[0])
+    pairs = list(zip(words[3::2], words[4::2], strict=True))
+    said = [(word, value.replace("TOKEN", token)) for word, value in pairs]
+    return Offer(
+        token=next((value for word, value in said if word == "--token"), ""),
+        limits=amounts(dict(v.split("=") for word, v in said if word == "--budget") or {"usd": 0}),
+        accept={value.split("=")[0]: file for word, value in said if word == "--accept"},
+    )
 
 
 def more(outcome, micros):
@@ -189,3 +206,133 @@ def test_steps_whose_time_crossed_the_budget_are_kept_and_the_suggested_budget_i
     offer = Offer(token=outcome["confirmation_token"], limits={"duration_secs": seconds})
     assert site.resume(plan, site.build_id, offer)["state"] == "SUCCESS"
     sound(site)
+
+
+@pytest.mark.rule("B-9", "B-10")
+def test_a_build_that_paused_with_everything_done_goes_on_as_suggested(site):
+    model = Model(site.folder)
+    plan = paying(site, model, meet=6)
+    outcome = site.run(plan, jobs=6)
+    assert outcome["state"] == "BUDGET_PAUSE" and outcome["steps"]["executed"] == 6
+    assert "usd is at 0.18 of 0.05" in outcome["why"]
+    with site.workspace.reading() as store:
+        later = build_status(store, site.build_id)["next"]
+    assert outcome["next"] == later and "MORE" not in later
+    outcome = site.resume(plan, site.build_id, typed(later, outcome["confirmation_token"]))
+    assert outcome["state"] == "SUCCESS" and len(model.calls) == 6
+
+
+@pytest.mark.rule("B-8", "B-9")
+def test_a_pause_with_a_step_in_doubt_names_all_that_is_wanted(site):
+    model = Model(site.folder)
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"})
+
+    def ask(task):
+        model.answer(task.target)
+        task.spend(usd="0.03", settled=True)
+        return object() if task.target == "a" else 1
+
+    plan.stage(name="ask", targets=list("abc"), version="1")(ask)
+    outcome = site.run(plan, jobs=1)
+    assert outcome["state"] == "BUDGET_PAUSE" and "ask:a ended well" in outcome["why"]
+    file = site.folder / "a.json"
+    file.write_text("1")
+    token = outcome["confirmation_token"]
+    whole = typed(outcome["next"], token, file)
+    for less in (
+        msgspec.structs.replace(whole, accept={}),
+        msgspec.structs.replace(whole, limits={}),
+    ):
+        with pytest.raises(InvalidResumeState) as refused:
+            site.resume(plan, site.build_id, less)
+        command = next(way.command for way in refused.value.recovery if "--accept" in way.command)
+        again = typed(command, token, file)
+        assert again.token == token and list(again.accept) == ["ask:a"]
+    outcome = site.resume(plan, site.build_id, whole)
+    assert outcome["state"] == "SUCCESS" and sorted(model.calls) == list("abc")
+    sound(site)
+
+
+@pytest.mark.rule("B-8")
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_paid_step_in_doubt_is_not_paid_again_because_another_failed(site, keep_going):
+    model = Model(site.folder)
+    good = site.folder / "good"
+    plan = Plan("both", folder=site.folder)
+
+    def pay(task):
+        model.answer(task.target)
+        return object()
+
+    def fail(task):
+        if not good.exists():
+            raise RuntimeError("it broke")
+
+    plan.stage(name="pay", targets=["a"], version="1")(pay)
+    plan.stage(name="fail", targets=["b"], version="1")(fail)
+    outcome = site.run(plan, jobs=1, keep_going=keep_going)
+    assert (outcome["state"], outcome["in_doubt"]) == ("CRASHED", ["pay:a"])
+    assert "pay:a ended well" in outcome["why"] and "it broke" in outcome["why"]
+    with pytest.raises(InvalidResumeState, match="decide about pay:a"):
+        site.run(plan)
+    file = site.folder / "a.json"
+    file.write_text("1")
+    good.touch()
+    outcome = site.resume(plan, site.build_id, typed(outcome["next"], file=file))
+    assert outcome["state"] == "SUCCESS" and model.calls == ["a"]
+    sound(site)
+
+
+@pytest.mark.rule("C-30")
+@pytest.mark.parametrize(
+    ("said", "micros"),
+    [
+        ("$0.02", 20_000),
+        ("0,02", 20_000),
+        ("0.02 USD", 20_000),
+        ("$1,000", 1_000_000_000),
+        ("1,234.5", 1_234_500_000),
+        ("between 1 and 2", 70),
+        ("-3", 70),
+        (None, 70),
+        (float("nan"), 70),
+    ],
+)
+def test_money_that_is_gone_is_read_as_it_was_probably_meant_or_estimated(said, micros):
+    read = best_reading({"usd": said}, {"usd_micros": 70})
+    assert read.amounts == {"usd_micros": micros} and "usd" in read.mistake
+
+
+@pytest.mark.rule("C-30", "B-9")
+def test_a_budget_binds_also_where_amounts_are_said_badly(site):
+    model = Model(site.folder)
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"})
+
+    def ask(task):
+        model.answer(task.target)
+        task.spend(usd="$0.02" if task.target < "c" else None, settled=True)
+        return 1
+
+    plan.stage(name="ask", targets=list("abcdef"), version="1")(ask)
+    outcome = site.run(plan, jobs=1)
+    # What cannot be read at all costs what such steps cost before.
+    assert outcome["state"] == "BUDGET_PAUSE" and model.calls == ["a", "b"]
+    assert "ask:a (usd takes a number, not '$0.02'" in outcome["unread"]
+    outcome = site.resume(plan, site.build_id, more(outcome, 100_000))
+    assert (outcome["state"], outcome["cost_usd"]) == ("BUDGET_PAUSE", "0.10")
+    assert model.calls == list("abcde")
+    sound(site)
+
+
+@pytest.mark.rule("B-2")
+def test_what_is_collected_is_a_dict_that_can_be_sent_on(site):
+    plan = Plan("fan", folder=site.folder)
+    plan.stage(name="make", targets=["a", "b"], version="1")(lambda task: {"n": task.target})
+
+    def index(task):
+        found = task.inputs["make"]
+        assert found is task.inputs["make"]
+        return f"{json.dumps(found)} {found} {found | {}}"
+
+    plan.stage(name="index", collect=["make"], version="1")(index)
+    assert site.run(plan)["state"] == "SUCCESS"

@@ -60,7 +60,7 @@ def test_a_build_that_is_paused_says_what_it_waits_for(site):
     assert told.waits_for == [
         "a person to raise the budget and bring a confirmation token (confirm makes a new one)"
     ]
-    assert any("--token TOKEN --budget usd=MORE" in line for line in told.next)
+    assert any("--token TOKEN --budget usd=0.04" in line for line in told.next)
 
 
 @pytest.mark.rule("E-5", "L-23")

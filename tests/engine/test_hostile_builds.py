@@ -308,7 +308,7 @@ def test_a_step_in_doubt_keeps_its_cost_its_lineage_and_a_new_run_from_repeating
     die.unlink()
     site.workspace.kernel().close()
     build = site.build_id
-    with pytest.raises(InvalidResumeState, match="nobody can say"):
+    with pytest.raises(InvalidResumeState, match="a person has to decide about once:a"):
         site.run(plan)
     assert site.resume(plan, build, Offer(rerun=["once:a"]))["state"] == "SUCCESS"
     status = site.status(build)

@@ -14,7 +14,7 @@ from conftest import MakeDatabase
 from helpers import count, create, lines, orphan_lock, step
 from onceward.engine.outbox import deliver, pause_before_retry
 from onceward.engine.reading import outbox_status
-from onceward.engine.sinks import ConsoleSink, FileSink, WebhookSink
+from onceward.engine.sinks import ConsoleSink, FileSink, WebhookSink, signing_key
 from onceward.engine.tenure import acquire
 from onceward.errors import NetworkError
 from onceward.kernel import faults
@@ -230,6 +230,17 @@ def test_the_webhook_gets_a_signed_cloud_event(store, hook):
     wanted = base64.b64encode(hmac.new(b"s3cret", signed, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{wanted}"
     assert count(store, "event_outbox") == 0
+
+
+@pytest.mark.rule("K-6")
+def test_a_secret_is_read_as_standard_webhooks_writes_it():
+    """The example that the libraries of Standard Webhooks are tested with."""
+    key = signing_key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    signed = b'msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{"test": 2432232314}'
+    signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest())
+    assert signature == b"g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    for text in ("s3cret", "whsec_no base64!"):
+        assert signing_key(text) == text.encode()
 
 
 @pytest.mark.rule("K-6")

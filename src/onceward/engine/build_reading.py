@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ from onceward.errors import NotFound, Recovery
 from onceward.kernel.money import to_usd
 from onceward.kernel.records import Build
 from onceward.kernel.sources import Micros, iso
+from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import run_again
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.approvals import Approval, approvals_of
 from onceward.store.tables.builds import Builds, last_detail, plan_body
-from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of
+from onceward.store.tables.checkpoints import Checkpoint, checkpoints_of, in_doubt
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.permits import newest_confirmations
 
@@ -109,6 +111,11 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
 def _summary(rows: Reads, build: Build) -> dict[str, Any]:
     lanes = child_budget.lanes(rows, build.build_id)
     detail = last_detail(rows, build.build_id)
+    doubts = (
+        [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)]
+        if build.state in ("CRASHED", "BUDGET_PAUSE")
+        else []
+    )
     said = {
         "build_id": build.build_id,
         "name": build.name,
@@ -121,11 +128,13 @@ def _summary(rows: Reads, build: Build) -> dict[str, Any]:
         "tokens": lanes["tokens"].total if "tokens" in lanes else 0,
         "plan_file": build.plan_file,
         "choices": build.choices,
+        "in_doubt": doubts,
+        "enough": _least_budget(detail, lanes) if build.state == "BUDGET_PAUSE" else None,
         "parent_build_id": build.parent_build_id,
         "created_at": iso(build.created_at),
         "updated_at": iso(build.updated_at),
     }
-    return {key: value for key, value in said.items() if value is not None and value != {}}
+    return {key: value for key, value in said.items() if value not in (None, {}, [])}
 
 
 def _steps(rows: Reads, build: Build, now: Micros | None) -> list[dict[str, Any]]:
@@ -274,13 +283,42 @@ def next_command(found: Mapping[str, Any]) -> str | None:
     why = found.get("why", {})
     raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
     more = "" if why.get("scope") else f" --budget {raised}={found.get('enough') or 'MORE'}"
+    decide = deciding(found.get("in_doubt", ()))
     return {
-        "CRASHED": f"onceward resume {build_id}",
+        "CRASHED": f"onceward resume {build_id}{decide}",
         "ACTIVE": f"onceward resume {build_id}",
-        "BUDGET_PAUSE": f"onceward resume {build_id} --token TOKEN{more}",
+        "BUDGET_PAUSE": f"onceward resume {build_id} --token TOKEN{more}{decide}",
         "FAILED": run_again(found.get("plan_file", ""), found["choices"]),
         "SUCCESS": f"onceward output {build_id}",
     }.get(found["state"])
+
+
+def deciding(steps: Sequence[str]) -> str:
+    """The words of a resume that decide about steps in doubt."""
+    if not steps:
+        return ""
+    accept = " ".join(f"--accept {shlex.quote(f'{step}=FILE')}" for step in steps)
+    return f" {accept}   (or --rerun STEP)"
+
+
+def with_total(detail: Mapping[str, Any], lanes: Mapping[str, Lane]) -> Mapping[str, Any]:
+    """A pause, with what was spent since by steps that were in flight."""
+    lane = lanes.get(str(detail.get("lane")))
+    if lane is None or detail.get("scope"):
+        return detail
+    return {**detail, "observed": max(int(detail["observed"]), lane.total)}
+
+
+def _least_budget(detail: Mapping[str, Any], lanes: Mapping[str, Lane]) -> str | None:
+    """A budget with which a paused build can go on: room for what it wanted, or a little where that is not known."""
+    lane = lanes.get(str(detail.get("lane")))
+    if lane is None or detail.get("scope"):
+        return None
+    wanted = int(detail.get("estimate") or detail.get("asked") or 0)
+    if lane.lane != "usd_micros":
+        return str(lane.total + (wanted or 1))
+    cent = 10_000
+    return to_usd(lane.total + wanted if wanted else (lane.total // cent + 1) * cent)
 
 
 def why_paused(detail: Mapping[str, Any]) -> str:

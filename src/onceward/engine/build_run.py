@@ -88,6 +88,8 @@ class BuildRun:
         self.doubts: list[str] = []
         """Steps that ended well and left what cannot be taken as their result."""
         self.failures: list[tuple[str, Mapping[str, Any]]] = []
+        self.unread: dict[str, str] = {}
+        """Steps of whose reports something could not be read, and what."""
         with self.store.read() as rows:
             scopes = {
                 k: stage.rate for k, stage in enumerate(self.steps.stages) if stage.rate is not None
@@ -228,6 +230,8 @@ class BuildRun:
             self.purse.in_flight.drop(attempt.child_id)
             self.attempts[step] = attempt.try_
             spent = ended.detail.get("spent", {})
+            if ended.detail.get("report_mistake"):
+                self.unread[attempt.name] = str(ended.detail["report_mistake"])
             if ended.reason == "completed" and in_doubt:
                 self.doubts.append(attempt.name)
                 self.board.doubt(step)
@@ -246,6 +250,7 @@ class BuildRun:
                     spent,
                     None,
                     ended.detail.get("report_mistakes", 0),
+                    ended.detail.get("report_mistake", ""),
                 )
                 self.flow.keep(step, outputs)
                 self._sort_out(self.board.finish(step))
@@ -479,17 +484,18 @@ class BuildRun:
             build = tx.builds.get(self.build_id)
             if build.state != "ACTIVE":
                 return build.state
+            failed: dict[str, Any] = {}
             if self.counts["failed"]:
                 name, error = self.failures[0]
                 said = {key: error[key] for key in ("reason", "error", "message") if key in error}
-                move = rules.move(
-                    *(build, "FAILED", "unhandled_error", self.kernel.principal),
-                    {"step": name, "failed": self.counts["failed"], "why": said},
-                )
-            elif self.doubts:
-                # A person has to decide; the resume with that decision goes on from here.
-                tx.move(rules.crash(build, self.kernel.principal, {"in_doubt": self.doubts[:100]}))
+                failed = {"step": name, "failed": self.counts["failed"], "why": said}
+            if self.doubts:
+                # A person has to decide; the resume with that decision goes on from here, also with what failed.
+                detail = {"in_doubt": self.doubts[:100], **failed}
+                tx.move(rules.crash(build, self.kernel.principal, detail))
                 return "CRASHED"
+            if failed:
+                move = rules.move(build, "FAILED", "unhandled_error", self.kernel.principal, failed)
             else:
                 made = self.past.output_digest(tx)
                 move = rules.move(
@@ -516,6 +522,7 @@ class BuildRun:
         spent: Mapping[str, int] | None = None,
         ended: Ended | None = None,
         mistakes: int = 0,
+        mistake: str = "",
     ) -> None:
         said = {
             "step": step,
@@ -524,4 +531,4 @@ class BuildRun:
             "spent": spent or {},
             "ended": ended,
         }
-        self.told({**said, "mistakes": mistakes})
+        self.told({**said, "mistakes": mistakes, "mistake": mistake})

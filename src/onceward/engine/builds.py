@@ -12,6 +12,7 @@ import msgspec
 
 from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.build_reading import deciding
 from onceward.engine.code_changes import code_changes, environment_detail, environments_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
@@ -71,11 +72,11 @@ def _require_no_doubt(rows: Reads, name: str) -> None:
         )
         if doubts:
             raise InvalidResumeState(
-                f"build {build.build_id} of this plan crashed, and nobody can say whether {', '.join(doubts[:5])} had"
-                " an effect; running the plan anew might repeat it",
+                f"in build {build.build_id} of this plan a person has to decide about {', '.join(doubts[:5])}: what"
+                " was done there may be paid for, or have had its effect, and running the plan anew might repeat it",
                 context={"build_id": build.build_id, "in_doubt": doubts},
                 recovery=[
-                    Recovery("decide there", f"onceward resume {build.build_id}"),
+                    Recovery("decide there", f"onceward resume {build.build_id}{deciding(doubts)}"),
                     Recovery(
                         "or give that build up, then run",
                         f"onceward abandon {build.build_id}",
@@ -245,7 +246,7 @@ def resume(
             return child
         child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
         if build.state == "BUDGET_PAUSE":
-            _require_room(tx, build)
+            _require_room(tx, build, offer)
         _require_token(tx, build, offer)
         tx.move(rules.resume(build, tx.now, kernel.principal, code.detail()))
         accept(tx, build_id)
@@ -272,11 +273,8 @@ def _decide(
             )
     open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
     if open_:
-        given = [f"--rerun {shlex.quote(name)}" for name in offer.rerun]
-        given += [
-            f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()
-        ]
-        again = " ".join((f"onceward resume {build.build_id}", *given))
+        again = " ".join((f"onceward resume {build.build_id}", *_given(build, offer)))
+        files = " ".join(f"--accept {shlex.quote(f'{name}=FILE')}" for name in open_)
         raise InvalidResumeState(
             f"a person has to decide about {', '.join(open_)}: nobody can say whether"
             f" {'these steps' if len(open_) > 1 else 'this step'} had an effect before a crash, or what came of"
@@ -290,7 +288,7 @@ def _decide(
                 ),
                 Recovery(
                     "or take a result from a file",
-                    f"{again} --accept {shlex.quote(open_[0] + '=FILE')}",
+                    f"{again} {files}",
                     "low",
                 ),
             ],
@@ -311,6 +309,22 @@ def _decide(
                 tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now
             )
         tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
+
+
+def _given(build: Build, offer: Offer) -> list[str]:
+    """The words of a resume that somebody gave, to be given again; the token itself is not repeated."""
+    words = ["--token TOKEN"] if build.state == "BUDGET_PAUSE" else []
+    for lane, limit in offer.limits.items():
+        amount = to_usd(limit) if lane == "usd_micros" else str(limit)
+        words.append(f"--budget {'usd' if lane == 'usd_micros' else lane}={amount}")
+    return [*words, *_decisions(offer)]
+
+
+def _decisions(offer: Offer) -> list[str]:
+    return [
+        *(f"--rerun {shlex.quote(name)}" for name in offer.rerun),
+        *(f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()),
+    ]
 
 
 def _accept(
@@ -354,7 +368,7 @@ def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[
         return Keeper(artifacts).value(data)
 
 
-def _require_room(tx: Transaction, build: Build) -> None:
+def _require_room(tx: Transaction, build: Build, offer: Offer) -> None:
     """A build that was paused goes on only if there is something to go on with."""
     own, whole = child_budget.lanes(tx, build.build_id), child_budget.workspace(tx)
     empty = exhausted(own) or exhausted(whole, "workspace")
@@ -370,10 +384,10 @@ def _require_room(tx: Transaction, build: Build) -> None:
         asked = {str(pause["lane"]): int(pause["asked"])}
         empty = judge(own, asked) or judge(whole, asked, "workspace")
     if empty is not None:
-        raise _no_room(build, empty)
+        raise _no_room(build, empty, offer)
 
 
-def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
+def _no_room(build: Build, empty: Refusal, offer: Offer) -> InvalidResumeState:
     money = empty.lane == "usd_micros"
     lane = "usd" if money else empty.lane
     least_needed = max(empty.observed + 1, empty.observed + empty.asked)
@@ -383,9 +397,8 @@ def _no_room(build: Build, empty: Refusal) -> InvalidResumeState:
     if empty.scope:
         way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
     else:
-        way = Recovery(
-            "raise it", f"onceward resume {build.build_id} --token TOKEN --budget {lane}={least}"
-        )
+        words = ["--token TOKEN", f"--budget {lane}={least}", *_decisions(offer)]
+        way = Recovery("raise it", " ".join((f"onceward resume {build.build_id}", *words)))
     return InvalidResumeState(
         f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
         " the budget must be raised first, here and not in the plan (no token is used up)",

@@ -180,7 +180,8 @@ def spend_now(
     """A debit, from whatever thread or process; BudgetExceeded where one that is asked has no room."""
     work = children.works.get(token.child_id)
     if settled or (work is not None and work.excused):
-        spent = best_reading(dict(lanes))
+        step = work.step if work is not None else None
+        spent = best_reading(dict(lanes), step.estimate if step is not None else {})
         running.spending = True
         children.settle(token, spent)
         faults.point("child.debited")

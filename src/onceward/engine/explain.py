@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
-from onceward.engine.build_reading import build_status, dependencies, gathered, why_paused
+from onceward.engine.build_reading import (
+    build_status,
+    dependencies,
+    gathered,
+    next_command,
+    why_paused,
+)
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.why import about_code, why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
@@ -92,7 +98,10 @@ def _who_may(rows: Reads, found: Mapping[str, Any]) -> list[str]:
     if found["state"] in ("SUCCESS", "FAILED", "ABANDONED"):
         return []
     said = who_may(rows, "operator")
-    return [*who_may(rows, "reviewer"), *said] if found.get("approvals") else said
+    if not found.get("approvals"):
+        return said
+    # Who may do both is named once.
+    return list(dict.fromkeys([*who_may(rows, "reviewer"), *said]))
 
 
 def _why_build(found: Mapping[str, Any]) -> list[str]:
@@ -150,8 +159,11 @@ def _next_of_build(found: Mapping[str, Any]) -> list[str]:
     doubts = _doubts(found)
     if doubts:
         again = " ".join(f"--rerun {shlex.quote(name)}" for name in doubts)
-        accept = f"onceward resume {build_id} --accept {shlex.quote(doubts[0] + '=FILE')}"
-        return [*said, f"onceward resume {build_id} {again}", accept]
+        accept = " ".join(f"--accept {shlex.quote(f'{name}=FILE')}" for name in doubts)
+        resume = f"onceward resume {build_id}"
+        if found["state"] == "BUDGET_PAUSE":
+            resume = next_command({**found, "in_doubt": []}) or resume
+        return [*said, f"{resume} {accept}", f"{resume} {again}"]
     return said + ([found["next"]] if found.get("next") else [])
 
 
@@ -190,6 +202,7 @@ def explain_step(store: Store, build: Build, name: str) -> Explanation:
     ]
     following += [logs] if step.get("child_id") and stage["work"].get("run") else []
     if here in _doubts(found):
+        following.append(f"onceward resume {build.build_id} --accept {shlex.quote(f'{here}=FILE')}")
         following.append(f"onceward resume {build.build_id} --rerun {shlex.quote(here)}")
     return Explanation(
         *(
@@ -282,6 +295,7 @@ def _why_step(
             return [
                 f"it ended well, but {error.get('message', 'its result cannot be recorded')}",
                 f"what it left is kept: onceward artifacts list {step.get('child_id')}",
+                "accept that, or what you make of it, as its result before you run it again: it may be paid for",
             ], None
         return [
             "a crash cut it off, and its stage says that a person must decide (on_crash = ask)"

@@ -100,6 +100,7 @@ class Act:
         )
 
     lock_target = ""
+    estimate: Mapping[str, int] = {}
 
     def call(self, child: ChildTask) -> Any:
         """A function's attempt, on its own thread."""
@@ -199,6 +200,9 @@ class Ending:
         act.outputs = self._outputs if ended.reason == "completed" else ()
         act.saga.close(tx, act, ended, self._result)
         return ()
+
+    def lost(self) -> None:
+        """An action's run is recovered under its lease; a result without that is nothing to take (S-2)."""
 
     def recorded(self) -> None:
         act, ended = self._act, self._final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import hmac
 import math
@@ -208,13 +209,23 @@ class WebhookSink:
             message_id = parcel.dedupe_key.hex()
             timestamp = str(self._sources.now() // 1_000_000)
             signed = f"{message_id}.{timestamp}.".encode() + body
-            digest = hmac.new(self._secret.encode(), signed, hashlib.sha256).digest()
+            digest = hmac.new(signing_key(self._secret), signed, hashlib.sha256).digest()
             headers |= {
                 "webhook-id": message_id,
                 "webhook-timestamp": timestamp,
                 "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
             }
         return headers
+
+
+def signing_key(secret: str) -> bytes:
+    """The key that a webhook's secret says: `whsec_` and base64, as Standard Webhooks writes it, or any text."""
+    if secret.startswith("whsec_"):
+        try:
+            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            pass
+    return secret.encode()
 
 
 class _WebhookCall:

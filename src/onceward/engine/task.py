@@ -95,6 +95,7 @@ class Inputs(Mapping[str, Any]):
         """`collected` are the stages that all flow in, by target."""
         self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
         self._collected = collected
+        self._read: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, stage: str) -> Any:
         if stage not in self._upstream:
@@ -103,8 +104,14 @@ class Inputs(Mapping[str, Any]):
                 f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"}
             )
         steps = self._upstream[stage]
-        values = _Values(steps, lambda target: self._value(stage, target))
-        return values if stage in self._collected else values[next(iter(steps))]
+        if stage not in self._collected:
+            return self._value(stage, next(iter(steps)))
+        if stage not in self._read:
+            self._read[stage] = {target: self._value(stage, target) for target in steps}
+        return self._read[stage]
+
+    def __repr__(self) -> str:
+        return f"<inputs of {', '.join(self._upstream) or 'nothing'}>"
 
     def __contains__(self, stage: object) -> bool:
         return stage in self._upstream
@@ -122,19 +129,3 @@ class Inputs(Mapping[str, Any]):
         return value_of(
             self._artifacts, self._upstream[stage][target], self._folder() / stage / target
         )
-
-
-class _Values(Mapping[str, Any]):
-    def __init__(self, steps: Mapping[str, tuple[Output, ...]], read: Callable[[str], Any]) -> None:
-        self._steps, self._read = steps, read
-
-    def __getitem__(self, target: str) -> Any:
-        if target not in self._steps:
-            raise KeyError(target)
-        return self._read(target)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)

@@ -17,7 +17,7 @@ import msgspec
 _DEEPEST = 100
 
 
-def to_json(value: Any, path: str = "$", depth: int = 0) -> Any:
+def to_json(value: Any, path: str = "result", depth: int = 0) -> Any:
     """`value` as None, bool, int, finite float, str, list and dict with text keys."""
     if value is None or isinstance(value, bool):
         return value

@@ -84,6 +84,8 @@ class Step(Protocol):
     name: str
     lock_target: str
     """The target lock under which it is known to others; empty where it has none."""
+    estimate: Mapping[str, int]
+    """What it is expected to spend, by lane; empty where nobody knows."""
 
     def prepare(self, token: Token) -> None:
         """Before a command starts: lay out what it is to find."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -159,8 +160,13 @@ class Estimated(msgspec.Struct, frozen=True):
     """What could not be read; the amounts are an estimate then."""
 
 
-def best_reading(spend: object) -> Estimated:
-    """Amounts of a settled spend. The money is gone: what cannot be read is named, never refused."""
+_NUMBER = re.compile(r"(?<![\d.,-])\d+(?:[.,]\d+)*(?![\d.,])")
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+
+
+def best_reading(spend: object, usual: Mapping[str, int] = _NONE) -> Estimated:
+    """Amounts of a settled spend. The money is gone: what cannot be read is named, never refused. Where nothing can be
+    read it is `usual`, what such work costs otherwise."""
     try:
         return Estimated(asked_by_child(spend))
     except InvalidConfig as error:
@@ -168,11 +174,22 @@ def best_reading(spend: object) -> Estimated:
     found: dict[str, int] = {}
     for name, amount in spend.items() if isinstance(spend, dict) else ():
         try:
-            for lane, units in asked_by_child({name: amount}).items():
+            for lane, units in asked_by_child({name: _number_in(amount)}).items():
                 found[lane] = found.get(lane, 0) + units
         except InvalidConfig:
             continue
-    return Estimated(found, mistake)
+    return Estimated(found or usual, mistake)
+
+
+def _number_in(amount: object) -> object:
+    """The number in a text such as "$0.02", "0,02 USD" or "1,000", if there is exactly one; else the amount itself."""
+    if not isinstance(amount, str) or len(amount) > 60:
+        return amount
+    found = _NUMBER.findall(amount)
+    if len(found) != 1:
+        return amount
+    number = str(found[0])
+    return number.replace(",", "" if _GROUPED.fullmatch(number) else ".")
 
 
 def check_mode(mode: str) -> str:

@@ -87,6 +87,9 @@ class BuildDisplay:
             lasts = "an hour" if seconds == 3600 else render.duration(seconds)
             self._say(f"confirmation token, shown once, good for {lasts}:")
             self._say(outcome["confirmation_token"], self._out)
+        if outcome.get("unread"):
+            warning = "what this cost may be more than is said here; not all that was reported could be read"
+            self._say(click.style(f"{warning}: {render.plain(outcome['unread'])}", fg="yellow"))
         if outcome.get("untold"):
             self._say(
                 f"not delivered yet: {render.plain(outcome['untold'])} (onceward outbox status)"
@@ -201,7 +204,8 @@ def step_line(said: Mapping[str, Any]) -> str:
     spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in lanes)
     why = explain(ended.reason, ended.detail) if ended is not None else ""
     if said.get("mistakes"):
-        why += f" ({render.counted(said['mistakes'], 'line')} of its report refused)"
+        mistake = f": {render.plain(said['mistake'])}" if said.get("mistake") else ""
+        why += f" ({render.counted(said['mistakes'], 'line')} of its report refused{mistake})"
     word = click.style(
         _QUIET.get(status, status.lower()), fg=_COLOURS.get(status), dim=status in _QUIET
     )
