@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onceward.errors import StorageError
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
@@ -83,6 +84,12 @@ def orphan_lock(database: Database) -> None:
     session.write("UPDATE singleton_lock SET acquired_by_pid = 4194304, process_start = '0'")
     session.commit()
     session.close()
+
+
+def fail_store(task) -> None:
+    """In a step: as if the store had refused what it spends, which ends its kernel."""
+    task.running.store_failed = StorageError("the disk is full")
+    raise task.running.store_failed
 
 
 def count_in_another_mode(database: Database, session_id: str) -> None:

@@ -18,6 +18,7 @@ from onceward.engine.assembly import shipped
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.child_dispatch import chosen_cap
+from onceward.engine.child_recovery import end_session
 from onceward.engine.cutting import cut, own_code, require_cuttable
 from onceward.engine.kernel import Kernel
 from onceward.engine.open_sessions import OpenSessions
@@ -290,6 +291,13 @@ class Hosted:
             raise
         try:
             foreground.run_build(kernel, run, stop)
+        except Exception:
+            # It runs no more, and must not look as if it did.
+            run.children.close()
+            with suppress(OncewardError):
+                end_session(kernel.store, build_id, kernel.principal)
+                kernel.store.write(lambda tx: _crash(tx, build_id, kernel.principal))
+            raise
         finally:
             run.children.close()
 

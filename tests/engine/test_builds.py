@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from helpers import assert_sound, orphan_lock
+from helpers import assert_sound, fail_store, orphan_lock
 from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
+from onceward.engine.late import LateBox
 from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
 from onceward.kernel import faults
+from onceward.kernel.sources import LiveSources
+from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output
 from onceward.plan import Result
 from onceward.store.tables.checkpoints import checkpoints_of
@@ -471,7 +474,7 @@ def asking(site, fault=True):
 def dies(task):
     noted(task)
     if Path(task.config["die"]).exists():
-        raise StorageError("the disk is full")
+        fail_store(task)
     return "made"
 
 
@@ -770,6 +773,108 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Shade(str, enum.Enum):  # noqa: UP042 - what most programs still write
+    DARK = "dark"
+
+
+class Stubborn(dict):
+    """Raises from whatever looks at it, as badly as it can."""
+
+    def __init__(self, how, **items):
+        super().__init__(items)
+        self.how = how
+
+    def items(self):
+        raise self.how
+
+    __repr__ = model_dump = items  # type: ignore[assignment]
+
+
+class BadKey:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.rule("B-8")
+@pytest.mark.parametrize(
+    "value",
+    [
+        Stubborn(SystemExit(3), paid="answer"),
+        Stubborn(KeyboardInterrupt(), paid="answer"),
+        Stubborn(RuntimeError("no"), paid="answer"),
+        {BadKey(): 1, "paid": "answer"},
+    ],
+    ids=["exits", "interrupts", "raises", "key"],
+)
+def test_a_result_that_raises_when_it_is_looked_at_is_kept_aside(site, value):
+    plan = returning(site, lambda task: value)
+    assert site.run(plan)["in_doubt"] == ["odd:a"]
+    assert aside(site)["paid.txt"] == b"answer"
+    sound(site)
+
+
+@pytest.mark.rule("B-9", "C-8")
+@pytest.mark.parametrize("note", [5, b"bytes", object(), BadKey(), "\ud800", None, "x" * 100_000])
+def test_progress_and_logs_of_any_type_cost_no_result(site, note):
+    def pay(task):
+        task.spend(usd="0.01", settled=True)
+        task.progress(note, note)
+        task.progress(float("nan"))
+        task.log(note)
+        return "answer"
+
+    plan = Plan("told", folder=site.folder)
+    plan.stage(name="pay", version="1")(pay)
+    outcome = site.run(plan)
+    assert (outcome["state"], outcome["cost_usd"]) == ("SUCCESS", "0.01")
+    sound(site)
+
+
+@pytest.mark.rule("B-7", "K-15")
+@pytest.mark.parametrize("error", [StorageError("its own disk is full"), LockLost("its own lock")])
+def test_an_error_of_ours_that_a_step_raises_is_the_steps_own(site, error):
+    tries = []
+
+    def once(task):
+        tries.append(task.attempt)
+        if len(tries) == 1:
+            raise error
+        return 1
+
+    plan = Plan("raises", folder=site.folder)
+    plan.stage(name="once", attempts=2, version="1")(once)
+    outcome = site.run(plan)
+    assert outcome["state"] == ("SUCCESS" if error.retryable else "FAILED"), outcome
+    sound(site)
+
+
+@pytest.mark.rule("B-8", "C-30")
+def test_many_threads_leave_late_debits_at_once_and_none_is_lost(site):
+    box = LateBox(site.workspace.folder / "late", "tester", LiveSources())
+    plan = Plan("one", folder=site.folder)
+    plan.stage(name="one", version="1")(lambda task: 1)
+    site.run(plan)
+    (step,) = site.status()["steps"]
+    with site.workspace.reading() as store, store.read() as rows:
+        token = Tokens(rows).get(step["child_id"])
+    meet = threading.Barrier(16)
+
+    def settle():
+        meet.wait(600)
+        box.put_debit(token, Estimated({"usd_micros": 10_000}))
+
+    threads = [threading.Thread(target=settle) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    site.workspace.kernel().close()
+    assert site.status()["cost_usd"] == "0.16"
+    sound(site)
+
+
 @pytest.mark.rule("B-4", "I-2")
 def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site):
     pydantic = pytest.importorskip("pydantic")
@@ -785,6 +890,8 @@ def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site)
         "at": moment,
         "keys": {1: "one", 2: {3, 1}},
         "colour": Colour.RED,
+        "shade": Shade.DARK,
+        "shades": {Shade.DARK: [Shade.DARK]},
         "decimal": decimal.Decimal("1.50"),
     }
     got = []
@@ -799,6 +906,8 @@ def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site)
             "at": "2026-01-02T03:04:05Z",
             "keys": {"1": "one", "2": [1, 3]},
             "colour": "red",
+            "shade": "dark",
+            "shades": {"dark": ["dark"]},
             "decimal": "1.50",
         }
     ]

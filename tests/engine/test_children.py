@@ -550,6 +550,25 @@ def test_money_that_is_gone_is_read_as_well_as_it_can_be_and_never_refused(kerne
     sound(kernel)
 
 
+@pytest.mark.rule("C-30")
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"spend":{"usd":"0.50"},"settled":true,"model":"large"}',
+        '{"spend":{"usd":"0.50"},"settled":true,"progress":2000}',
+        '{"spend":{"usd":"0.50"},"settled":"yes"}',
+        '{"spend":{"usd":"0.50"},"settled":true,"note":null}',
+        '{"spend":[{"usd":"0.30"},{"usd":"0.20"}],"settled":true}',
+        '{"spend":{"usd":0.5,"tokens":Infinity},"settled":true}',
+    ],
+)
+def test_money_that_is_gone_counts_whatever_else_is_wrong_with_its_line(kernel, line):
+    work = shell(f"echo '{line}' >&3; head -n 1 <&4")
+    _, (ended,) = run_all(kernel.open_session("ses_a", 1), [work])
+    assert ended.reason == "completed" and ended.detail["report_mistakes"] >= 1
+    assert ended.detail["spent"]["usd_micros"] == 500_000
+
+
 @pytest.mark.rule("C-8")
 def test_a_child_reports_over_its_descriptors_and_is_answered(kernel):
     text = (

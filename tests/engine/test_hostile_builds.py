@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import fail_store
 from onceward import BudgetExceeded, Plan
 from onceward.engine.asker import Asker
 from onceward.engine.builds import Offer
@@ -168,7 +169,7 @@ def test_a_fork_keeps_what_its_parent_was_allowed_and_its_results(site):
 
     def step(task):
         if die.exists() and task.target == "b":
-            raise StorageError("disk full")
+            fail_store(task)
         task.spend(usd="1.00")
 
     def plan(targets):
@@ -297,7 +298,7 @@ def test_a_step_in_doubt_keeps_its_cost_its_lineage_and_a_new_run_from_repeating
     def once(task):
         task.spend(usd="1.00")
         if die.exists():
-            raise StorageError("disk full")
+            fail_store(task)
         return 1
 
     plan = Plan("p", folder=site.folder)
@@ -603,7 +604,7 @@ def test_an_accepted_file_is_the_value_that_a_function_would_have_returned(site,
 
     def pay(task):
         if die.exists():
-            raise StorageError("disk full")
+            fail_store(task)
         return {"receipt": 1}
 
     def plan():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -62,6 +63,59 @@ def test_builds_of_one_plan_that_run_beside_each_other_do_not_fail_each_other(si
     finally:
         kernel.close()
     assert states == ["SUCCESS"] * 6 and not overlap.exists()
+    sound(site)
+
+
+@pytest.mark.rule("L-6", "B-6")
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize("kind_of_step", ["function", "command"])
+def test_builds_of_one_plan_beside_each_other_pay_for_a_step_once(site, kind_of_step):
+    """Whoever comes second waits, and takes the first one's result over."""
+    bill, together = site.folder / "bill", threading.Barrier(4)
+    inside, overlaps = threading.Lock(), []
+
+    def pay(task):
+        if not inside.acquire(blocking=False):
+            overlaps.append(task.target)
+        with bill.open("a") as file:
+            file.write(f"{task.stage}:{task.target}\n")
+        time.sleep(0.3)
+        inside.release()
+        return task.target
+
+    def plan():
+        made = Plan("shared", folder=site.folder)
+        if kind_of_step == "function":
+            made.stage(name="work", targets=["a"], version="1")(pay)
+        else:
+            script = f"echo work:$ONCEWARD_TARGET >> {bill}; sleep 0.3"
+            made.command("work", ["sh", "-c", script], targets=["a"])
+        made.stage(name="next", needs="work", version="1")(lambda task: 1)
+        return made
+
+    kernel = site.workspace.kernel()
+    kernel.served = True
+    states = []
+    try:
+
+        def run():
+            resolved = site.load(plan())
+            build = builds.begin(kernel, resolved, "", 2, {})
+            running = prepared(kernel, build, resolved, 2, {}, False, True)
+            together.wait(600)
+            run_build(kernel, running, threading.Event())
+            with kernel.store.read() as rows:
+                states.append(builds.Builds(rows).get(build).state)
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        kernel.close()
+    assert states == ["SUCCESS"] * 4 and not overlaps
+    assert bill.read_text().split() == ["work:a"]
     sound(site)
 
 

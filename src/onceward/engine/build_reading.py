@@ -283,11 +283,12 @@ def next_command(found: Mapping[str, Any]) -> str | None:
     why = found.get("why", {})
     raised = {"usd_micros": "usd"}.get(why.get("lane"), why.get("lane", "usd"))
     more = "" if why.get("scope") else f" --budget {raised}={found.get('enough') or 'MORE'}"
+    first = f"raise {raised} under [budget] in onceward.toml, then " if why.get("scope") else ""
     decide = deciding(found.get("in_doubt", ()))
     return {
         "CRASHED": f"onceward resume {build_id}{decide}",
         "ACTIVE": f"onceward resume {build_id}",
-        "BUDGET_PAUSE": f"onceward resume {build_id} --token TOKEN{more}{decide}",
+        "BUDGET_PAUSE": f"{first}onceward resume {build_id} --token TOKEN{more}{decide}",
         "FAILED": run_again(found.get("plan_file", ""), found["choices"]),
         "SUCCESS": f"onceward output {build_id}",
     }.get(found["state"])

@@ -25,7 +25,7 @@ from onceward.kernel.canon import digest
 from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
-from onceward.lifecycles.plan import Output
+from onceward.lifecycles.plan import Output, lock_target
 from onceward.locks import TargetLocked
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
@@ -114,6 +114,10 @@ class BuildRun:
 
     def run(self) -> None:
         """Until all is done, or something stops it."""
+        with self.kernel.running_plan(self.resolved.plan.name):
+            self._run()
+
+    def _run(self) -> None:
         with self.mutex:
             self._sort_out(self.board.roots())
         while True:
@@ -297,6 +301,10 @@ class BuildRun:
             step = self.board.take(now)
             if step is None:
                 break
+            if self._done_by_another_build(step):
+                self.board.wait_again(step)
+                self._sort_out([step])
+                continue
             try:
                 chosen.append(self._launch(step, now, early=False))
             except TargetLocked as locked:
@@ -307,6 +315,11 @@ class BuildRun:
                     break
                 raise Unlaunchable(step, error) from error
         return chosen
+
+    def _done_by_another_build(self, step: int) -> bool:
+        """Whether a build of the same plan, which runs beside this one, has done a step since it was sorted out."""
+        beside = step in self._target_waits or self.kernel.runs_beside(self.resolved.plan.name)
+        return beside and not self.past.must_execute(step)
 
     def _take_early(self, finishing: int) -> list[Attempt]:
         """A step that waits only for the one that is being finished, if it has to be executed."""
@@ -323,8 +336,7 @@ class BuildRun:
         if attempt.work.target is not None:
             self.kernel.targets.claim(attempt.work.target, attempt.child_id)
         else:
-            # A function holds no target, but the thread of one that was given up does.
-            self.kernel.targets.require_free(attempt.lock_target, attempt.child_id)
+            self.kernel.targets.hold(attempt.lock_target, attempt.child_id)
         self._target_waits.pop(step, None)
         self._in_flight += 1
         self.purse.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
@@ -343,8 +355,9 @@ class BuildRun:
             self.told({"step": name, "status": "HELD", "message": locked.message, "spent": {}})
         self._target_waits[step] = (since, tries + 1)
         self.board.hold(step, now + int(retry_delay(tries) * 1_000_000))
-        target = locked.path.name.removesuffix(".lock")
-        self.kernel.targets.wake_when_free(target, partial(self._freed_targets.append, step))
+        k, target = self.steps.place(step)
+        held = lock_target(self.resolved.plan.name, self.steps.stages[k].name, target)
+        self.kernel.targets.wake_when_free(held, partial(self._freed_targets.append, step))
 
     def _queue_first(self, tx: Transaction, chosen: Sequence[Attempt]) -> Admission:
         """Queue steps outside of another's end."""

@@ -97,6 +97,15 @@ def recover(
     return found
 
 
+def end_session(store: Store, session_id: str, actor: str) -> None:
+    """Bring what is left of a session of this kernel to its end, whose own threads have ended by an error."""
+    with store.read() as rows:
+        left = list(Tokens(rows).open_in(session_id))
+    for token in left:
+        if token.kind == "function" or token.phase == "queued":
+            store.write(lambda tx, token=token: _end(tx, token, actor))  # type: ignore[misc]
+
+
 def facts_of(token: Token, here: Identity) -> Facts:
     """The processes of a token, as far as they are known; the one place that reads them."""
     machine = here.machine_id if token.owner_host == here.hostname else ""

@@ -53,6 +53,19 @@ def run(children: Children, token: Token) -> Closing | None:
     return _Commanded(children, token, work, running).run()
 
 
+def run_contained(children: Children, token: Token) -> Closing | None:
+    """Run a leased child to its end. An error of our own on the way is that child's end, not everybody's."""
+    try:
+        return run(children, token)
+    except (LockLost, StorageError):
+        raise
+    except Exception as error:
+        children.running[token.child_id].note = ""
+        message = f"an error of Onceward's own: {described(error)}{_where(error)}"
+        ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
+        return closing_of(children, token, ended, None, {})
+
+
 def _run_function(
     children: Children, token: Token, work: Function, running: Running
 ) -> Closing | None:
@@ -69,14 +82,19 @@ def _run_function(
         except BudgetExceeded as refused:
             running.refuse(refused.context)
             raise
+        except (LockLost, StorageError) as failed:
+            running.store_failed = failed
+            raise
 
     kept: Any = None
+    returned = False
     logs: dict[str, Blob] = {}
     try:
         with running.interruptible():
             value = work.call(ChildTask(token, running, spend))
         if inspect.isawaitable(value):
             value = children.run_async(value, running)
+        returned = True
         kept, ended = _collected(work, token, value, Ended("completed"), redactor)
     except BudgetExceeded as error:
         # Only the ledger's own word counts; one that a step made up is an error like others.
@@ -86,8 +104,12 @@ def _run_function(
             if running.refused
             else Ended("execution_failed", said)
         )
-    except (LockLost, StorageError):
-        raise
+    except (LockLost, StorageError) as error:
+        if returned or error is running.store_failed:
+            raise
+        # Its own code raised it: an error of the step, which is tried again like others.
+        said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
+        ended = Ended("execution_failed", said, error.retryable)
     except (ConnectionError, TimeoutError) as error:
         logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
         said = {"error": "NETWORK_ERROR", "message": redactor.text(described(error))}
@@ -133,7 +155,8 @@ def _collected(
         return work.step.collect(token, value), ended
     except (LockLost, StorageError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        # Also SystemExit: whatever a value of somebody's own class raises while it is looked at.
         why = error if isinstance(error, OncewardError) else MalformedOutput(described(error))
         why.message = redactor.text(why.message)
         kept = work.step.doubt(value, why)
@@ -420,7 +443,6 @@ class _Commanded:
             ended = Ended(
                 "execution_failed", {**detail, "error": code, **said}, ending.exit in RETRYABLE
             )
-        self._release()
         blobs = {}
         for name, captured in (("stdout", ending.out), ("stderr", ending.err)):
             if captured.size:

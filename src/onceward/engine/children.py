@@ -344,7 +344,7 @@ class Children:
                     self._claim_target(turn.unclaimed)
                     continue
                 if turn.next is not None:
-                    closing = child_workflow.run(self, turn.next)
+                    closing = child_workflow.run_contained(self, turn.next)
                     if closing is None:
                         # It was given up, and another thread has this slot by now.
                         return
@@ -375,6 +375,11 @@ class Children:
                 self._turning -= 1
                 self.changed.notify_all()
             raise
+        finally:
+            # Not before its end is durable: whoever waits for the target may take the result over.
+            if closing is not None and not closing.ended.detail.get("given_up"):
+                with suppress(OncewardError):
+                    self.targets.release(closing.token.child_id)
         with self.changed:
             # In one step: at no moment is a leased child neither on its way nor running.
             self._turning -= 1

@@ -13,7 +13,8 @@ from onceward.locks import Claim, TargetLock, TargetLocked
 
 class _Holding(msgspec.Struct, frozen=True):
     child_id: str
-    claim: Claim
+    claim: Claim | None
+    """None where it is held inside this kernel only."""
 
 
 class HeldTargets:
@@ -32,25 +33,33 @@ class HeldTargets:
         """Claim a target for a child, or raise TargetLocked with the holder's evidence. A child that has it already
         gets the claim that it has."""
         with self._mutex:
-            held = self._holdings.get(target)
-            if held is not None and held.child_id == child_id:
+            held = self._own_holding(target, child_id)
+            if held is not None and held.claim is not None:
                 return held.claim
-            if held is not None:
-                raise self._held_here(held)
             # Nobody else of this kernel may come between: the claim's file is made while we hold the table.
             claim = self._locks.acquire(target)
             self._holdings[target] = _Holding(child_id, claim)
             self._targets[child_id] = target
             return claim
 
-    def require_free(self, target: str, child_id: str) -> None:
-        """For work that holds no target while it runs: TargetLocked where somebody else has it."""
+    def hold(self, target: str, child_id: str) -> None:
+        """Hold a target inside this kernel only, for a function: it is gone with its process. TargetLocked where
+        somebody else has the target, here or in another process."""
         with self._mutex:
-            held = self._holdings.get(target)
-            if held is not None and held.child_id != child_id:
-                raise self._held_here(held)
-            if held is None and self._locks.path_of(target).exists():
+            if self._own_holding(target, child_id) is not None:
+                return
+            if self._locks.path_of(target).exists():
                 self._locks.release(self._locks.acquire(target))
+            self._holdings[target] = _Holding(child_id, None)
+            self._targets[child_id] = target
+
+    def _own_holding(self, target: str, child_id: str) -> _Holding | None:
+        """What a child itself has of a target already; TargetLocked where another child has it."""
+        held = self._holdings.get(target)
+        if held is None or held.child_id == child_id:
+            return held
+        path = self._locks.path_of(target)
+        raise TargetLocked(path, held.claim, f"held by child {held.child_id} of this kernel")
 
     def holds(self, child_id: str) -> bool:
         """Whether a child has its target."""
@@ -70,7 +79,8 @@ class HeldTargets:
                 return
             held = self._holdings.pop(target)
             woken = self._waiting.pop(target, set())
-        self._locks.release(held.claim)
+        if held.claim is not None:
+            self._locks.release(held.claim)
         for wake in woken:
             wake()
 
@@ -80,11 +90,6 @@ class HeldTargets:
         with self._mutex:
             if target in self._holdings:
                 self._waiting.setdefault(target, set()).add(wake)
-
-    def _held_here(self, held: _Holding) -> TargetLocked:
-        return TargetLocked(
-            held.claim.path, held.claim, f"held by child {held.child_id} of this kernel"
-        )
 
 
 def retry_delay(tries: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -95,6 +96,8 @@ class Kernel:
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
+        self._plans: Counter[str] = Counter()
+        """How many builds of each plan run now."""
         self._sessions: list[Children] = []
         self._delivery = DeliveryThreads(store)
         self._heartbeat = Heartbeat(store, held, self._lose)
@@ -105,7 +108,7 @@ class Kernel:
         self.target_wait = target_wait
         """Seconds that work waits in the queue for a target that somebody else holds."""
         self.spool = Spool(folder / "running")
-        self.late = LateBox(folder / "late", principal)
+        self.late = LateBox(folder / "late", principal, store.sources)
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent
         self.signer: Signer | None = None
@@ -184,6 +187,22 @@ class Kernel:
         finally:
             with self._mutex:
                 self._alone.discard(name)
+
+    @contextmanager
+    def running_plan(self, name: str) -> Iterator[None]:
+        """While this lasts a build of this plan runs here."""
+        with self._mutex:
+            self._plans[name] += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._plans[name] -= 1
+
+    def runs_beside(self, name: str) -> bool:
+        """Whether several builds of this plan run here."""
+        with self._mutex:
+            return self._plans[name] > 1
 
     def open_session(
         self,

@@ -24,6 +24,7 @@ from onceward.engine.outputs import Kept
 from onceward.errors import CommitUnknown, LockLost, NotFound, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
+from onceward.kernel.sources import Sources
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output, result_digest, step_name
 from onceward.store.store import Store
@@ -121,8 +122,8 @@ class _Filed(msgspec.Struct):
 class LateBox:
     """A folder in which late results and debits wait for the next kernel."""
 
-    def __init__(self, folder: Path, actor: str) -> None:
-        self.folder, self.actor = folder, actor
+    def __init__(self, folder: Path, actor: str, sources: Sources) -> None:
+        self.folder, self.actor, self._sources = folder, actor, sources
 
     def record(
         self,
@@ -168,22 +169,14 @@ class LateBox:
 
     def _put(self, filed: _Filed) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number = len(list(self.folder.iterdir()))
-        while True:
-            place = self.folder / f"{filed.child_id}-{number:06d}.json"
-            fresh = place.with_suffix(f".{os.getpid()}.new")
-            with fresh.open("xb") as file:
-                file.write(msgspec.json.encode(filed))
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(fresh, place)
-            except FileExistsError:
-                number += 1
-                continue
-            finally:
-                fresh.unlink()
-            break
+        # Never two of one name, however many threads leave something at once.
+        name = self._sources.new_id("debit" if filed.parts is None else "result")
+        fresh, place = self.folder / f"{name}.new", self.folder / f"{name}.json"
+        with fresh.open("xb") as file:
+            file.write(msgspec.json.encode(filed))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(place)
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -191,7 +184,8 @@ class LateBox:
             os.close(descriptor)
 
     def file_all(self, store: Store, artifacts: Artifacts) -> int:
-        """Record everything that waits; answers how much that was. Called by a kernel before it takes new work.
+        """Record everything that waits, debits before results; answers how much that was. Called by a kernel before it
+        takes new work.
 
         A file goes away after its commit. A kernel killed between the two leaves it to the next, which finds the file's
         name in the event that was recorded for it."""

@@ -14,6 +14,7 @@ import msgspec
 from onceward.engine.artifacts import Artifacts, Blob
 from onceward.engine.redaction import Redactor
 from onceward.engine.values import to_json
+from onceward.engine.work import text_of
 from onceward.errors import (
     IntegrityFault,
     InvalidConfig,
@@ -83,9 +84,11 @@ class Keeper:
         kept: list[Kept] = []
         if value is not None:
             kept.append(self._aside_bytes("value.repr", _shown(value)))
-            parts = value.items() if isinstance(value, dict) else [("value", value)]
+            # By its type: what its own methods say of it cannot be relied on.
+            whole = [("value", value)]
+            parts = dict.items(value) if issubclass(type(value), dict) else whole
             for name, part in parts:
-                kept += self._aside_part(str(name), part)
+                kept += self._aside_part(text_of(name), part)
         if out is not None and out.is_dir() and not out.is_symlink():
             for path in sorted(out.rglob("*")):
                 kept += self._aside_path(path.relative_to(out).as_posix(), path)
@@ -95,11 +98,11 @@ class Keeper:
         ]
 
     def _aside_part(self, name: str, part: Any) -> list[Kept]:
-        if isinstance(part, Path):
+        if issubclass(type(part), Path):
             return self._aside_path(name, part)
         try:
             kind, data = encoded(part)
-        except MalformedOutput:
+        except BaseException:
             return []
         return [self._aside_bytes(f"{name}{Path(VALUES[kind]).suffix}", data)]
 
@@ -185,7 +188,7 @@ def encoded(value: Any) -> tuple[str, bytes]:
 def _shown(value: Any) -> bytes:
     try:
         text = repr(value)[:_LONGEST_REPR]
-    except Exception:
+    except BaseException:
         text = f"a {type(value).__name__} that cannot be shown"
     return text.encode("utf-8", "backslashreplace")
 

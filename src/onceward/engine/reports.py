@@ -5,6 +5,7 @@ One JSON object a line: `{"spend": {"usd": "0.01", "tokens": 120}, "settled": fa
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -91,18 +92,22 @@ class Reports:
         try:
             said = msgspec.json.decode(line, type=Said)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._id = _id_of(line)
+            loose = _loosely(line)
+            self._id = _id_of(loose)
+            for spend in _settled_in(loose):
+                # The money is gone, whatever else is wrong with the line.
+                self._spend(spend, True)
             return self._mistake(f"this is no report: {error}")
         self._id = said.id
         try:
+            if said.spend is not None:
+                self._spend(said.spend, said.settled)
             if said.progress is not None and not 0 <= said.progress <= 1000:
                 raise InvalidConfig(
                     f"progress is told in thousandths, 0 to 1000, not {said.progress}"
                 )
             if said.progress is not None or said.note:
                 self._progress(said.progress, said.note)
-            if said.spend is not None:
-                self._spend(said.spend, said.settled)
         except InvalidConfig as error:
             return self._mistake(error.message[:500])
         except BudgetExceeded as error:
@@ -133,11 +138,24 @@ class Reports:
         self._id = ""
 
 
-def _id_of(line: bytes) -> str:
-    """The id of a line that is no report: whoever wrote it still waits for its answer."""
+def _loosely(line: bytes) -> dict[str, Any]:
+    """A line that is no report, as far as it is an object at all; also with numbers that JSON has not."""
     try:
-        said = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
-    found = said.get("id") if isinstance(said, dict) else ""
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _id_of(said: Mapping[str, Any]) -> str:
+    """The id of a line that is no report: whoever wrote it still waits for its answer."""
+    found = said.get("id", "")
     return found if isinstance(found, str) else ""
+
+
+def _settled_in(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a line that is no report says was spent already."""
+    settled = str(said.get("settled", "")).strip().lower() in ("true", "yes", "1")
+    spent = said.get("spend")
+    found = spent if isinstance(spent, list) else [spent]
+    return [one for one in found if settled and isinstance(one, dict)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.outputs import value_of
-from onceward.engine.work import ChildTask
+from onceward.engine.work import ChildTask, text_of
 from onceward.errors import InvalidConfig
 from onceward.lifecycles.plan import Output
 
@@ -77,9 +77,10 @@ class Task(ChildTask):
 
     def log(self, text: str) -> None:
         """A line for the step's log."""
-        self._logged += len(text)
+        line = text_of(text, longest=_LOG_BYTES)
+        self._logged += len(line)
         if self._logged <= _LOG_BYTES:
-            self.lines.append(str(text))
+            self.lines.append(line)
 
 
 class Inputs(Mapping[str, Any]):

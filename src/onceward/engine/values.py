@@ -22,7 +22,8 @@ def to_json(value: Any, path: str = "result", depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(str(value), path)
+        # The text itself: a class of its own, such as an Enum, may show itself differently.
+        return _text(str.__str__(value), path)
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real) and not hasattr(value, "numerator"):
@@ -67,7 +68,7 @@ def _object(value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
 
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
-        return _text(str(key), path)
+        return _text(str.__str__(key), path)
     plain = to_json(key, f"{path} (a key)")
     if isinstance(plain, list | dict):
         raise TypeError(f"{path} has a key of type {type(key).__name__}, which has no text form")

@@ -22,6 +22,7 @@ from onceward.kernel.records import Token
 from onceward.lifecycles.child import Ended, Order
 from onceward.store.transaction import Transaction
 
+LONGEST_NOTE = 10_000
 Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
 
 
@@ -225,6 +226,17 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:1000]}"
 
 
+def text_of(value: object, longest: int = LONGEST_NOTE) -> str:
+    """Something to be shown to people, as plain text of a bounded length, whatever it is."""
+    if value is None:
+        return ""
+    try:
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+        return text[:longest].encode("utf-8", "replace").decode()
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 def _spoken(word: bytes) -> str:
     """A word as it can be recorded: bytes that are no text are shown by their numbers."""
     return word.decode("utf-8", "backslashreplace")
@@ -246,6 +258,8 @@ class Running:
         self.mistake = ""
         """What could not be read of a debit that was settled."""
         self.mistakes = 0
+        self.store_failed: OncewardError | None = None
+        """Why this kernel could not record what it spent: that is not the child's own error."""
         self.deadline: float | None = None
         """When a function is asked to end, by the watch of its coordinator."""
         self.limit = 0.0
@@ -332,7 +346,9 @@ class Running:
             with self._mutex:
                 self.thread = None
 
-    def tell(self, thousandths: int | None, note: str) -> None:
-        if thousandths is not None:
-            self.thousandths = min(1000, max(0, thousandths))
-        self.note = note or self.note
+    def tell(self, thousandths: object, note: object) -> None:
+        """How far it is. A word of the wrong type is no reason to lose what it works on: it is shown as text, or not
+        at all."""
+        if isinstance(thousandths, int | float) and thousandths == thousandths:
+            self.thousandths = int(min(1000, max(0, thousandths)))
+        self.note = text_of(note) or self.note
