@@ -13,11 +13,13 @@ import pytest
 
 from helpers import assert_sound
 from onceward.engine.child_recovery import recover
+from onceward.engine.processes import Process
 from onceward.engine.reading import artifact_list, stream_lines
 from onceward.engine.tenure import acquire
 from onceward.engine.work import Command, Function
 from onceward.errors import BudgetExceeded, InvalidConfig, NetworkError
 from onceward.kernel.limits import MAX_INTEGER
+from onceward.locks import TargetLock, TargetLocked
 from onceward.store.tables.children import Tokens
 
 
@@ -437,3 +439,19 @@ def test_a_restored_copy_leaves_the_children_of_the_original_alone(kernel, tmp_p
     assert recover(store, "heir", kernel.processes.here).unconfirmed == 1
     store.close()
     assert children.wait(child_id).reason == "completed"
+
+
+@pytest.mark.rule("L-11")
+@pytest.mark.guarantee("G8")
+def test_the_target_of_a_child_whose_end_nobody_saw_stays_held(kernel, monkeypatch):
+    """It stands for a process that the system cannot end: our signals do not reach it."""
+    monkeypatch.setattr(Process, "terminate", lambda process: None)
+    monkeypatch.setattr(Process, "kill", lambda process: None)
+    children = kernel.open_session("ses_a", 1)
+    (ended,) = ends(children, [shell("sleep 600", target="t", timeout=0.1)])
+    assert ended.reason == "timeout" and ended.detail["death_unconfirmed"] is True
+    with pytest.raises(TargetLocked):
+        kernel.targets.claim("t", "chd_other")
+    with pytest.raises(TargetLocked):
+        TargetLock(kernel.folder / "locks").acquire("t")
+    sound(kernel)

@@ -15,6 +15,7 @@ from onceward.engine.work import Command
 from onceward.lifecycles.plan import lock_target
 from onceward.locks import TargetLock
 from onceward.running import prepared
+from onceward.store.tables.children import is_terminal
 from typing_in import until
 
 
@@ -190,3 +191,88 @@ def test_a_step_is_not_run_again_beside_its_own_thread_that_was_given_up(site):
     release.set()
     runner.join()
     assert done[0]["state"] == "SUCCESS" and len(began) == 2
+
+
+def carried(kernel, resolved, stop=None, jobs=2, told=lambda said: None):
+    """A build of a kernel that lives on afterwards; `told` is given the build beside what is said of it."""
+    build = builds.begin(kernel, resolved, "", jobs, {}, reuse=False)
+    running = prepared(
+        *(kernel, build, resolved, jobs, {}, True, False), told=lambda said: told(running, said)
+    )
+    run_build(kernel, running, stop or threading.Event())
+    running.children.close()
+    return build
+
+
+@pytest.mark.rule("C-40", "B-7")
+@pytest.mark.guarantee("G8")
+def test_a_step_that_is_cancelled_before_it_began_gives_its_target_back(site):
+    """It has its target from when it is queued; the kernel lives on, so nobody else would give it back."""
+    kernel = site.workspace.kernel()
+    asked = []
+
+    def cancel(running, said):
+        # Said after it was queued, before any slot looks for it.
+        if said["status"] == "running" and said["step"] == "work:a":
+            payload = {"subject": said["child_id"]}
+            asker = threading.Thread(target=lambda: site.ask("children.cancel", **payload))
+            asker.start()
+            asked.append(asker)
+            until(lambda: has_ended(kernel, said["child_id"]))
+
+    try:
+        build = carried(kernel, site.load(shell_plan(site, targets="ab")), told=cancel)
+        for asker in asked:
+            asker.join()
+        assert len(asked) == 1
+        TargetLock(site.workspace.folder / "locks").acquire(lock_target("shared", "work", "a"))
+    finally:
+        kernel.close()
+    assert site.steps(build) == {"work:a": "CANCELLED", "work:b": "SUCCESS"}
+
+
+@pytest.mark.rule("L-24", "B-7")
+@pytest.mark.guarantee("G8")
+def test_steps_that_are_stopped_before_they_began_give_their_targets_back(site):
+    kernel = site.workspace.kernel()
+
+    def stop(running, said):
+        # Said after they were queued, before any slot looks for them.
+        if said["status"] == "running":
+            running.stop()
+            running.children.stop()
+
+    try:
+        build = carried(kernel, site.load(shell_plan(site, targets="ab")), told=stop)
+        started = [e for e in site.events(build) if e["event"] == "WORKER_START"]
+        assert started == []
+        for target in "ab":
+            TargetLock(site.workspace.folder / "locks").acquire(
+                lock_target("shared", "work", target)
+            )
+    finally:
+        kernel.close()
+
+
+@pytest.mark.rule("B-16", "L-6")
+def test_a_step_that_waits_for_its_target_uses_up_no_start_of_its_stage(site):
+    elsewhere = TargetLock(site.workspace.folder / "locks")
+    claim = elsewhere.acquire(lock_target("shared", "work", "a"))
+    plan = Plan("shared", folder=site.folder)
+    plan.command("work", ["true"], targets=["a"], rate="1/h")
+    runner = threading.Thread(target=lambda: site.run(plan))
+    runner.start()
+    until(lambda: any(said["status"] == "HELD" for said in site.told))
+    elsewhere.release(claim)
+    try:
+        until(lambda: any(said["status"] == "SUCCESS" for said in site.told), 60)
+    except AssertionError:
+        site.ask("builds.abandon", build=site.build_id, failed=False)
+        raise
+    finally:
+        runner.join()
+
+
+def has_ended(kernel, child_id):
+    with kernel.store.read() as rows:
+        return is_terminal(rows, child_id)
