@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from onceward.errors import StorageError
 from onceward.kernel import faults
-from onceward.locks import TargetLock, TargetLocked
+from onceward.locks import TargetLock, TargetLocked, files
 from onceward.locks import target as target_module
 from onceward.locks.claims import read_claim
 from planted_claims import plant
+from typing_in import until
 
 
 @pytest.fixture
@@ -299,3 +302,38 @@ def test_the_fault_points_of_the_lock_are_outside_the_guard_but_the_marked_one(f
         with faults.armed(point, act=look):
             lock.release(lock.acquire("t"))
         assert free == [True], point
+
+
+@pytest.mark.rule("L-3", "L-9")
+@pytest.mark.guarantee("G21")
+@pytest.mark.parametrize("freed", [True, False], ids=["guard freed", "guard kept"])
+def test_a_release_that_waited_for_the_guard_leaves_a_successor_alone(folder, freed):
+    """Two have the claim, and both give it back: while one waits for the guard, the other is through with it."""
+    lock = TargetLock(folder)
+    claim = lock.acquire("t")
+    guard = folder / files.GUARDS / "t"
+    outcomes = []
+    waiting = threading.Thread(target=lambda: outcomes.append(TargetLock(folder).release(claim)))
+    with files.guard(folder, "t", 0) as guarded:
+        assert guarded
+        waiting.start()
+        # It opens the guard after it has seen that the file carries its claim.
+        until(lambda: openings(guard) == 2)
+        claim.path.unlink()
+        successor = lock.acquire("t")
+        if not freed:
+            waiting.join()
+    waiting.join()
+    assert outcomes == ["not-owned"]
+    left = read_claim(successor.path, "t")
+    assert (left.nonce, left.released_at) == (successor.nonce, "")
+    assert lock.release(successor) == "released"
+
+
+def openings(path):
+    """How many descriptors of this process are open on a file."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(descriptor.readlink())
+    return links.count(path)
