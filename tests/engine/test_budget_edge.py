@@ -16,6 +16,7 @@ from onceward.engine.build_reading import build_status
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidResumeState
 from onceward.lifecycles.budget import amounts, best_reading
+from typing_in import until
 
 
 class Model:
@@ -169,6 +170,34 @@ def test_what_a_step_in_flight_has_settled_is_not_expected_of_it_once_more(site)
         lambda task: begun.set()
     )
     assert site.run(plan, jobs=2)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-9")
+def test_nothing_more_is_expected_of_a_step_that_failed(site):
+    """Either estimate fits, both do not: the last begins when nothing is in flight, and not beside a ghost."""
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.10"})
+
+    def fail(task):
+        raise ValueError("unpaid")
+
+    plan.stage(name="fails", estimate={"usd": "0.06"}, version="1")(fail)
+    plan.stage(name="between", version="1")(lambda task: 1)
+    plan.stage(name="last", after="between", estimate={"usd": "0.06"}, version="1")(lambda task: 1)
+    runner = threading.Thread(target=lambda: site.run(plan, jobs=1, keep_going=True))
+    runner.start()
+    try:
+        until(lambda: sum(said["status"] == "SUCCESS" for said in site.told) == 2, 60)
+    except AssertionError:
+        site.ask("builds.abandon", build=site.build_id, failed=False)
+        raise
+    finally:
+        runner.join()
+    assert site.steps() == {
+        "fails:main": "FAILED",
+        "between:main": "SUCCESS",
+        "last:main": "SUCCESS",
+    }
+    sound(site)
 
 
 @pytest.mark.rule("B-9")
@@ -336,3 +365,26 @@ def test_what_is_collected_is_a_dict_that_can_be_sent_on(site):
 
     plan.stage(name="index", collect=["make"], version="1")(index)
     assert site.run(plan)["state"] == "SUCCESS"
+
+
+@pytest.mark.rule("B-10", "B-9")
+def test_a_resume_without_room_for_what_was_refused_is_refused_and_its_token_kept(site):
+    """More than is spent, but not enough: the same debit would only be refused again."""
+    plan = Plan("edge", folder=site.folder, budget={"usd": "0.05"})
+    plan.stage(name="ask", targets=["a", "b"], version="1")(lambda task: task.spend(usd="0.04"))
+    outcome = site.run(plan, jobs=1)
+    assert (outcome["state"], outcome["reason"]) == ("BUDGET_PAUSE", "budget_exceeded")
+    with pytest.raises(InvalidResumeState, match=r"the next step wants 0\.04"):
+        site.resume(plan, site.build_id, more(outcome, 79_999))
+    assert site.status()["state"] == "BUDGET_PAUSE"
+    assert site.resume(plan, site.build_id, more(outcome, 80_000))["state"] == "SUCCESS"
+    sound(site)
+
+
+@pytest.mark.rule("B-9", "C-30")
+def test_the_time_of_a_step_that_has_just_ended_is_counted_once(site):
+    """Twice its time would be more than there is."""
+    plan = Plan("edge", folder=site.folder, budget={"duration_secs": 6})
+    plan.stage(name="long", version="1")(lambda task: threading.Event().wait(3.1))
+    plan.stage(name="short", after="long", version="1")(lambda task: 1)
+    assert site.run(plan, jobs=1)["state"] == "SUCCESS"

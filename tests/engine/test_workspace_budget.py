@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from onceward import Plan
+from onceward.engine import builds
 from onceward.engine.builds import Offer
+from onceward.engine.foreground import run_build
 from onceward.engine.spending import spending
 from onceward.engine.work import Function
 from onceward.errors import BudgetExceeded, InvalidResumeState
+from onceward.running import prepared
 from onceward.wiring import Workspace
 from sites import Site
 
@@ -142,3 +146,58 @@ def test_children_of_a_session_share_the_workspaces_budget(site):
         kernel.close()
     assert reasons == ["completed", "budget_exceeded"] and spent_in_workspace(site) == 150_000
     assert refusals[0].context["scope"] == "workspace", json.dumps(refusals[0].context)
+
+
+@pytest.mark.rule("B-9", "B-16")
+@pytest.mark.guarantee("G16")
+def test_what_other_builds_are_expected_to_spend_is_held_back_from_the_workspace(site):
+    """As a server runs them: either step's estimate fits, both do not, so they never run at the same time."""
+    kernel = capped(site, "0.10").workspace.kernel()
+    kernel.served = True
+    together, met, states = threading.Barrier(2), [], []
+
+    def pay(task):
+        try:
+            together.wait(1)
+            met.append(task.child_id)
+        except threading.BrokenBarrierError:
+            together.reset()
+        task.spend(usd="0.02", settled=True)
+
+    def run(name):
+        plan = Plan(name, folder=site.folder)
+        plan.stage(name="pay", estimate={"usd": "0.06"}, version="1")(pay)
+        resolved = site.load(plan)
+        build = builds.begin(kernel, resolved, "", 1, {}, reuse=False)
+        running = prepared(kernel, build, resolved, 1, {}, False, False)
+        run_build(kernel, running, threading.Event())
+        with kernel.store.read() as rows:
+            states.append(builds.Builds(rows).get(build).state)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        kernel.close()
+    assert states == ["SUCCESS"] * 2 and met == []
+    assert spent_in_workspace(site) == 40_000
+
+
+@pytest.mark.rule("B-16", "C-30")
+@pytest.mark.guarantee("G16")
+def test_money_that_is_told_of_after_its_child_has_ended_counts_in_the_workspace(site):
+    kernel, kept, ran = capped(site, "0.20").workspace.kernel(), [], []
+    try:
+        children = kernel.open_session("ses_a", 1)
+        (child,) = children.spawn([Function(call=kept.append, name="kept")])
+        children.wait(child)
+        kept[0].spend(usd="0.25", settled=True)
+        (child,) = children.spawn([Function(call=ran.append, name="ran")])
+        ended = children.wait(child)
+    finally:
+        kernel.close()
+    assert ended.reason == "budget_exceeded" and ran == []
+    assert (ended.detail["scope"], ended.detail["observed"]) == ("workspace", 250_000)
