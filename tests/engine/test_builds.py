@@ -16,8 +16,10 @@ import pytest
 
 from helpers import assert_sound, fail_store, orphan_lock
 from onceward import BudgetExceeded, NetworkError, Plan
+from onceward.engine import builds
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
+from onceward.engine.foreground import run_build
 from onceward.engine.late import LateBox
 from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
@@ -26,6 +28,7 @@ from onceward.kernel.sources import LiveSources
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output
 from onceward.plan import Result
+from onceward.running import prepared
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens
 from typing_in import until
@@ -506,6 +509,24 @@ def test_a_step_in_doubt_blocks_the_resume_until_a_person_decides(site, tmp_path
         sound(site)
 
 
+@pytest.mark.rule("B-8", "C-20")
+@pytest.mark.guarantee("G2")
+def test_a_recovery_killed_after_any_of_its_commits_leaves_no_step_undecided(site):
+    """The end of a child and the doubt about its step are one commit: no kernel finds the one without the other."""
+    plan = Plan("pays", folder=site.folder)
+    plan.stage(name="pay", targets=["a"], on_crash="ask", version="1")(lambda task: 1)
+    with pytest.raises(faults.SimulatedCrash), faults.armed("child.ended", 1, faults.crash):
+        site.run(plan)
+    for _ in range(12):
+        # The first commit takes the writer lock; so each of these kernels makes one more of the others.
+        with pytest.raises(faults.SimulatedCrash), faults.armed("commit.after", 2, faults.crash):
+            site.workspace.kernel().close()
+    site.workspace.kernel().close()
+    assert site.steps() == {"pay:a": "IN_DOUBT"}
+    with pytest.raises(InvalidResumeState, match="a person has to decide about pay:a"):
+        site.resume(plan, site.build_id)
+
+
 @pytest.mark.rule("B-11")
 def test_resume_is_strict_about_the_plan_and_a_fork_reuses_what_fits(site):
     plan = three(site)
@@ -573,6 +594,47 @@ def test_a_rate_holds_across_restarts(site):
     assert sum(event["event"] == "WORKER_START" for event in site.events()) == 2
 
 
+@pytest.mark.rule("B-16")
+def test_a_start_that_follows_the_end_of_another_step_counts_after_a_restart_too(site):
+    """With one slot only the first is begun by itself; the second begins in the commit that ends the first."""
+
+    def plan(*targets):
+        made = Plan("rated", folder=site.folder, config={"witness": str(site.witness)})
+        made.stage(name="call", targets=list(targets), rate="2/h")(noted)
+        return made
+
+    assert site.run(plan("a", "b"), jobs=1)["state"] == "SUCCESS"
+    assert site.lines() == ["call:a", "call:b"]
+    kernel = site.workspace.kernel()
+    try:
+        resolved = site.load(plan("c"))
+        build = builds.begin(kernel, resolved, "", 1, {}, reuse=False)
+        running = prepared(kernel, build, resolved, 1, {}, False, False)
+        now = kernel.store.sources.now()
+        step = resolved.steps.named("call:c")
+        assert not running.board.free(step, now), "a third start within the hour"
+        assert running.board.free(step, now + 3601 * 1_000_000)
+    finally:
+        kernel.close()
+
+
+@pytest.mark.rule("C-40", "B-7")
+@pytest.mark.guarantee("G7")
+def test_nothing_begins_after_a_step_that_ended_well_and_was_cancelled_before(site):
+    """Its cancel has the last word, so that what needs it has nothing to begin with."""
+    plan, ran = Plan("cancelled", folder=site.folder), []
+
+    def first(task):
+        assert site.ask("children.cancel", subject=task.child_id)
+        return 1
+
+    plan.stage(name="first", targets=["a"], version="1")(first)
+    plan.stage(name="next", needs="first", version="1")(lambda task: ran.append(task.target))
+    assert site.run(plan, jobs=1, keep_going=True)["state"] == "FAILED"
+    assert ran == [] and site.steps()["first:a"] == "CANCELLED"
+    sound(site)
+
+
 def approval_plan(site, text="draft"):
     plan = Plan("approved", folder=site.folder, config={"witness": str(site.witness), "text": text})
     plan.stage(name="draft", targets=["a"])(noted)
@@ -626,6 +688,66 @@ def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, ref
     ]
     assert told["context"]["actor"] == "tester"
     sound(site)
+
+
+@pytest.mark.rule("B-15")
+def test_a_refusal_stands_for_what_was_refused_and_for_nothing_else(site):
+    """Also where something else was asked about in between, by another kernel."""
+    draft = site.folder / "draft"
+    plan = Plan("approved", folder=site.folder)
+    plan.stage(name="draft", targets=["a"], version="1")(lambda task: draft.read_text())
+    plan.approval("look", "Is it good?", needs="draft")
+    # Keeps the build running until it is stopped.
+    plan.stage(name="apart", targets=["z"], version="1")(lambda task: until(lambda: task.cancelled))
+
+    def carry(build="", refuse=False, fails=False):
+        """One kernel, until `look` is asked about or has failed; answers the build, what was asked, and whether."""
+        kernel, stop, said = site.workspace.kernel(), threading.Event(), []
+        resolved = site.load(plan)
+
+        def digests():
+            return [told["digest"] for told in said if told["status"] == "APPROVAL"]
+
+        def has_failed():
+            return any(told["step"] == "look:a" and told["status"] == "FAILED" for told in said)
+
+        try:
+            if build:
+                builds.resume(kernel, build, resolved, "", Offer(), 2)
+            else:
+                build = builds.begin(kernel, resolved, "", 2, {})
+            running = prepared(kernel, build, resolved, 2, {}, True, True, told=said.append)
+            thread = threading.Thread(target=run_build, args=(kernel, running, stop))
+            thread.start()
+            try:
+                until(lambda: digests() or has_failed())
+                if refuse:
+                    words = {"build": build, "step": "look:a", "digest": digests()[0]}
+                    site.ask("builds.approve", **words, refuse=True)
+                if refuse or fails:
+                    until(has_failed, 60)
+            finally:
+                stop.set()
+                thread.join()
+        finally:
+            kernel.close()
+        return build, digests(), has_failed()
+
+    draft.write_text("one")
+    build, first, failed = carry(refuse=True)
+    assert len(first) == 1 and failed
+    made_anew(site, build, draft, "two")
+    _, second, failed = carry(build)
+    assert len(second) == 1 and second != first and not failed
+    made_anew(site, build, draft, "one")
+    assert carry(build, fails=True)[2], "it was refused before"
+
+
+def made_anew(site, build, draft, text):
+    """What the first step made is gone, and it will make something else."""
+    (made,) = next(s["artifacts"] for s in site.status(build)["steps"] if s["stage"] == "draft")
+    damage(site, made["sha256"], "gone")
+    draft.write_text(text)
 
 
 def returning(site, call):
@@ -689,6 +811,26 @@ def test_a_paid_result_that_cannot_be_recorded_is_kept_and_a_person_decides(
 
 
 @pytest.mark.rule("B-8")
+@pytest.mark.guarantee("G7")
+def test_a_plan_is_not_begun_anew_while_a_paused_build_of_it_has_a_step_in_doubt(site):
+    plan, calls = Plan("odd", folder=site.folder, budget={"usd": "0.05"}), []
+
+    def odd(task):
+        calls.append(task.target)
+        return object()
+
+    plan.stage(name="odd", targets=["a"], version="1")(odd)
+    plan.stage(name="pay", targets=["a", "b"], version="1")(
+        lambda task: task.spend(usd="0.06", settled=True)
+    )
+    assert site.run(plan, jobs=1)["state"] == "BUDGET_PAUSE"
+    assert site.steps()["odd:a"] == "IN_DOUBT"
+    with pytest.raises(InvalidResumeState, match="nobody can say whether odd:a had an effect"):
+        site.run(plan, jobs=1)
+    assert calls == ["a"]
+
+
+@pytest.mark.rule("B-8")
 def test_a_step_in_doubt_may_be_rerun(site):
     good = site.folder / "good"
     plan = returning(site, lambda task: 1 if good.exists() else object())
@@ -740,6 +882,31 @@ def test_a_late_result_beside_one_that_succeeded_is_kept_and_changes_nothing(sit
     assert site.status()["steps"] == [before]
     (late,) = [e["detail"] for e in site.events() if e["event"] == "LATE_RESULT"]
     assert late["taken"] is False
+    sound(site)
+
+
+@pytest.mark.rule("B-8", "C-30")
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("point", ["write.worked", "commit.before"])
+def test_a_kernel_killed_while_it_files_what_came_late_leaves_it_to_the_next(site, point):
+    plan = Plan("once", folder=site.folder)
+    plan.stage(name="once", version="1")(lambda task: "first")
+    site.run(plan)
+    (before,) = site.status()["steps"]
+    kernel = site.workspace.kernel()
+    try:
+        with kernel.store.read() as rows:
+            token = Tokens(rows).get(before["child_id"])
+        kernel.late.put_debit(token, Estimated({"usd_micros": 50_000}))
+        with pytest.raises(faults.SimulatedCrash), faults.armed(point, 1, faults.crash):
+            kernel.late.file_all(kernel.store, kernel.artifacts)
+    finally:
+        kernel.close()
+    assert site.status()["cost_usd"] == "0.00"
+    site.workspace.kernel().close()
+    assert site.status()["cost_usd"] == "0.05"
+    site.workspace.kernel().close()
+    assert site.status()["cost_usd"] == "0.05"
     sound(site)
 
 
