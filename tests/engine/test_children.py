@@ -16,6 +16,7 @@ import pytest
 from helpers import assert_sound, processes_with
 from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
+from onceward.engine.open_sessions import OpenSessions
 from onceward.engine.reading import artifact_list, lane_list, session_status
 from onceward.engine.work import Command, Function, Running, isolated
 from onceward.errors import (
@@ -665,6 +666,22 @@ def test_a_later_cancel_is_kept_and_told_which_request_it_joined(kernel):
 
 
 @pytest.mark.rule("C-40")
+def test_a_child_that_was_cancelled_is_not_tried_again_whatever_it_exits_with(kernel, tmp_path):
+    up = tmp_path / "up"
+    script = f"trap 'exit 75' TERM; touch {up}; while :; do sleep 0.02; done"
+    children = kernel.open_session("ses_a", 1)
+    (child_id,) = children.spawn([shell(script, attempts=3)])
+    until(up.exists)
+    cancel(kernel, child_id, "c-1")
+    children.heed()
+    until(lambda: token(kernel, child_id).phase == "terminal")
+    with kernel.store.read() as rows:
+        assert Tokens(rows).open_in("ses_a") == []
+    assert children.wait(child_id).detail["observed"] == "execution_failed"
+    sound(kernel)
+
+
+@pytest.mark.rule("C-40")
 def test_a_function_notices_that_it_was_cancelled(kernel):
     began = threading.Event()
 
@@ -807,3 +824,17 @@ def test_tokens_are_exported_as_their_schema_says(kernel):
         for stream in ("session:ses_a", f"child:{ids[0]}"):
             for event in events_of(rows, stream):
                 jsonschema.validate(msgspec.json.decode(event.line()), schemas["urm-events@1"])
+
+
+@pytest.mark.rule("C-5", "C-30")
+def test_limits_that_somebody_brings_to_an_open_session_are_its_own_from_then_on(kernel):
+    sessions = OpenSessions()
+    children = sessions.join(kernel, "ses_a", 1, {})
+    assert sessions.join(kernel, "ses_a", None, {"tokens": 5}) is children
+    works = [function(lambda task, n=n: task.spend(tokens=n)) for n in (6, 5)]
+    _, ended = run_all(children, works)
+    assert [end.reason for end in ended] == ["budget_exceeded", "completed"]
+    sessions.leave(children)
+    assert not children.closed, "somebody else is in it still"
+    sessions.leave(children)
+    assert children.closed

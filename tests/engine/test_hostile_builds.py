@@ -149,8 +149,11 @@ def test_steps_that_are_freed_together_still_keep_to_their_stage(site, words):
 
 @pytest.mark.rule("B-3")
 def test_a_step_that_changes_its_config_changes_nobody_elses(site):
+    saw = []
+
     def step(task):
         task.config["opts"]["seen"].append(task.target)
+        saw.append(list(task.config["opts"]["seen"]))
         return task.config["opts"]["seen"]
 
     def plan():
@@ -159,6 +162,7 @@ def test_a_step_that_changes_its_config_changes_nobody_elses(site):
         return made
 
     site.run(plan(), jobs=1)
+    assert saw == [["a"], ["b"], ["c"]]
     assert site.run(plan(), jobs=1)["steps"]["reused"] == 3
 
 
@@ -454,6 +458,9 @@ def step(t): return 0
         "deco(2)",
     ),
     ("def step(t):\n    return 'a\x0cb', 1", ", 1", ", 2"),
+    # A default is a value of the moment when the function was made: its text names it only.
+    ("N = 1\ndef step(t, n=N): return n", "N = 1", "N = 2"),
+    ("N = 1\ndef step(t, *, n=N): return n", "N = 1", "N = 2"),
 ]
 """A step, and a change to something it is made of."""
 
