@@ -825,7 +825,7 @@ def test_a_plan_is_not_begun_anew_while_a_paused_build_of_it_has_a_step_in_doubt
     )
     assert site.run(plan, jobs=1)["state"] == "BUDGET_PAUSE"
     assert site.steps()["odd:a"] == "IN_DOUBT"
-    with pytest.raises(InvalidResumeState, match="nobody can say whether odd:a had an effect"):
+    with pytest.raises(InvalidResumeState, match="a person has to decide about odd:a"):
         site.run(plan, jobs=1)
     assert calls == ["a"]
 
@@ -907,6 +907,33 @@ def test_a_kernel_killed_while_it_files_what_came_late_leaves_it_to_the_next(sit
     assert site.status()["cost_usd"] == "0.05"
     site.workspace.kernel().close()
     assert site.status()["cost_usd"] == "0.05"
+    sound(site)
+
+
+@pytest.mark.rule("B-8", "E-1")
+def test_a_late_result_of_an_older_context_does_not_undo_a_newer_one(site):
+    def plan(version):
+        made = Plan("once", folder=site.folder)
+        made.stage(name="once", version=version)(lambda task: f"made by {version}")
+        made.stage(name="next", needs="once", version="1")(lambda task: task.inputs["once"])
+        return made
+
+    build = site.crash(plan("1"), point="child.ended", nth=1)
+    (first,) = [s["child_id"] for s in site.status(build)["steps"] if s["stage"] == "once"]
+    assert site.resume(plan("2"), build)["state"] == "SUCCESS"
+    before = site.status(build)["steps"]
+    kernel = site.workspace.kernel()
+    try:
+        with kernel.store.read() as rows:
+            token = Tokens(rows).get(first)
+        blob = kernel.artifacts.keep(b"made by 1")
+        kept = [(Output("value.txt", "text", blob.sha256, blob.size), blob)]
+        kernel.late.record(kernel.store, kernel.artifacts, token, kept)
+    finally:
+        kernel.close()
+    assert site.status(build)["steps"] == before
+    (late,) = [e["detail"] for e in site.events() if e["event"] == "LATE_RESULT"]
+    assert late["taken"] is False
     sound(site)
 
 

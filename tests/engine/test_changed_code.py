@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from helpers import assert_sound
 from installed import install
 from onceward.engine.builds import Offer
 from onceward.engine.code_version_1 import version_of
@@ -45,6 +46,8 @@ class Bench:
 
     def __init__(self, site):
         self.site, self.file = site, site.folder / "plan.py"
+        self.rewritten = False
+        """Whether a test wrote into the record, as an older version would have."""
         self.dies_at("nothing")
 
     def dies_at(self, target):
@@ -93,8 +96,12 @@ class Bench:
 def bench(site, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site-packages"), *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield Bench(site)
+    bench = Bench(site)
+    yield bench
     forget()
+    if not bench.rewritten:
+        with site.workspace.reading() as store, store.read() as rows:
+            assert_sound(rows)
 
 
 def forget():
@@ -191,6 +198,7 @@ def test_within_a_build_another_environment_is_named_and_nothing_runs_again(benc
 
 def recorded_by_the_first_algorithm(bench):
     """Make the store look as if the Onceward before had written it: no algorithm is named in it."""
+    bench.rewritten = True
     resolved = load(bench.file)
     flow = Flow(resolved)
     made = bench.checkpoints()

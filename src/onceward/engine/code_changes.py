@@ -34,7 +34,7 @@ class CodeChanges(msgspec.Struct, frozen=True):
         """What the event of a resume says of it."""
         named = [*self.code, *self.environment]
         changed: dict[str, object] = {"changed": named} if named else {}
-        code: dict[str, object] = {"code": dict(self.versions)} if self.versions else {}
+        code: dict[str, object] = {"code_versions": dict(self.versions)} if self.versions else {}
         return {**changed, **code, **environment_detail(self.environments)}
 
 
@@ -121,5 +121,5 @@ def resumed_code(rows: Reads, build_id: str) -> dict[str, str]:
     """The versions of code that resumes of a build brought, by stage: the newest of each."""
     found: dict[str, str] = {}
     for detail in details_of(rows, f"session:{build_id}", "BUILD_RESUMED"):
-        found.update(detail.get("code", {}))
+        found.update(detail.get("code_versions", {}))
     return found

@@ -49,8 +49,8 @@ def record_result(
     doubt: str = "",
     late_id: str = "",
 ) -> None:
-    """A result of a child that has ended: it becomes the step's checkpoint if none succeeded for the same context, else
-    it is kept beside it. With `doubt` it cannot be taken as a result, and is kept for a person to look at."""
+    """A result of a child that has ended: it becomes the step's checkpoint if none succeeded meanwhile, else it is
+    kept beside it. With `doubt` it cannot be taken as a result, and is kept for a person to look at."""
     step = step_of(token)
     if step is None:
         return
@@ -63,11 +63,8 @@ def record_result(
     if before is not None and _same_result(before, checkpoint):
         # Its kernel could not know that its last commit was made.
         return
-    superseded = (
-        before is not None
-        and before.status == "SUCCESS"
-        and before.context_hash == step.context_hash
-    )
+    # Also by a result of another context: later steps, or the whole build, were made from that one.
+    superseded = before is not None and before.status == "SUCCESS"
     detail: dict[str, Any] = {
         "step": step_name(step.stage, step.target),
         "child_id": token.child_id,
