@@ -91,6 +91,7 @@ def run(
                 resolved,
                 display,
                 (stop, hurry),
+                leaving,
                 jobs,
                 limits,
                 keep_going,
@@ -147,6 +148,7 @@ def resume(
                 resolved,
                 display,
                 (stop, hurry),
+                leaving,
                 jobs,
                 offer.limits,
                 keep_going,
@@ -205,6 +207,7 @@ def _run(
     resolved: Resolved,
     display: Display,
     asked: tuple[threading.Event, threading.Event],
+    leaving: bool,
     jobs: int,
     limits: Mapping[str, int],
     keep_going: bool,
@@ -217,7 +220,7 @@ def _run(
     before, at = _spent(shown), time.monotonic()
     display.begun(shown)
     try:
-        run_build(kernel, run, stop)
+        run_build(kernel, run, stop, leaving)
     finally:
         display.end()
     return _Ran(run, _spent(shown) - before, int(time.monotonic() - at))

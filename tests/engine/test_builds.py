@@ -1108,7 +1108,9 @@ def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site)
 
 
 @pytest.mark.rule("B-8", "C-30")
-@pytest.mark.parametrize("when", ["while its kernel lives", "after its kernel has gone"])
+@pytest.mark.parametrize(
+    "when", ["while its kernel lives", "before its process ends", "after its kernel has gone"]
+)
 def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_kept(site, when):
     """The function waits in a call that nobody can interrupt, and is paid for all the same."""
     release, back = threading.Event(), threading.Event()
@@ -1133,7 +1135,15 @@ def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_k
 
     plan.stage(name="slow", targets=["a"], timeout=1, version="1")(slow)
     plan.stage(name="rest", targets=["a"], version="1")(rest)
-    outcome = site.run(plan, keep_going=True)
+    leaving = when == "before its process ends"
+    if leaving:
+
+        def let_go():
+            until(lambda: any(s.get("waiting") == ["slow:a"] for s in site.told))
+            release.set()
+
+        threading.Thread(target=let_go).start()
+    outcome = site.run(plan, keep_going=True, leaving=leaving)
     assert outcome["state"] == "FAILED"
     assert [s["step"] for s in site.told if s["status"] == "OVERDUE"] == ["slow:a"]
     assert site.steps()["rest:a"] == "SUCCESS"

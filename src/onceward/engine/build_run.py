@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
@@ -14,6 +15,7 @@ from onceward.engine import attest, child_dispatch
 from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
 from onceward.engine.build_past import Past
+from onceward.engine.cut_off import step_of
 from onceward.engine.flow import Flow
 from onceward.engine.held_targets import retry_delay
 from onceward.engine.kernel import Kernel
@@ -25,13 +27,16 @@ from onceward.kernel.canon import digest
 from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
-from onceward.lifecycles.plan import Output, lock_target
+from onceward.lifecycles.plan import Output, lock_target, step_name
 from onceward.locks import TargetLocked
+from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
+from onceward.store.tables.children import Tokens
 from onceward.store.tables.rates import note_start, rate_starts
 from onceward.store.transaction import Transaction
 
+_SHORTEST_WAIT_SECONDS = 10.0
 Told = Callable[[Mapping[str, Any]], None]
 
 
@@ -142,6 +147,26 @@ class BuildRun:
         waiting = [work.step.name for work, _ in self.children.at_work() if work.step is not None]
         if waiting:
             self.told({"step": "", "status": "STOPPING", "spent": {}, "waiting": waiting})
+
+    def wait_for_threads(self, stop: threading.Event) -> None:
+        """Before this process ends: wait for the threads of steps that were given up, for as long again as
+        their time limits were, and not too shortly. What they return is kept, and would be lost with the process."""
+        with self.children.changed:
+            left = dict(self.children.left_running)
+        if not left or stop.is_set():
+            return
+        seconds = max(_SHORTEST_WAIT_SECONDS, *(child.limit for child in left.values()))
+        with self.store.read() as rows:
+            names = [step_name(*self._step_of(rows, child_id)) for child_id in left]
+        self.told({"step": "", "status": "LATE", "waiting": names, "limit": seconds, "spent": {}})
+        until = time.monotonic() + seconds
+        while self.children.left_running and time.monotonic() < until and not stop.wait(0.1):
+            pass
+
+    @staticmethod
+    def _step_of(rows: Reads, child_id: str) -> tuple[str, str]:
+        step = step_of(Tokens(rows).get(child_id))
+        return (step.stage, step.target) if step is not None else (child_id, "")
 
     def heed(self) -> None:
         """Something was asked of this kernel: maybe this build was abandoned, or a step of it approved."""

@@ -102,7 +102,7 @@ class Children:
         """Told what was debited for a child, once that is recorded."""
         self.on_overdue: Callable[[str, float], None] | None = None
         """Told of a function that goes on after its time is over: its child, and the limit in seconds."""
-        self.left_running: set[str] = set()
+        self.left_running: dict[str, Running] = {}
         """Children that were given up and whose threads have not ended."""
         self._target_tries: dict[str, int] = {}
         self.on_held: Callable[[str, str], None] | None = None
@@ -532,7 +532,7 @@ class Children:
                 daemon=True,
             )
             with self.changed:
-                self.left_running.add(child.token.child_id)
+                self.left_running[child.token.child_id] = child
                 self._threads[child.slot - 1] = thread
                 step = self.works[child.token.child_id].step
             if step is not None and step.lock_target:
@@ -551,7 +551,7 @@ class Children:
     def thread_ended(self, child_id: str) -> None:
         """The thread of a child that was given up has ended."""
         with self.changed:
-            self.left_running.discard(child_id)
+            self.left_running.pop(child_id, None)
         with suppress(OncewardError):
             self.targets.release(child_id)
 

@@ -78,8 +78,10 @@ def run(
     return ended
 
 
-def run_build(kernel: Kernel, build: BuildRun, stop: threading.Event) -> None:
-    """Run a build until it has come to its end, or to a pause."""
+def run_build(
+    kernel: Kernel, build: BuildRun, stop: threading.Event, leaving: bool = False
+) -> None:
+    """Run a build until it has come to its end, or to a pause. `leaving` says that the process ends after this."""
 
     def on_stop() -> None:
         build.stop()
@@ -88,6 +90,8 @@ def run_build(kernel: Kernel, build: BuildRun, stop: threading.Event) -> None:
     kernel.streams.look_over()
     with overheard(), serving(kernel, stop, on_stop):
         build.run()
+        if leaving:
+            build.wait_for_threads(stop)
 
 
 def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None) -> Run:

@@ -8,7 +8,7 @@ import queue
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -132,6 +132,8 @@ class BuildDisplay:
             )
         elif said["status"] == "OVERDUE":
             self._say(overdue(said))
+        elif said["status"] == "LATE":
+            self._say(waiting_for_threads(said))
         elif said["status"] == "HELD":
             self._say(f"{render.plain(said['step'])} waits: {render.plain(said['message'])}")
         else:
@@ -162,8 +164,8 @@ class JsonDisplay(BuildDisplay):
 
     def _tell(self, said: Mapping[str, Any]) -> None:
         status, ended = said["status"], said.get("ended")
-        if status in ("STOPPING", "STALE", "OVERDUE", "HELD"):
-            about = {"waiting": said["waiting"]} if status == "STOPPING" else {"step": said["step"]}
+        if status in ("STOPPING", "LATE", "STALE", "OVERDUE", "HELD"):
+            about = {"waiting": said["waiting"]} if "waiting" in said else {"step": said["step"]}
             self._line({"type": status.lower(), **about})
             return
         known = {"RETRY": "waiting", "STOPPED": "waiting", "APPROVAL": "waiting"}.get(
@@ -216,7 +218,15 @@ def overdue(said: Mapping[str, Any]) -> str:
     """A function that outlives its time limit."""
     return (
         f"{render.plain(said['step'])} timed out after {said['limit']:g} s, but its thread goes on;"
-        " its slot is given up soon, and what it still returns is kept"
+        " its slot is given up soon, and what it returns while this process lives is kept"
+    )
+
+
+def waiting_for_threads(said: Mapping[str, Any]) -> str:
+    """The last thing before a program ends whose threads go on."""
+    return (
+        f"waiting up to {said['limit']:g} s for {_named(said['waiting'])}, which may be paid for and is kept if it"
+        " returns; Ctrl-C waits no longer"
     )
 
 
@@ -230,11 +240,13 @@ def approval(said: Mapping[str, Any], build_id: str) -> list[str]:
     ]
 
 
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if names[5:] else ""
+    return ", ".join(render.plain(name) for name in names[:5]) + more
+
+
 def _stopping(said: Mapping[str, Any], build_id: str) -> str:
-    names = said["waiting"]
-    what = ", ".join(render.plain(name) for name in names[:5]) + (
-        f" and {len(names) - 5} more" if names[5:] else ""
-    )
+    what = _named(said["waiting"])
     return f"stopping {what}; Ctrl-C again waits no longer\ngo on later with: onceward resume {build_id}"
 
 
