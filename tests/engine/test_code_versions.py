@@ -558,6 +558,24 @@ def test_what_is_filled_when_a_module_is_loaded_counts(tmp_path):
     assert first != second
 
 
+BESIDE = {
+    "of a text": "class D(str): pass\nd = D('a')\nd.x = 1",
+    "of a dict": "class D(dict): pass\nd = D()\nd.x = 1",
+    "of a list": "class D(list): pass\nd = D()\nd.x = 1",
+    "of a context": "import contextvars\nd = contextvars.ContextVar('d', default=1)",
+}
+
+
+@pytest.mark.rule("B-3")
+@pytest.mark.parametrize("what", BESIDE)
+def test_what_a_value_holds_beside_itself_counts(tmp_path, what):
+    first, again, second = (
+        stage_in(plan_file(tmp_path, "return d", head)).version
+        for head in (BESIDE[what], BESIDE[what], BESIDE[what].replace("1", "2"))
+    )
+    assert first == again != second
+
+
 UNFOLLOWED = {
     "a computed import": (
         "import importlib\nreturn importlib.import_module('mod_' + task.target)",
@@ -566,6 +584,8 @@ UNFOLLOWED = {
     ),
     "an import in a module": ("return chooser.pick('x')", "import chooser", "chooser"),
     "code from a text": ("return eval(task.target)", "", "eval"),
+    "names from a text": ("return globals()[task.target]", "K = 1", "globals"),
+    "an attribute of a function": ("return g.k", "def g(): pass\ng.k = 1", "g.k"),
     "an extension of one's own": ("import speedups\nreturn speedups.go()", "", "speedups"),
     "an object of another package": ("return S", "import msgspec\nS = msgspec.json.Encoder()", "S"),
     "a module that is not there": ("import nowhere_at_all", "", "nowhere_at_all"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import builtins
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -51,6 +52,7 @@ from onceward.kernel.canon import canonical, digest, sha256_hex
 ALGORITHM: Final = 2
 """Which way of making versions this is. Digests begin with it; a checkpoint is judged by the one that made it."""
 _CONSTANTS = (type(None), bool, int, float, complex, bytes, type(Ellipsis), type(NotImplemented))
+_WITH_A_VALUE = (str, bytes, int, float, list, set, frozenset, dict)
 _VALUES = (
     *(Decimal, Fraction, date, time, timedelta, tzinfo, UUID, range, slice, bytearray),
     *(ipaddress._BaseAddress, ipaddress._BaseNetwork),
@@ -135,6 +137,16 @@ class _Reader:
         if inspect.ismodule(value):
             # First of all: any other question would load a lazy one.
             return self._live_module(value)
+        described = self._described(value, word)
+        built_in = isinstance(value, _WITH_A_VALUE) and not isinstance(value, enum.Enum)
+        if built_in and self._is_own_class(type(value)):
+            # What it is besides the text, number or container that it is.
+            held = sorted(_attributes(value), key=lambda pair: pair[0])
+            more = [[name, self.describe(item, name)] for name, item in held]
+            return ["subclass", self.describe(type(value)), described, more]
+        return described
+
+    def _described(self, value: Any, word: str) -> Any:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, _CONSTANTS):
@@ -197,6 +209,8 @@ class _Reader:
         if callable(value) and hasattr(value, "__wrapped__"):
             self._use_type(type(value))
             return ["wrapped", self.describe(value.__wrapped__)]
+        if isinstance(value, contextvars.ContextVar):
+            return ["variable", value.name, self.describe(_default_of(value), word)]
         if isinstance(value, _VALUES) and " at 0x" not in ascii(value):
             return ["value", type(value).__name__, ascii(value)]
         if isinstance(getattr(value, "__qualname__", None), str):
@@ -272,6 +286,11 @@ class _Reader:
 
     def _function(self, function: types.FunctionType) -> Any:
         inner = getattr(function, "__wrapped__", None)
+        for name, item in vars(function).items():
+            if isinstance(item, (*_WITH_A_VALUE, tuple)) and not name.startswith("__"):
+                self.unfollowed.add(
+                    f"{function.__qualname__}.{name} is an attribute of a function: a change of it is not noticed"
+                )
         return [
             "function",
             _text_of(function),
@@ -669,6 +688,14 @@ def _is_plain_member(name: str, member: Any) -> bool:
     ):
         return False
     return name != "_abc_impl" and not isinstance(member, functools.cached_property)
+
+
+def _default_of(variable: contextvars.ContextVar[Any]) -> Any:
+    """What a context variable holds where nobody has set it."""
+    try:
+        return contextvars.Context().run(variable.get)
+    except LookupError:
+        return None
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -30,10 +30,12 @@ _SITE_NAMES: Final = ("site-packages", "dist-packages")
 _COMPUTED: Final = frozenset(
     {
         *("import_module", "__import__", "run_path", "run_module"),
-        *("spec_from_file_location", "exec", "eval"),
+        *("spec_from_file_location", "exec", "eval", "globals"),
     }
 )
-"""Calls that bring in code which no name in a file tells of."""
+"""Calls that bring in what no name in a file tells of."""
+_BUILTIN: Final = ("exec", "eval", "globals")
+"""Those of them that other objects have methods of the same name as."""
 _IMPORTERS: Final = ("import_module", "__import__")
 _CHANGING: Final = frozenset(
     {
@@ -239,7 +241,7 @@ def facts_of(code: types.CodeType) -> CodeFacts:
             if step.argval in _IMPORTERS and text is not None:
                 bare = text.lstrip(".")
                 imports.append(Import(len(text) - len(bare), bare, ()))
-            elif step.argval not in ("exec", "eval") or step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            elif step.argval not in _BUILTIN or step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 computed.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
