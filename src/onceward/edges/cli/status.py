@@ -34,7 +34,7 @@ _EACH = 12
 @click.option("--all", "everything", is_flag=True, help="Every step, however many.")
 @pass_globals
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
-    """How a build or saga stands with every step, or a session with every child. Without an id, the newest of all."""
+    """How a build or saga stands with every step, or a session with every child. Without an id, a list of the newest of each."""
     from onceward.engine.build_reading import build_list, build_status
     from onceward.engine.change_reading import WAITING, change_list
     from onceward.engine.reading import session_list, session_status
