@@ -121,6 +121,7 @@ def test_the_agents_end_as_told():
     assert "chains whole, states agree" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("H-2", "H-5", "H-6")
 def test_an_agent_edits_a_repository_and_its_first_try_is_taken_back():
     demo = EXAMPLES / "repository" / "demo.py"

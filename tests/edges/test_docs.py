@@ -84,6 +84,7 @@ def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
     assert "in all: 0.15 usd" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("R-1", "R-2", "R-6")
 def test_the_guide_to_replay_and_the_gate_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "notice-when-it-changes")
@@ -95,6 +96,7 @@ def test_the_guide_to_replay_and_the_gate_can_be_typed_in(tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("B-8", "B-11", "L-23", "K-8")
 def test_the_guide_to_crashes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "resume-after-a-crash")
@@ -120,6 +122,7 @@ def test_the_guide_to_being_told_can_be_typed_in(tmp_path):
     assert "agree:main approved" in done.stdout and "3 steps: 3 run" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("E-1", "E-2", "E-3")
 def test_the_guide_to_proof_can_be_typed_in(tmp_path):
     (tmp_path / "plan.toml").write_text('name = "p"\n[[stage]]\nname = "s"\nrun = ["echo", "hi"]\n')
@@ -134,6 +137,7 @@ def test_the_guide_to_proof_can_be_typed_in(tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("S-1", "S-8")
 def test_the_guide_to_sagas_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "undo-what-half-happened")
@@ -150,6 +154,7 @@ def test_the_guide_to_sagas_can_be_typed_in(tmp_path):
     assert "sound: " in done.stdout and not (tmp_path / "seat").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("S-2", "S-3", "S-5", "S-7")
 def test_the_guide_to_grants_and_the_registry_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "say-what-may-be-done")
@@ -163,6 +168,7 @@ def test_the_guide_to_grants_and_the_registry_can_be_typed_in(tmp_path):
     assert "exit 1" in done.stdout and "exit 2" in done.stdout and "sound: " in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("H-2", "H-4", "H-5", "H-6")
 def test_the_guide_to_changes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "let-an-agent-edit-your-repository")

@@ -270,6 +270,7 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
     assert onceward("verify").status == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("S-2", "S-5", "S-6", "S-7")
 @pytest.mark.both_stores
 def test_the_registry_from_plan_to_rollback(place, onceward, saga):

@@ -166,6 +166,24 @@ def test_a_step_that_changes_its_config_changes_nobody_elses(site):
     assert site.run(plan(), jobs=1)["steps"]["reused"] == 3
 
 
+@pytest.mark.rule("C-8", "L-23")
+def test_an_error_of_our_own_ends_one_step_and_not_the_kernel(site, monkeypatch):
+    def broken(*_):
+        raise TypeError("a bug of ours")
+
+    def work(task):
+        if task.target == "a":
+            raise RuntimeError("it looks at how it ended")
+        return 1
+
+    monkeypatch.setattr("onceward.engine.child_workflow._by_request", broken)
+    plan = Plan("p", folder=site.folder)
+    plan.stage(name="x", targets=["a", "b"], version="1")(work)
+    outcome = site.run(plan, keep_going=True)
+    assert outcome["state"] == "FAILED" and "an error of Onceward's own" in outcome["why"]
+    assert site.steps() == {"x:a": "FAILED", "x:b": "SUCCESS"}
+
+
 @pytest.mark.rule("B-11", "B-9")
 def test_a_fork_keeps_what_its_parent_was_allowed_and_its_results(site):
     die = site.folder / "die"

@@ -24,6 +24,7 @@ def test_schedules_at_random_go_as_the_model_says(tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("R-5")
 @pytest.mark.parametrize(
     "name",

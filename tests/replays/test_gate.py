@@ -169,6 +169,7 @@ def test_a_manifest_that_would_mean_nothing_is_refused(change, why):
         read_manifest(changed(change), "m")
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("K-11")
 def test_careless_words_are_refused_with_the_right_status(gate):
     assert onceward(None, "gate", "run", "nowhere.json", cwd=gate).returncode == 2
@@ -311,6 +312,7 @@ def test_a_session_that_really_ran_is_recorded_and_locked(gate, tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("R-2")
 def test_sessions_with_crashes_retries_and_refusals_are_told_as_they_were(gate, tmp_path):
     work = tmp_path / "work"
@@ -473,6 +475,7 @@ def test_bad_words_are_refused_before_the_work(gate, tmp_path):
         assert onceward(None, "gate", "show", odd).returncode == 2, text[:40]
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("I-1", "R-3")
 def test_people_can_read_it(gate, tmp_path):
     page = tmp_path / "gate.html"

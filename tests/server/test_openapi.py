@@ -21,7 +21,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
     "response_headers_conformance,negative_data_rejection,ignored_auth,unsupported_method"
 )
-FUZZ = int(os.environ.get("ONCEWARD_FUZZ", "4"))
+FUZZ = int(os.environ.get("ONCEWARD_FUZZ", "2"))
 ENDLESS = "events$|/signout$"
 """What does not end by itself, or ends the way in."""
 

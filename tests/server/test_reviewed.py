@@ -27,10 +27,14 @@ name = "zeta"
 approve = "DROP EVERYTHING"
 [[stage]]
 name = "wait"
-run = ["sh", "-c", "sleep 3"]
+run = ["sh", "-c", "sleep 3; echo 'Dear all, <b>nothing</b>' > $ONCEWARD_OUT/letter"]
+[[stage]]
+name = "beside"
+run = ["sh", "-c", "echo not asked about > $ONCEWARD_OUT/other"]
 [[stage]]
 name = "alpha"
 needs = ["wait"]
+after = ["beside"]
 approve = "harmless"
 """
 
@@ -86,8 +90,11 @@ def test_what_is_approved_is_what_stands_above_the_button(browser, running):
     page = tab.visit(f"/builds/{build}")
     page.wait_for_selector(".wanted:has-text('DROP EVERYTHING')")
     page.wait_for_selector(".wanted:has-text('harmless')", timeout=600_000)
+    tab.shot("approvals")
     for card in page.locator(".wanted").all():
         step = "zeta" if "DROP" in card.inner_text() else "alpha"
+        assert ("Dear all, <b>nothing</b>" in card.inner_text()) == (step == "alpha")
+        assert "not asked about" not in card.inner_text()
         assert {
             field.get_attribute("value").split(":")[0]
             for field in card.locator("input[name=step]").all()

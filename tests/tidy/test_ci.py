@@ -78,6 +78,7 @@ def test_ci_goes_on_where_it_may_install_nothing(machine, lacks):
     assert "not ours to install: chromium tmux" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_test_run_names_at_its_end_what_was_skipped_and_why(tmp_path):
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"

@@ -94,6 +94,9 @@ def build_status(store: Store, prefix: str) -> dict[str, Any]:
         said["steps"] = _steps(rows, build, None if said.get("orphaned") else rows.now())
         stages = _stages_of(rows, build)
         said["needs"] = {stage["name"]: dependencies(stage) for stage in stages}
+        said["flows_in"] = {
+            stage["name"]: [*stage["needs"], *stage.get("collect", ())] for stage in stages
+        }
         said["gathers"] = {stage["name"]: gathered(stage) for stage in stages}
         wanted = _wanted(rows, build)
         if wanted:

@@ -60,10 +60,14 @@ def run_contained(children: Children, token: Token) -> Closing | None:
     except (LockLost, StorageError):
         raise
     except Exception as error:
-        children.running[token.child_id].note = ""
+        running = children.running[token.child_id]
+        if not running.end():
+            return None
+        running.note = ""
         message = f"an error of Onceward's own: {described(error)}{_where(error)}"
         ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
-        return closing_of(children, token, ended, None, {})
+        micros = int((time.monotonic() - running.begun) * 1_000_000)
+        return closing_of(children, token, ended, micros, {})
 
 
 def _run_function(

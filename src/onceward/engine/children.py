@@ -355,11 +355,14 @@ class Children:
                         return
                     self.changed.wait(self._pause())
         except BaseException as error:
-            # Whatever this is, nothing of this kernel may go on as if it were recorded.
-            with self.changed:
-                self.failed = self.failed or error
-                self.changed.notify_all()
-            self.stop()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing of this kernel may go on as if everything were recorded."""
+        with self.changed:
+            self.failed = self.failed or error
+            self.changed.notify_all()
+        self.stop()
 
     def turn(self, slot: int, closing: Closing | None) -> Turn:
         """End the child that had a slot, and lease the slot to the next: what one pass of a slot does."""
@@ -543,10 +546,12 @@ class Children:
 
     def settle(self, token: Token, spent: Estimated) -> None:
         """Record money that a child spent; also after its end, and where this kernel cannot write any more."""
-        if self.late is not None:
-            self.late.settle(self.store, token, spent)
-        else:
+        if self.late is None:
             self.store.write(lambda tx: child_budget.settle(tx, token, spent, self.actor))
+            return
+        left = self.late.settle(self.store, token, spent)
+        if left is not None:
+            self._fail(left)
 
     def thread_ended(self, child_id: str) -> None:
         """The thread of a child that was given up has ended."""

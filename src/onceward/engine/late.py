@@ -21,7 +21,7 @@ from onceward.engine import child_budget
 from onceward.engine.artifacts import Artifacts, Blob
 from onceward.engine.cut_off import done, step_of
 from onceward.engine.outputs import Kept
-from onceward.errors import CommitUnknown, LockLost, NotFound, StorageError
+from onceward.errors import CommitUnknown, LockLost, NotFound, OncewardError, StorageError
 from onceward.kernel import faults
 from onceward.kernel.records import Token
 from onceward.kernel.sources import Sources
@@ -138,17 +138,21 @@ class LateBox:
         except (LockLost, StorageError):
             self.put_result(token, kept, doubt)
 
-    def settle(self, store: Store, token: Token, spent: Estimated) -> None:
-        """Record a debit of money that is gone, likewise."""
+    def settle(self, store: Store, token: Token, spent: Estimated) -> OncewardError | None:
+        """Record a debit of money that is gone, likewise; answers why it was left here."""
         try:
             store.write(lambda tx: child_budget.settle(tx, token, spent, self.actor))
-        except CommitUnknown:
+            return None
+        except CommitUnknown as error:
+            left: OncewardError = error
             why = (
                 spent.mistake or "it may have been recorded: the outcome of its commit is not known"
             )
             self.put_debit(token, Estimated(spent.amounts, why))
-        except (LockLost, StorageError):
+        except (LockLost, StorageError) as error:
+            left = error
             self.put_debit(token, spent)
+        return left
 
     def put_result(self, token: Token, kept: Sequence[Kept], doubt: str = "") -> None:
         parts = [

@@ -109,6 +109,7 @@ def _build(call: Call) -> dict[str, Any]:
         ),
         "tally": views.tally(found["steps"]),
         "raised": views.raised(found),
+        "to_approve": views.to_approve(call.artifacts, found),
         "told": _told(call, found["build_id"]),
         **_log(call, found),
     }

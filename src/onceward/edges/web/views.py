@@ -21,6 +21,9 @@ from onceward.lifecycles.plan import step_name
 _BARS: Final = 60
 _NODES: Final = 48
 _TEXT: Final = 256 * 1024
+_SHORT: Final = 8 * 1024
+_APPROVED: Final = 5
+"""How many of the things that a person is to approve are shown at once."""
 _LOG: Final = 32 * 1024
 _DIFF_LINES: Final = 1500
 _PLACES: Final = {
@@ -186,6 +189,26 @@ def chosen_step(steps: Sequence[Mapping[str, Any]], wanted: str) -> Mapping[str,
 
 def logs_of(call: Call, child_id: str) -> dict[str, Any]:
     return tail_of(call.artifacts, Spool(call.workspace.folder / "running"), child_id, _LOG)
+
+
+def to_approve(artifacts: Artifacts, build: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """By step that waits for a person: what flows into it, with the text of the first few where they are short."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for approval in build.get("approvals", ()):
+        stage, _, target = approval["step"].partition(":")
+        gathered = build["gathers"].get(stage, ())
+        flowing = [
+            {"step": step_name(step["stage"], step["target"]), **artifact}
+            for need in build["flows_in"].get(stage, ())
+            for step in build["steps"]
+            if step["stage"] == need and (need in gathered or step["target"] == target)
+            for artifact in step.get("artifacts", ())
+        ]
+        for one in flowing[:_APPROVED]:
+            if one["size"] <= _SHORT:
+                one["text"] = shown(artifacts, one["sha256"])["text"]
+        found[approval["step"]] = flowing
+    return found
 
 
 def shown(artifacts: Artifacts, digest: str) -> dict[str, Any]:
