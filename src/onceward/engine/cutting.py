@@ -251,7 +251,7 @@ def _manifest(rows: Reads, entry_id: str) -> Manifest:
 def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> str:
     """The decision that lets an entry be cut; the guard that does not, by its code."""
     found = Changes(rows)
-    approvals = changes.approvals_of(rows, entry, kernel.policy)
+    approvals, doubt = _believed(rows, changes.approvals_of(rows, entry, kernel.policy), kernel)
     waits = [
         one.entry_id
         for one in found.depends_on(entry.entry_id)
@@ -267,8 +267,23 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
             "have it approved again", f"onceward change review {entry.entry_id} --approve"
         )
         way = again if why.code == "APPROVAL_EXPIRED" else _show(entry.entry_id)
-        raise GuardFailed(why.code, why.why, entry.entry_id, [way])
+        said = f"{why.why}; {doubt}" if doubt and why.code == "G-CUT-APPROVED" else why.why
+        raise GuardFailed(why.code, said, entry.entry_id, [way])
     return decision.decision_id
+
+
+def _believed(
+    rows: Reads, approvals: rules.Approvals, kernel: Kernel
+) -> tuple[rules.Approvals, str]:
+    """Approvals without those that nobody signed who might; and why the last of these does not count."""
+    believed, doubt = [], ""
+    for decision in approvals.decisions:
+        why = kernel.authority.objection_to(rows, decision)
+        if why:
+            doubt = f"what {decision.reviewer} is said to have decided does not count: {why}"
+        else:
+            believed.append(decision)
+    return msgspec.structs.replace(approvals, decisions=believed), doubt
 
 
 def unfinished(rows: Reads, entry: Entry) -> list[str]:

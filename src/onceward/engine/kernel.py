@@ -14,6 +14,7 @@ from typing import Literal, TextIO
 from onceward.engine import seals, tenure
 from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.authority import Authority
 from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
 from onceward.engine.delivery import DeliveryThreads, deliver_at_once
@@ -111,6 +112,7 @@ class Kernel:
         self.late = LateBox(folder / "late", principal, store.sources)
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent
+        self.authority = Authority()
         self.signer: Signer | None = None
         """The key its principal acts with; nobody's while the principal is unknown."""
         self.estimates = EstimatesInFlight()
