@@ -375,8 +375,13 @@ def cli_words():
 @pytest.mark.both_stores
 @pytest.mark.rule("I-1", "L-20")
 def test_of_several_who_begin_in_a_fresh_folder_one_runs_and_the_others_are_told_so(cli):
-    slow(cli, "2")
-    started = [start(cli, "run", "slow.toml") for _ in range(4)]
+    (cli.folder / "waits.toml").write_text(
+        'name = "p"\n[[stage]]\nname = "s"\nrun = ["sh", "-c", "until [ -e go ]; do sleep 0.05; done"]\n'
+    )
+    started = [start(cli, "run", "waits.toml") for _ in range(4)]
+    # Whoever runs goes on until the others were told, however late they come.
+    until(lambda: sum(process.poll() is not None for process in started) == 3)
+    (cli.folder / "go").touch()
     ended = [(process.wait(600), process.communicate()[1]) for process in started]
     assert sorted(code for code, _ in ended) == [0, 4, 4, 4], ended
     assert all("LOCK_CONFLICT" in told for code, told in ended if code == 4)
