@@ -109,6 +109,7 @@ def test_the_code_generation_pauses_and_then_asks(example, store_url):
     assert "def clamp(value, low, high):" in next((cli.folder / "out").rglob(functions)).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("C-8", "C-20", "C-30")
 def test_the_agents_end_as_told():
     done = subprocess.run(

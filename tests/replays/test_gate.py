@@ -253,6 +253,7 @@ def test_a_run_that_does_not_end_is_ended():
     assert process.returncode is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("R-2")
 def test_a_session_that_really_ran_is_recorded_and_locked(gate, tmp_path):
     work = tmp_path / "work"

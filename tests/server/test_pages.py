@@ -69,6 +69,7 @@ def paths(running):
             )
 
 
+@pytest.mark.one_in(2)
 @SQLITE
 @pytest.mark.rule("I-4")
 @pytest.mark.parametrize(
