@@ -34,35 +34,41 @@ def sound(site):
         store.close()
 
 
-@pytest.mark.rule("L-6", "B-7")
-@pytest.mark.guarantee("G8")
-def test_builds_of_one_plan_that_run_beside_each_other_do_not_fail_each_other(site):
-    """As a server runs them: one kernel, a thread for each build."""
-    overlap = site.folder / "overlap"
-    script = f"""
-        mkdir {site.folder}/held-$ONCEWARD_TARGET || touch {overlap}
-        sleep 0.02; rmdir {site.folder}/held-$ONCEWARD_TARGET
-    """
+def run_beside(site, make_plan, count, *, jobs, reuse):
+    """Builds of one plan at the same time, as a server runs them: one kernel, a thread for each. Answers their states."""
     kernel = site.workspace.kernel()
     kernel.served = True
-    states, threads = [], []
+    states, together = [], threading.Barrier(count)
+
+    def run():
+        resolved = site.load(make_plan())
+        build = builds.begin(kernel, resolved, "", jobs, {}, reuse=reuse)
+        running = prepared(kernel, build, resolved, jobs, {}, False, reuse)
+        together.wait(600)
+        run_build(kernel, running, threading.Event())
+        with kernel.store.read() as rows:
+            states.append(builds.Builds(rows).get(build).state)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
     try:
-
-        def run():
-            resolved = site.load(shell_plan(site, script))
-            build = builds.begin(kernel, resolved, "", 3, {}, reuse=False)
-            running = prepared(kernel, build, resolved, 3, {}, False, False)
-            run_build(kernel, running, threading.Event())
-            with kernel.store.read() as rows:
-                states.append(builds.Builds(rows).get(build).state)
-
-        threads = [threading.Thread(target=run) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         kernel.close()
+    return states
+
+
+@pytest.mark.rule("L-6", "B-7")
+@pytest.mark.guarantee("G8")
+def test_builds_of_one_plan_that_run_beside_each_other_do_not_fail_each_other(site):
+    overlap = site.folder / "overlap"
+    script = f"""
+        mkdir {site.folder}/held-$ONCEWARD_TARGET || touch {overlap}
+        sleep 0.02; rmdir {site.folder}/held-$ONCEWARD_TARGET
+    """
+    states = run_beside(site, lambda: shell_plan(site, script), 6, jobs=3, reuse=False)
     assert states == ["SUCCESS"] * 6 and not overlap.exists()
     sound(site)
 
@@ -72,7 +78,7 @@ def test_builds_of_one_plan_that_run_beside_each_other_do_not_fail_each_other(si
 @pytest.mark.parametrize("kind_of_step", ["function", "command"])
 def test_builds_of_one_plan_beside_each_other_pay_for_a_step_once(site, kind_of_step):
     """Whoever comes second waits, and takes the first one's result over."""
-    bill, together = site.folder / "bill", threading.Barrier(4)
+    bill = site.folder / "bill"
     inside, overlaps = threading.Lock(), []
 
     def pay(task):
@@ -94,27 +100,7 @@ def test_builds_of_one_plan_beside_each_other_pay_for_a_step_once(site, kind_of_
         made.stage(name="next", needs="work", version="1")(lambda task: 1)
         return made
 
-    kernel = site.workspace.kernel()
-    kernel.served = True
-    states = []
-    try:
-
-        def run():
-            resolved = site.load(plan())
-            build = builds.begin(kernel, resolved, "", 2, {})
-            running = prepared(kernel, build, resolved, 2, {}, False, True)
-            together.wait(600)
-            run_build(kernel, running, threading.Event())
-            with kernel.store.read() as rows:
-                states.append(builds.Builds(rows).get(build).state)
-
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        kernel.close()
+    states = run_beside(site, plan, 4, jobs=2, reuse=True)
     assert states == ["SUCCESS"] * 4 and not overlaps
     assert bill.read_text().split() == ["work:a"]
     sound(site)

@@ -70,11 +70,13 @@ class Authority:
                 _DECIDED.get(said["event"], said["detail"].get("decision")),
                 said["context"].get("signed"),
             )
-            row = (
-                *(decision.content_hash, decision.reviewer, decision.decision),
+            stored = (
+                decision.content_hash,
+                decision.reviewer,
+                decision.decision,
                 decision.statement_hash,
             )
-            if told != row:
+            if told != stored:
                 return "it is not what its event says"
             return self.objection(rows, event)
         return "no event tells of it"

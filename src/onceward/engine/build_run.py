@@ -29,10 +29,8 @@ from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
 from onceward.lifecycles.plan import Output, lock_target, step_name
 from onceward.locks import TargetLocked
-from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
-from onceward.store.tables.children import Tokens
 from onceward.store.tables.rates import note_start, rate_starts
 from onceward.store.transaction import Transaction
 
@@ -156,17 +154,12 @@ class BuildRun:
         if not left or stop.is_set():
             return
         seconds = max(_SHORTEST_WAIT_SECONDS, *(child.limit for child in left.values()))
-        with self.store.read() as rows:
-            names = [step_name(*self._step_of(rows, child_id)) for child_id in left]
+        steps = [step_of(child.token) for child in left.values() if child.token is not None]
+        names = [step_name(step.stage, step.target) for step in steps if step is not None]
         self.told({"step": "", "status": "LATE", "waiting": names, "limit": seconds, "spent": {}})
         until = time.monotonic() + seconds
         while self.children.left_running and time.monotonic() < until and not stop.wait(0.1):
             pass
-
-    @staticmethod
-    def _step_of(rows: Reads, child_id: str) -> tuple[str, str]:
-        step = step_of(Tokens(rows).get(child_id))
-        return (step.stage, step.target) if step is not None else (child_id, "")
 
     def heed(self) -> None:
         """Something was asked of this kernel: maybe this build was abandoned, or a step of it approved."""

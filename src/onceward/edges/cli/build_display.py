@@ -88,7 +88,7 @@ class BuildDisplay:
             self._say(f"confirmation token, shown once, good for {lasts}:")
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("unread"):
-            warning = "what this cost may be more than is said here; not all that was reported could be read"
+            warning = "the cost may be higher: some reported amounts could not be read"
             self._say(click.style(f"{warning}: {render.plain(outcome['unread'])}", fg="yellow"))
         if outcome.get("untold"):
             self._say(
@@ -225,8 +225,8 @@ def overdue(said: Mapping[str, Any]) -> str:
 def waiting_for_threads(said: Mapping[str, Any]) -> str:
     """The last thing before a program ends whose threads go on."""
     return (
-        f"waiting up to {said['limit']:g} s for {_named(said['waiting'])}, which may be paid for and is kept if it"
-        " returns; Ctrl-C waits no longer"
+        f"waiting up to {said['limit']:g} s for {_named(said['waiting'])}: the result may be paid for, and is kept if"
+        " it comes; press Ctrl-C to stop waiting"
     )
 
 
