@@ -80,10 +80,7 @@ class Backlog:
         """Something that somebody signs and asks of the kernel."""
         kernel = self.kernel
         request = Request(verb, request_id or uuid.uuid4().hex, payload, who)
-        first, signed = sign_for(kernel.store, self.workspace.keyring, request)
-        if first is not None:
-            kernel.ask(first)
-        return kernel.ask(signed).value
+        return kernel.ask(sign_for(kernel.store, self.workspace.keyring, request)).value
 
     def become(self, who):
         """Let somebody else hold the workspace."""

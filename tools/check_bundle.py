@@ -141,6 +141,123 @@ def verified(rows):
     return {pairs[last]["fingerprint"]} if last else set()
 
 
+DECIDED = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
+NEEDED = {
+    *(
+        "APPROVAL_GIVEN",
+        "APPROVAL_REFUSED",
+        "CONFIRMATION_MINTED",
+        "BUILD_PAUSED",
+        "BUILD_ABANDONED",
+    ),
+    *(
+        "ENTRY_MARKED",
+        "ENTRY_REVISED",
+        "ENTRY_SWEPT",
+        "ENTRY_REVIEWED",
+        "ENTRY_ABANDONED",
+        *DECIDED,
+    ),
+    *("GRANT_DRAFTED", "GRANT_ISSUED", "GRANT_REVOKED"),
+}
+"""What only somebody's signature makes."""
+
+
+def fits(act, payload, subject, name, detail):
+    """Whether what was signed is what an event says; of acts that are not told apart here, whether it is the same thing."""
+    if act == "changes.review":
+        decision = DECIDED.get(name, detail.get("decision"))
+        said = (payload["entry"], payload["digest"], payload["decision"])
+        return said == (subject, detail["manifest"], decision)
+    if act == "changes.mark":
+        return payload["manifest"] == detail["manifest"]
+    if act == "builds.approve":
+        refused = bool(payload.get("refuse")) == (name == "APPROVAL_REFUSED")
+        return refused and (payload["build"], payload["digest"]) == (subject, detail["digest"])
+    if act == "builds.confirm":
+        return (payload["build"], payload["token_hash"]) == (subject, detail["token_hash"])
+    if act == "builds.pause":
+        names = ("permit_id", "token_hash", "expires_at")
+        return payload["build"] == subject and all(payload[one] == detail[one] for one in names)
+    named = [payload[one] for one in ("build", "grant", "entry", "saga") if one in payload]
+    return not named or act == "children.cancel" or named[0] in (subject, detail.get("child_id"))
+
+
+def asked_for(events, statements):
+    """Every event that needs somebody's word names a statement that asks for exactly that."""
+    for (stream, seq), event in events.items():
+        detail, hash_ = event["detail"], event["context"].get("signed")
+        place = f"{stream}#{seq}"
+        # An entry that a failed verification opens is told by that one, which is signed.
+        require(
+            hash_ or event["event"] not in NEEDED or detail.get("escalates"),
+            f"nobody signed for {place}",
+        )
+        if not hash_ or stream == "workspace":
+            continue
+        require(hash_ in statements, f"nobody signed what {place} names")
+        said = statements[hash_]
+        told = said["predicate"]
+        require(
+            said["subject"][0]["digest"]["sha256"] == sha(canonical(told["payload"])),
+            "what was asked is not what its digest says",
+        )
+        who = told["act"] == "builds.pause" or told["principal"] == event["context"]["actor"]
+        subject = stream.partition(":")[2]
+        if "seconds" in told["payload"] and "expires_at" in detail:
+            lasts = told["asked_at"] + told["payload"]["seconds"] * 1_000_000
+            require(detail["expires_at"] <= lasts, f"{place} lasts longer than was signed")
+        require(
+            who and fits(told["act"], told["payload"], subject, event["event"], detail),
+            f"{place} is not what was signed",
+        )
+
+
+def as_told(rows, events):
+    """Decisions, approvals, confirmation tokens and grants are what their events say."""
+    told = list(events.values())
+
+    def found(names, **wanted):
+        return any(
+            event["event"] in names
+            and all(
+                {**event["detail"], **event["context"]}.get(one) == value
+                for one, value in wanted.items()
+            )
+            for event in told
+        )
+
+    for row in rows.get("decisions.ndjson", ()):
+        names = [name for name, word in DECIDED.items() if word == row["decision"]]
+        own = {"decision_id": row["decision_id"], "manifest": row["content_hash"]}
+        own |= {"actor": row["reviewer"], "signed": row.get("statement_hash")}
+        require(
+            found(names, **own) or found(["ENTRY_REVIEWED"], **own, decision=row["decision"]),
+            f"no event tells of the decision {row['decision_id']}",
+        )
+    for row in rows["approvals.ndjson"]:
+        if row.get("decision"):
+            names = ["APPROVAL_GIVEN" if row["decision"] == "approved" else "APPROVAL_REFUSED"]
+            own = {"digest": row["digest"], "actor": row["actor"]}
+            require(
+                found(names, **own, signed=row.get("statement_hash")),
+                "no event tells of an approval",
+            )
+    for row in rows["permits.ndjson"]:
+        own = {name: row[name] for name in ("permit_id", "token_hash", "expires_at")}
+        require(
+            found(["BUILD_PAUSED", "CONFIRMATION_MINTED"], **own),
+            "no event tells of a confirmation token",
+        )
+    for row in rows.get("grants.ndjson", ()):
+        if row.get("granter"):
+            own = {"actor": row["granter"], "signed": row["statement_hash"]}
+            require(
+                found(["GRANT_ISSUED"], **own, expires_at=row["expires_at"]),
+                "no event tells of a grant",
+            )
+
+
 def main(path, trusted):
     with tarfile.open(path) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
@@ -186,7 +303,7 @@ def main(path, trusted):
             page["artifacts"] == "digests" or (data is not None and sha(data) == row["sha256"]),
             "an artifact differs",
         )
-    signers, ends = set(), set()
+    signers, ends, statements = set(), set(), {}
     # A build's moves stand in its session's stream, those of a saga's run in a stream of its own.
     own = (
         (f"saga:{page['subject']}", "saga")
@@ -214,6 +331,9 @@ def main(path, trusted):
                 "its end is not the one that was signed",
             )
         signers.add(key["fingerprint"])
+        statements[hash_] = said
+    asked_for(events, statements)
+    as_told(rows, events)
     if change:
         last = [
             event

@@ -46,6 +46,7 @@ from onceward.errors import (
     LockLost,
     OncewardError,
     PermissionDenied,
+    Recovery,
 )
 from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 from onceward.kernel.records import Request
@@ -317,6 +318,14 @@ class Hosted:
 
     def _spawn(self, taking: Taking, order: Spawn) -> Begun:
         kernel, session = taking.kernel, order.session or f"ses_{taking.ident}"
+        if not self.workspace.settings.server.spawn:
+            raise PermissionDenied(
+                "this server runs no commands for others; it runs plans and sagas",
+                context={"setting": "server.spawn"},
+                recovery=[
+                    Recovery("run it yourself, where nobody serves", "onceward spawn -- ...")
+                ],
+            )
         folder = self.workspace.working_folder(order.folder or ".")
         brought = self.environments.of(
             taking.request_id, kernel.principal, self.workspace.principal

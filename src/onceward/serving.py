@@ -11,8 +11,8 @@ from typing import Any, Final
 from onceward.engine.answers import Pending
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import sign_for
+from onceward.engine.authority import Authority
 from onceward.engine.kernel import Kernel
-from onceward.engine.principals import authorize
 from onceward.engine.tenure import show_where, vacant
 from onceward.errors import LockConflict, LockLost, OncewardError
 from onceward.hosting import Hosted
@@ -36,6 +36,7 @@ class Service:
         self.artifacts = Artifacts(
             workspace.folder / "artifacts", self.store, workspace.settings.artifacts.max_bytes
         )
+        self.authority = Authority()
         self.hosted: Hosted | None = None
         self._kernel: Kernel | None = None
         self._mutex = threading.Lock()
@@ -90,11 +91,9 @@ class Service:
             finally:
                 asker.close()
         try:
-            first, signed = sign_for(kernel.store, self.workspace.keyring, request)
+            signed = sign_for(kernel.store, self.workspace.keyring, request)
         except OncewardError as error:
             return kernel.answers.refuse(request, error)
-        if first is not None:
-            kernel.ask(first)
         try:
             return kernel.ask(signed)
         except LockLost:
@@ -130,7 +129,12 @@ class Service:
     def require(self, principal: str, role: str) -> None:
         """For what changes no row, and is still not for everybody."""
         with self.store.read() as rows:
-            authorize(rows, principal, role)
+            self.authority.require(rows, principal, role)
+
+    def has_role(self, principal: str) -> bool:
+        """Whether somebody may still do anything here, and be it only look."""
+        with self.store.read() as rows:
+            return bool(self.authority.roles(rows, principal))
 
     def sweep(self) -> None:
         """A pass of the backlog, as often as the settings want it."""

@@ -203,6 +203,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     folders: tuple[str, ...] = (".",)
     """Folders in which commands may be run for others, and all below them; relative to `onceward.toml`."""
+    spawn: bool = True
+    """Whether commands are run for others at all. Whoever may have one run can read what the server's account can."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -268,6 +270,7 @@ TEMPLATE = """\
 
 # [server]
 # folders = [".", "../other"]     # where `serve` runs commands for who asks; default: this folder
+# spawn = false                   # run no commands for who asks, only plans and sagas of this folder
 
 # [[sink]]                        # events can be delivered elsewhere, at least once and in order
 # name = "log"

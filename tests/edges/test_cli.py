@@ -161,9 +161,9 @@ def test_the_outbox_is_seen_and_flushed(onceward, place, store_url):
     create(kernel.store)
     kernel.close()
     (status,) = onceward("outbox", "status", "--json").json
-    assert (status["sink"], status["waiting"], status["parked"]) == ("log", 1, 0)
-    assert onceward("outbox", "flush").out == "delivered 1 of 1 due.\n"
-    assert len((place / "out.ndjson").read_text().splitlines()) == 1
+    assert (status["sink"], status["waiting"], status["parked"]) == ("log", 2, 0)
+    assert onceward("outbox", "flush").out == "delivered 2 of 2 due.\n"
+    assert len((place / "out.ndjson").read_text().splitlines()) == 2
     assert onceward("outbox", "status", "--json").json[0]["waiting"] == 0
 
 
@@ -173,7 +173,7 @@ def test_backup_and_restore(onceward, place):
     onceward("principals", "add", "bob", "--role", "viewer")
     saved = onceward("backup", "b.db")
     assert saved.status == 0
-    assert "4 events, verified" in saved.out
+    assert "6 events, verified" in saved.out
     assert (place / "b.db").stat().st_mode & 0o077 == 0
     assert onceward("backup", "b.db").status == 2
     assert onceward("restore", "b.db").status == 2
@@ -405,7 +405,7 @@ def test_a_console_sink_does_not_disturb_json(onceward, place):
     (place / "onceward.toml").write_text('[[sink]]\nname = "screen"\nkind = "console"\n')
     onceward("principals", "add", "bob", "--role", "viewer")
     flushed = onceward("outbox", "flush", "--json")
-    assert flushed.json["sinks"][0]["delivered"] == 2
+    assert flushed.json["sinks"][0]["delivered"] == 5
     assert flushed.err.startswith("[OUTBOX] ")
 
 
@@ -490,7 +490,15 @@ def test_adding_what_is_already_there_writes_nothing(onceward):
     for _ in range(2):
         onceward("principals", "add", "bob", "--role", "viewer")
     told = [json.loads(line)["event"] for line in onceward("events", "workspace").out.splitlines()]
-    assert told == ["PRINCIPAL_ADDED", "KEY_ADDED", "ACT_SIGNED", "PRINCIPAL_ADDED"]
+    assert told == [
+        "PRINCIPAL_ADDED",
+        "KEY_ADDED",
+        "ACT_SIGNED",
+        "PRINCIPAL_ADDED",
+        "KEY_ADDED",
+        "REQUEST_ANSWERED",
+        "REQUEST_ANSWERED",
+    ]
 
 
 def test_a_restore_that_is_refused_leaves_nothing_behind(onceward, place):
@@ -529,8 +537,8 @@ def test_locks_are_listed_shown_and_cleared_with_a_record(onceward, place):
     assert onceward("locks", "clear", "far", stdin="far\n").status == 0
     assert not foreign.path.exists()
     events = [json.loads(line) for line in onceward("events", "workspace").out.splitlines()]
-    assert events[-1]["event"] == "LOCK_CLEARED"
-    assert events[-1]["detail"]["claim"]["hostname"] == "elsewhere"
+    assert [event["event"] for event in events[-2:]] == ["LOCK_CLEARED", "REQUEST_ANSWERED"]
+    assert events[-2]["detail"]["claim"]["hostname"] == "elsewhere"
     lock.release(held)
 
 

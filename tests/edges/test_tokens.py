@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onceward.engine.authority import Authority
 from onceward.engine.tokens import bearer_of
 from onceward.settings import FOLDER
 from onceward.wiring import Workspace
@@ -14,7 +15,7 @@ from typing_in import until
 def bearer(place, store_url):
     def find(token):
         with Workspace(place / FOLDER, store_url=store_url).reading() as store:
-            return bearer_of(store, token)
+            return bearer_of(store, Authority(), token)
 
     return find
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
 from helpers import assert_sound
 from onceward.engine.assembly import Assembly, Rollback, shipped
+from onceward.engine.explain import explain
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_reading import saga_status
@@ -171,7 +174,8 @@ def test_every_state_that_fails_ends_at_its_stop(here, place, check):
     grant = here.grant(saga)
     run = here.apply(saga, grant)
     forward = place.forward
-    assert run.state == ("DONE" if forward else place.stop) and run.stuck is None
+    assert run.state == ("DONE" if forward else place.stop)
+    assert (run.stuck is not None) == place.again
     # The grant is used up with the move that leads on from S1, and not before.
     assert here.status(grant) == (
         ("active", False) if place.stop.startswith("ABORT_") else ("consumed", forward)
@@ -214,11 +218,53 @@ def test_a_compensation_that_fails_leaves_the_run_stuck_and_can_be_tried_again(
     for _ in range(2):
         assert (run.state, run.settled) == (stop, 0) and "told to fail" in run.stuck
         run = here.again(run, saga, retry=True)
-    assert (
-        run.stuck is None
-        and run.over
-        and run.state == ("DONE" if stop == "COMP_FINALIZE" else stop)
-    )
+    if stop == "COMP_EVIDENCE":
+        # What was done is in force: the state that failed is tried again, under the same root and grant.
+        assert json.loads(run.stuck)["again"] and not run.over
+        run = here.again(run, Assembly(plan(), ENV), retry=True)
+    assert run.stuck is None and run.over
+    assert run.state == ("DONE" if stop in ("COMP_FINALIZE", "COMP_EVIDENCE") else stop)
+    here.sound()
+
+
+@pytest.mark.rule("S-2")
+def test_a_run_whose_evidence_could_not_be_kept_says_so_and_has_a_way_on(here):
+    """Its values are in force, nobody says that they were undone, and the same run under the same grant comes to its
+    end once the cause is gone; or somebody takes it as it is."""
+    first = Assembly(plan("pay@1.0.0"), ENV)
+    run = here.apply(failing(first, "S6_EVIDENCE"))
+    told = saga_status(here.kernel.store, run.saga_id)
+    assert (told["state"], told["standing"]) == ("COMP_EVIDENCE", "stuck")
+    assert told["next"] == f"onceward saga retry {run.saga_id}"
+    assert told["left"] == ["1 values of ops are in force without their evidence"]
+    assert here.values() == {"pay@1.0.0": "active"}
+    said = explain(here.kernel.store, [run.saga_id])
+    assert any("what was done before it is in force" in line for line in said.why)
+    for _ in range(2):
+        # As often as it takes.
+        run = here.again(run, failing(first, "S6_EVIDENCE"), retry=True)
+        assert run.state == "COMP_EVIDENCE" and run.stuck
+    run = here.again(run, Assembly(plan("pay@1.0.0"), ENV), retry=True)
+    assert run.state == "DONE" and here.status(run.grant_id) == ("consumed", True)
+    other = here.apply(failing(Assembly(plan("send@1.0.0", revision=2), ENV), "S6_EVIDENCE"))
+    here.kernel.store.write(lambda tx: abandon(tx, "tester", other.saga_id, "r"))
+    with here.kernel.store.read() as rows:
+        assert Runs(rows).get(other.saga_id).over
+    here.sound()
+
+
+@pytest.mark.rule("S-2", "S-5")
+def test_a_run_whose_values_were_retired_says_how_to_go_on(here):
+    """A version is used once: the next one, under a fresh grant, is the way on."""
+    run = here.apply(failing(Assembly(plan("pay@1.0.0"), ENV), "S5_VERIFY_VALUES"))
+    assert (run.state, run.over) == ("COMP_VALUES", True)
+    again = here.apply(Assembly(plan("pay@1.0.0"), ENV))
+    assert again.state == "ABORT_PREFLIGHT"
+    with here.kernel.store.read() as rows:
+        (failed,) = [step.error for step in Runs(rows).steps(again.saga_id) if step.error]
+    assert "give it the next one in the plan" in failed
+    assert here.apply(Assembly(plan("pay@1.0.1", revision=2), ENV)).state == "DONE"
+    assert here.values() == {"pay@1.0.0": "retired", "pay@1.0.1": "active"}
     here.sound()
 
 

@@ -61,7 +61,7 @@ def test_a_backup_restores_onto_either_store_with_the_same_bytes(
     filled, tmp_path, postgres_url, onto
 ):
     made = backup(filled, tmp_path / "b.db", new_file, old_file)
-    assert made["events"] == 6
+    assert made["events"] == 7
     sources = LiveSources()
     if onto == "sqlite":
         target = SqliteDatabase(tmp_path / "restored.db", sources)
@@ -154,7 +154,7 @@ def test_a_crash_inside_leaves_no_backup_and_no_half_store(
         restore(tmp_path / "b.db", old_file, lambda: target)
     assert count(target, "events") == 0
     restore(tmp_path / "b.db", old_file, lambda: target)
-    assert count(target, "events") == 6
+    assert count(target, "events") == 7
     target.close()
 
 

@@ -31,7 +31,7 @@ from onceward.plan import Result
 from onceward.running import prepared
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens
-from typing_in import until
+from typing_in import on_its_own, until
 
 
 def noted(task):
@@ -625,7 +625,7 @@ def test_nothing_begins_after_a_step_that_ended_well_and_was_cancelled_before(si
     plan, ran = Plan("cancelled", folder=site.folder), []
 
     def first(task):
-        assert site.ask("children.cancel", subject=task.child_id)
+        assert on_its_own(lambda: site.ask("children.cancel", subject=task.child_id))
         return 1
 
     plan.stage(name="first", targets=["a"], version="1")(first)
@@ -1180,7 +1180,7 @@ def test_a_step_that_ends_after_its_kernel_lost_the_lock_is_kept_for_the_next(si
             task.spend(usd="0.01", settled=True)
             raise ConnectionError("paid in vain")
         orphan_lock(site.workspace.database)
-        site.workspace.kernel().close()
+        on_its_own(lambda: site.workspace.kernel().close())
         task.spend(usd="0.05", settled=True)
         return "paid" if returns == "an answer" else object()
 

@@ -18,11 +18,13 @@ from onceward.errors import (
     PermitInvalid,
     RequestConflict,
 )
+from onceward.evidence.verify import verify_rows
 from onceward.kernel.changes import LINK, Unit
 from onceward.kernel.machine import NEW
 from onceward.lifecycles.change import CHANGE, PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, check_link, checked, manifest_of
 from onceward.store.tables.changes import Changes
+from onceward.store.tables.events import events_of
 
 A, B = "aa" * 32, "bb" * 32
 
@@ -166,6 +168,7 @@ def test_an_approval_is_for_these_bytes_by_somebody_else(backlog):
         backlog.review(entry, "approve", who="tester")
     assert backlog.rows()["review_decision"] == 0
     backlog.kernel.policy = Policy(authors_may_review=True)
+    backlog.kernel.note_policy()
     assert backlog.review(entry, "approve", who="tester")["status"] == "reviewed_approved"
     backlog.sound()
 
@@ -327,3 +330,31 @@ def test_nothing_is_written_past_the_rules(backlog, sql):
         backlog.store.write(lambda tx: tx.write(sql))
     assert refused.value.code == "INTEGRITY_FAULT"
     backlog.sound()
+
+
+@pytest.mark.rule("H-4", "E-1")
+@pytest.mark.guarantee("G18")
+def test_a_setting_that_lets_authors_approve_is_part_of_the_signed_record(backlog):
+    """Whoever runs the kernel signs for it; an approval of one's own without it is found."""
+    entry = backlog.mark({"a.txt": "new\n"}, who="tester")
+    backlog.sweep()
+    backlog.kernel.policy = Policy(authors_may_review=True)
+    backlog.review(entry, "approve", who="tester")
+    with backlog.store.read() as rows:
+        assert [fault.rule for fault in verify_rows(rows).faults] == ["duty"]
+        before = len(list(events_of(rows, "workspace")))
+    for _ in range(2):
+        backlog.kernel.note_policy()
+    other = backlog.mark({"b.txt": "new\n"}, who="tester")
+    backlog.sweep()
+    backlog.review(other, "approve", who="tester")
+    with backlog.store.read() as rows:
+        (noted,) = [
+            event.facts()
+            for event in events_of(rows, "workspace", before)
+            if event.facts()["event"] == "SETTINGS_NOTED"
+        ]
+        assert noted["detail"]["policy"]["authors_may_review"] is True
+        assert noted["context"]["actor"] == "tester" and noted["context"]["signed"]
+        (fault,) = verify_rows(rows).faults
+        assert entry in fault.subject, "only what came before the setting"

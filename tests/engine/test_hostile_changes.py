@@ -34,7 +34,7 @@ from onceward.kernel.chain import link
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, check_link, checked
 from onceward.store.tables.changes import Changes
-from typing_in import until
+from typing_in import on_its_own, until
 
 
 def sets(backlog, entry):
@@ -134,7 +134,7 @@ def test_who_may_no_longer_sign_leaves_a_cut_that_somebody_who_may_records(backl
         else:
             backlog.ask("tester", "principals.take", name="max", roles=["executor"])
 
-    with faults.armed("cut.staged", 1, taken):
+    with faults.armed("cut.staged", 1, lambda: on_its_own(taken)):
         assert backlog.cut(entry).status == "stuck"
     assert (
         backlog.status(entry) == "reviewed_approved"
@@ -469,6 +469,7 @@ def _expired(backlog, entry, policy):
 def test_a_word_that_counts_no_more_lets_nothing_be_cut(backlog, what):
     if what == "own":
         backlog.kernel.policy = Policy(authors_may_review=True)
+        backlog.kernel.note_policy()
         entry = backlog.mark({"a.txt": "new\n"}, who="tester")
         backlog.sweep()
         assert backlog.review(entry, "approve", who="tester")["status"] == "reviewed_approved"

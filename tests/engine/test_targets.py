@@ -106,6 +106,19 @@ def test_builds_of_one_plan_beside_each_other_pay_for_a_step_once(site, kind_of_
     sound(site)
 
 
+@pytest.mark.rule("B-4", "B-6")
+def test_builds_beside_each_other_run_a_step_whose_earlier_result_lost_its_bytes(site):
+    bill = site.folder / "bill"
+    script = f"echo $ONCEWARD_TARGET >> {bill}; head -c 200000 /dev/urandom > $ONCEWARD_OUT/t"
+    assert site.run(shell_plan(site, script, "a"))["state"] == "SUCCESS"
+    for file in (site.workspace.folder / "artifacts").glob("??/*"):
+        file.chmod(0o600)
+        file.unlink()
+    states = run_beside(site, lambda: shell_plan(site, script, "a"), 3, jobs=1, reuse=True)
+    assert states == ["SUCCESS"] * 3
+    assert bill.read_text().split() == ["a", "a"]
+
+
 @pytest.mark.rule("L-6", "B-7")
 def test_a_step_whose_target_is_held_elsewhere_waits_and_holds_up_no_other(site):
     elsewhere = TargetLock(site.workspace.folder / "locks")

@@ -15,7 +15,7 @@ TOLD = {
     "roles": ["viewer"],
     "key": "k",
 }
-TOLD |= {"public": "pub", "target": "t", "act": "seal", "child_id": "chd_1"}
+TOLD |= {"public": "pub", "target": "t", "act": "seal", "child_id": "chd_1", "token_hash": "h"}
 ACTS = [
     ("builds.approve", "APPROVAL_GIVEN", {"build": "bld_1", "step": "ok:all", "digest": "d"}),
     (
@@ -23,7 +23,7 @@ ACTS = [
         "APPROVAL_REFUSED",
         {"build": "bld_1", "step": "ok", "digest": "d", "refuse": True},
     ),
-    ("builds.confirm", "CONFIRMATION_MINTED", {"build": "bld_1"}),
+    ("builds.confirm", "CONFIRMATION_MINTED", {"build": "bld_1", "token_hash": "h"}),
     ("builds.abandon", "BUILD_ABANDONED", {"build": "bld_1"}),
     ("children.cancel", "WORKER_CANCEL", {"subject": "chd_1"}),
     ("principals.add", "PRINCIPAL_ADDED", {"name": "bob", "roles": ["viewer", "operator"]}),

@@ -153,7 +153,7 @@ def test_every_line_is_the_bytes_that_rfc8785_makes_and_every_envelope_is_one_fo
     }
     envelopes = [json.loads(line)["envelope"] for line in files["signatures.ndjson"].splitlines()]
     envelopes.append(json.loads(files["seal.json"])["envelope"])
-    assert len(envelopes) == 5
+    assert len(envelopes) == 6
     for envelope in envelopes:
         keyid = envelope["signatures"][0]["keyid"]
         assert list(TheirEnvelope.from_dict(envelope).verify([keys[keyid]], 1)) == [keyid]

@@ -9,6 +9,7 @@ import apsw
 import msgspec
 import pytest
 
+from backlog import backlog
 from onceward.engine import acts
 from onceward.engine.builds import Offer
 from onceward.engine.reading import key_list, principal_list
@@ -26,6 +27,8 @@ from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 from scene import ask, files_of, others_say, packed, plan, seal
 from sites import Site
+
+__all__ = ["backlog"]
 
 
 def rules(bare):
@@ -67,7 +70,8 @@ def test_acts_that_nobody_signed_are_found_though_rows_and_chains_agree(scene, b
     with bare:
         append(bare, "workspace", "PRINCIPAL_ADDED", {"principal": "mallory", "roles": ["admin"]})
         bare.write(
-            "INSERT INTO principals (name, added_at, added_by) VALUES ('mallory', 1, 'tester')"
+            "INSERT INTO principals (name, added_at, added_by)"
+            " SELECT 'mallory', max(at), 'tester' FROM events"
         )
         bare.write("INSERT INTO principal_roles (name, role) VALUES ('mallory', 'admin')")
         assert rules(bare) == {"signature"}
@@ -101,11 +105,11 @@ def _put_key(bare, key, principal, proof, seq):
     )
 
 
-def _approve_row(bare, build, digest):
+def _approve_row(bare, build, digest, signed=None):
     bare.write(
-        "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at)"
-        " VALUES (?, 'ok', 'all', ?, 'well', 1, 'approved', 'bob', '', 1)",
-        (build, digest),
+        "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at,"
+        " statement_hash) SELECT ?, 'ok', 'all', ?, 'well', max(at), 'approved', 'bob', '', max(at), ? FROM events",
+        (build, digest, signed),
     )
 
 
@@ -129,17 +133,21 @@ def test_a_signature_does_not_fit_another_act(scene, bare):
             "bob",
             signed,
         )
-        _approve_row(bare, build, digest)
+        _approve_row(bare, build, digest, signed)
         bare.write("UPDATE approvals SET note = 'fine' WHERE text = 'well'")
         assert rules(bare) == {"signature"}
     with bare:
-        append(
-            bare, f"session:{build}", "CONFIRMATION_MINTED", {"permit_id": "prm_x"}, "bob", signed
+        told = {"permit_id": "prm_x", "bound": 1, "token_hash": "x", "expires_at": 1}
+        append(bare, f"session:{build}", "CONFIRMATION_MINTED", told, "bob", signed)
+        bare.write(
+            "UPDATE confirmation_tokens SET voided_at = (SELECT max(at) FROM events)"
+            " WHERE build_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
+            (build,),
         )
         bare.write(
             "INSERT INTO confirmation_tokens (permit_id, build_id, transition_seq, token_hash, spent, minted_at,"
-            " expires_at) VALUES ('prm_x', ?, 1, 'x', 0, 1, 1)",
-            (build,),
+            " expires_at, statement_hash) SELECT 'prm_x', ?, 1, 'x', 0, max(at), 1, ? FROM events",
+            (build, signed),
         )
         assert rules(bare) == {"signature"}
 
@@ -321,6 +329,88 @@ def test_a_bundle_whose_end_nobody_trusted_signed_does_not_pass_with_a_key(scene
     assert others_say(forged, *keys)[0] == 5
 
 
+def _edited(files, name, change):
+    """The lines of a file as `change` leaves them."""
+    lines = [change(json.loads(line)) for line in files[name].splitlines()]
+    return {**files, name: b"".join(canonical(line) + b"\n" for line in lines)}
+
+
+def _rechained(files, stream, change):
+    """One stream of a bundle as `change` leaves its events, with its chain made whole again."""
+    lines, prev = [], "0" * 64
+    for line in files["events.ndjson"].splitlines():
+        event = json.loads(line)
+        if event["stream_id"] == stream:
+            event = change(event)
+            event.pop("hash")
+            event["prev_hash"] = prev
+            prev = sha256_hex(canonical(event))
+            event["hash"] = prev
+        lines.append(canonical(event) + b"\n")
+    return {**files, "events.ndjson": b"".join(lines)}
+
+
+@pytest.mark.rule("E-1", "E-2")
+@pytest.mark.guarantee("G18", "G19")
+@pytest.mark.parametrize("told", [False, True], ids=["rows", "rows and events"])
+def test_a_decision_that_nobody_signed_is_found_in_a_bundle_by_us_and_by_others(
+    backlog, tmp_path, told
+):
+    """Rob deferred it; the bundle says that he approved it."""
+    entry = backlog.mark({"a.txt": "new\n"})
+    backlog.sweep()
+    backlog.review(entry, "defer")
+    backlog.kernel.close()
+    path = tmp_path / "b.tar"
+    backlog.workspace.export(entry, path, True)
+    assert verify_bundle(path).ok and others_say(path)[0] == 0
+    files = files_of(path)
+    files = _edited(files, "decisions.ndjson", lambda row: {**row, "decision": "approve"})
+
+    def approved(event):
+        if event["event"] == "ENTRY_DEFERRED":
+            event["event"] = "ENTRY_APPROVED"
+            event["detail"] |= {"reason": "approved", "to": "reviewed_approved"}
+        return event
+
+    def history(row):
+        late = row["to_state"] == "reviewed_deferred"
+        return {**row, **({"to_state": "reviewed_approved"} if late else {})}
+
+    if told:
+        files = _rechained(files, f"entry:{entry}", approved)
+        files = _edited(files, "history.ndjson", history)
+        files = _edited(files, "entries.ndjson", lambda row: {**row, "status": "reviewed_approved"})
+        files.pop("seal.json", None)
+    forged = packed(tmp_path / "forged.tar", files)
+    assert not verify_bundle(forged).ok
+    status, said = others_say(forged)
+    assert status == 5
+    assert "decision" in said or "is not what was signed" in said
+
+
+@pytest.mark.rule("E-1", "E-2")
+@pytest.mark.parametrize(
+    ("subject", "name", "change"),
+    [
+        ("approved", "approvals.ndjson", {"actor": "tester"}),
+        ("approved", "approvals.ndjson", {"statement_hash": "ab" * 32}),
+        ("paused", "permits.ndjson", {"token_hash": "ab" * 32}),
+        ("paused", "permits.ndjson", {"expires_at": 9_000_000_000_000_000}),
+    ],
+)
+def test_what_people_allowed_is_checked_in_a_bundle_by_us_and_by_others(
+    scene, tmp_path, subject, name, change
+):
+    path = tmp_path / "b.tar"
+    scene.export(scene.ids[subject], path, True)
+    files = _edited(files_of(path), name, lambda row: {**row, **change})
+    assert files[name] != b""
+    forged = packed(tmp_path / "forged.tar", files)
+    assert not verify_bundle(forged).ok
+    assert others_say(forged)[0] == 5
+
+
 def _payload(line):
     return base64.b64decode(json.loads(line)["envelope"]["payload"])
 
@@ -411,7 +501,7 @@ def test_a_seal_that_lacks_something_is_refused_whoever_signed_it():
 def test_whoever_may_only_file_requests_does_not_become_an_admin(workspace):
     workspace.kernel().close()
     ask(workspace, "principals.add", name="dave", roles=["admin"])
-    thief = workspace.keyring.make("dave", _id(workspace))
+    thief = workspace.keyring.make("dave", _id(workspace), another=True)
     kernel = workspace.kernel()
     try:
         first = Request("keys.add", "r1", {"key": thief.offer()}, "dave")
@@ -438,13 +528,37 @@ def _id(workspace):
 
 
 @pytest.mark.rule("E-4", "H-9")
-def test_a_command_that_is_refused_gives_nobody_a_key(workspace):
+def test_a_key_comes_with_the_principal_and_with_nothing_else(workspace):
+    """Whoever acts first under a name gets nothing by it; what is refused leaves no key file."""
     workspace.kernel().close()
     ask(workspace, "principals.add", name="viewer", roles=["viewer"])
     with pytest.raises(PermissionDenied, match="only viewer"):
-        ask(workspace, "builds.abandon", "viewer", build="latest")
+        ask(workspace, "principals.add", "viewer", name="eve", roles=["admin"])
+    with pytest.raises(PermissionDenied, match="eve is not known here"):
+        ask(workspace, "builds.abandon", "eve", build="latest")
+    files = list(workspace.keyring.folder.glob("*.pem"))
     with workspace.reading() as store:
-        assert [key["principal"] for key in key_list(store, workspace.keyring)] == ["tester"]
+        known = key_list(store, workspace.keyring)
+    assert [key["principal"] for key in known] == ["tester", "viewer"]
+    assert {file.stem for file in files} == {key["key"] for key in known}
+
+
+@pytest.mark.rule("E-4", "K-8")
+def test_a_principal_is_not_added_without_a_key(workspace):
+    """Whoever signs for themselves brings the key; asked again under the same id it is the same one."""
+    kernel = workspace.kernel()
+    try:
+        bare = Request("principals.add", "r1", {"name": "bob", "roles": ["viewer"]}, "tester")
+        with kernel.store.read() as rows:
+            signed = acts.sign(rows, kernel.signer, bare)
+        with pytest.raises(InvalidConfig, match="bob has no key yet, and comes with one"):
+            kernel.ask(signed)
+        for _ in range(2):
+            kernel.ask(msgspec.structs.replace(bare, request_id="r2"))
+        assert [p["name"] for p in principal_list(kernel.store)] == ["bob", "tester"]
+        assert len(key_list(kernel.store, workspace.keyring)) == 2
+    finally:
+        kernel.close()
 
 
 @pytest.mark.rule("H-9", "E-4")

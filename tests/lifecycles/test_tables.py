@@ -52,7 +52,7 @@ ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
             "ABORT_NO_LEASE": "ABORT_NO_LEASE",
             "COMP_SCHEMA": "COMP_SCHEMA",
             "COMP_VALUES": "COMP_VALUES",
-            "COMP_EVIDENCE": "COMP_EVIDENCE",
+            "COMP_EVIDENCE": "COMP_EVIDENCE S6_EVIDENCE",
             "COMP_FINALIZE": "COMP_FINALIZE DONE",
         },
     ),

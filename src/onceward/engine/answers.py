@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from onceward.engine import acts
-from onceward.engine.principals import authorize, refuse_admin
+from onceward.engine.enrolment import to_sign
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
@@ -27,9 +27,8 @@ from onceward.kernel.limits import REQUEST_TAKES
 from onceward.kernel.records import Answer, Request
 from onceward.kernel.sources import iso
 from onceward.lifecycles.duties import ROLE_OF, WORKS
-from onceward.store.store import answer_once, filed
-from onceward.store.tables.keys import keys_of
-from onceward.store.tables.requests import Ledger, Requests, answer_request
+from onceward.store.store import answer_once, filed, record_answer
+from onceward.store.tables.requests import Ledger, Requests
 from onceward.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class Answers:
                 request = acts.named(rows, request)
             except OncewardError:
                 # Whoever may not ask is not told what there is.
-                authorize(rows, request.principal, role)
+                kernel.authority.require(rows, request.principal, role)
                 raise
             if request.expires_at is not None and Requests(rows).find(request) is None:
                 require_in_time(request, rows.now())
@@ -133,10 +132,9 @@ class Answers:
             and request.principal == kernel.principal
             and request.signature is None
         ):
-            if kernel.signer.fresh:
-                kernel.require(role)
             with self._store.read() as rows:
-                request = acts.sign(rows, kernel.signer, request)
+                kernel.authority.require(rows, request.principal, role)
+                request = acts.sign(rows, kernel.signer, to_sign(rows, kernel.keyring, request))
         return request
 
     def carry_out(self, works: bool = True) -> int:
@@ -162,7 +160,7 @@ class Answers:
                 finally:
                     self._taking.release()
                 return True
-            run = self._run(request, filed=True)
+            run = self._run(request)
             self._store.write(lambda tx: answer_once(tx, request, run))
         except (LockLost, StorageError):
             # This kernel cannot write: its loop ends, and the next kernel goes on.
@@ -175,7 +173,7 @@ class Answers:
             self._refuse_filed(request, bug_of(bug))
         return True
 
-    def _run(self, request: Request, *, filed: bool = False) -> Callable[[Transaction, str], Any]:
+    def _run(self, request: Request) -> Callable[[Transaction, str], Any]:
         """What a request does inside its transaction: role and signature are checked there. What lies outside is
         looked at before; not for those who may not ask, nor where the answer is there."""
         verb, principal = verb_named(request.verb), request.principal
@@ -184,13 +182,7 @@ class Answers:
         act = verb.ready(self._kernel, request.payload, principal)
 
         def run(tx: Transaction, resource_id: str) -> Any:
-            authorize(tx, principal, verb.role)
-            if request.verb == "keys.add" and not keys_of(tx, principal):
-                # There is no key yet that could vouch for the first; it vouches for itself. Not for an admin's, though:
-                # whoever may only file requests must not become one.
-                if filed:
-                    refuse_admin(tx, principal)
-                return {"ok": act(tx, principal)}
+            self._kernel.authority.require(tx, principal, verb.role)
             envelope = acts.authenticate(tx, request)
             with acts.acting(tx, envelope, request.verb, principal, request.request_id):
                 return {"ok": act(tx, principal)}
@@ -203,7 +195,7 @@ class Answers:
             known = Requests(rows).find(request)
             if known is not None and known.answered_at is not None:
                 return True
-            authorize(rows, request.principal, role_of(request.verb))
+            self._kernel.authority.require(rows, request.principal, role_of(request.verb))
             acts.authenticate(rows, request)
         return False
 
@@ -245,7 +237,7 @@ class Answers:
             with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
                 detail = {"verb": request.verb, "request_id": request.request_id, **subject}
                 tx.append("workspace", "WORK_TAKEN", request.principal, detail)
-            answer_request(tx, request, {"ok": subject}, tx.now)
+            record_answer(tx, filed(tx, request), {"ok": subject})
 
         self.host.take(request, ledger.resource_id, accept)
 
@@ -265,7 +257,7 @@ class Answers:
             known = filed(tx, request)
             if known.answered_at is not None:
                 return Answer(known.value(), replayed=True)
-            answer_request(tx, request, refusal, tx.now)
+            record_answer(tx, known, refusal)
             return Answer(refusal)
 
         try:
@@ -277,7 +269,13 @@ class Answers:
     def _refuse_filed(self, request: Request, error: OncewardError) -> None:
         """The refusal of a request that is in the ledger, whether or not its payload can be read."""
         refusal = _document(error)
-        self._store.write(lambda tx: answer_request(tx, request, refusal, tx.now))
+
+        def store_refusal(tx: Transaction) -> None:
+            known = tx.requests.under(request.verb, request.request_id)
+            if known is not None and known.answered_at is None:
+                record_answer(tx, known, refusal)
+
+        self._store.write(store_refusal)
 
 
 def final(error: OncewardError) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from onceward.engine import acts, tenure
 from onceward.engine.answers import Pending, role_of, told
+from onceward.engine.enrolment import to_sign
 from onceward.engine.kernel import Kernel
-from onceward.engine.keyring import Keyring, Signer
+from onceward.engine.keyring import Keyring
 from onceward.engine.principals import authorize
 from onceward.errors import LockConflict
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
@@ -30,14 +31,11 @@ class Asker:
         request.check()
         with self.store.read() as rows:
             authorize(rows, request.principal, role_of(request.verb))
-            request = acts.named(rows, request)
+            request = to_sign(rows, self._keyring, request)
             found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
                 return told(Answer(found.value(), replayed=True))
-        first, request = sign_for(self.store, self._keyring, request)
-        if first is not None:
-            # The first thing a principal does makes its key known; requests are carried out in order.
-            self.store.file(first)
+        request = sign_for(self.store, self._keyring, request)
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:
@@ -68,14 +66,8 @@ class Asker:
         self.store.close()
 
 
-def sign_for(store: Store, keyring: Keyring, request: Request) -> tuple[Request | None, Request]:
-    """A request as its principal signs it with the key that is here; before it, what makes a new key known."""
+def sign_for(store: Store, keyring: Keyring, request: Request) -> Request:
+    """A request as its principal signs it with the key that is here."""
     with store.read() as rows:
-        request = acts.named(rows, request)
         signer = keyring.signer(rows, request.principal)
-        signed = acts.sign(rows, signer, request)
-    return (first_key(signer) if signer.fresh else None), signed
-
-
-def first_key(signer: Signer) -> Request:
-    return Request("keys.add", signer.key.fingerprint, {"key": signer.offer()}, signer.principal)
+        return acts.sign(rows, signer, to_sign(rows, keyring, request))

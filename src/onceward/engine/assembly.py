@@ -76,7 +76,9 @@ class Shipped(Saga):
         run: SagaRun = task.site
         with run.store.read() as rows:
             grant = Runs(rows).get(run.saga_id).grant_id or ""
-            grants.require(rows, grant, self._scope(run), run.kernel.principal, rows.now())
+            grants.require(
+                rows, run.kernel.authority, grant, self._scope(run), run.kernel.principal
+            )
 
     def reserve(self, tx: Transaction, run: SagaRun) -> None:
         """Lease and grant, both or neither."""
@@ -243,7 +245,9 @@ class Assembly(Shipped):
         """What is kept where the evidence could not be."""
         with task.site.store.read() as rows:
             found = self._found(rows, task.root)
-        return {"failed": "S6_EVIDENCE", "root": task.root, "plan": self.plan.ref, **found}
+        left = [f"{found['count']} values of {self.collection} are in force without their evidence"]
+        said = {"failed": "S6_EVIDENCE", "root": task.root, "plan": self.plan.ref, "left": left}
+        return {**said, **found}
 
     def _read_evidence(self, task: ActionTask) -> dict[str, Any]:
         """Before the grant is stamped and the lease given back: what was written down is there."""

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.bench import Bench
-from onceward.engine.cut_off import StepOf, done, not_done
+from onceward.engine.cut_off import StepOf, carried_on, done, not_done
 from onceward.engine.outputs import Kept
 from onceward.engine.purse import Pause
 from onceward.engine.task import Task, Upstream
@@ -237,6 +237,7 @@ class Ending:
             **({"outputs": result_digest(self.outputs)} if completed else {}),
             **({"in_doubt": self.doubt.detail()} if self.doubt is not None else {}),
             **({"logs": {"log": log.sha256}} if log is not None else {}),
+            **carried_on(token, self.run.before.get(attempt.number)),
         }
         # What it read may be neither the old nor the new: it flows on, but it is nobody else's result.
         stale = completed and attempt.inputs_changed()

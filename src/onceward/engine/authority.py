@@ -11,19 +11,38 @@ from typing import Any
 
 import msgspec
 
-from onceward.errors import IntegrityFault, OncewardError
-from onceward.evidence.asked import Claim, unlike
+from onceward.engine.principals import authorize
+from onceward.engine.trust import Root
+from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
+from onceward.evidence.asked import DECISIONS, Claim, unlike
 from onceward.evidence.bodies import Body, decode_body
+from onceward.evidence.cuts import said_of_pair
 from onceward.evidence.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
+from onceward.evidence.signing import CHANGE as CHANGE_STATEMENT
 from onceward.kernel.canon import ZERO_HASH, digest
 from onceward.kernel.chain import Event, first_break
-from onceward.kernel.changes import Decision
+from onceward.kernel.changes import ChangeSet, Decision, Entry, PairSignature
+from onceward.kernel.grants import Grant
+from onceward.kernel.records import Permit, Principal
+from onceward.lifecycles.change import CHANGE, Policy, recorded_policy
 from onceward.lifecycles.duties import ROLE_OF
+from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
-from onceward.store.tables.events import events_of
-from onceward.store.tables.keys import find_signature, workspace_id
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.events import events_of, hash_at, newest_of
+from onceward.store.tables.keys import find_signature, keys_of, workspace_id
+from onceward.store.tables.permits import statement_of
+from onceward.store.tables.principals import Principals
+from onceward.store.tables.tokens import Token
 
-_DECIDED = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
+_WITHDRAWING = {
+    "changes.review": "entry",
+    "changes.abandon": "entry",
+    "changes.mark": "revises",
+    "grants.revoke": "grant",
+}
+"""Acts that may take back what was allowed before, and the field that names what they are about."""
+_UNREADABLE = (InvalidConfig, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class _Key(msgspec.Struct):
@@ -34,6 +53,30 @@ class _Key(msgspec.Struct):
 
     def in_force(self, seq: int) -> bool:
         return self.added <= seq and (self.revoked is None or seq < self.revoked)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a genuine statement asks for, and where the workspace's stream tells of it."""
+
+    seq: int
+    told: dict[str, Any]
+
+    @property
+    def act(self) -> str:
+        return str(self.told["act"])
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return dict(self.told["payload"])
+
+    @property
+    def at(self) -> int:
+        """When its asker signed it, by the store's clock."""
+        return int(self.told["asked_at"])
+
+
+class Doubt(Exception):
+    """Why a statement, or what follows from it, is not to be believed."""
 
 
 class Authority:
@@ -50,16 +93,116 @@ class Authority:
         """By principal: from which place on it had which roles."""
         self._acts: dict[str, int] = {}
         """Where each statement is told of."""
+        self._policy: Any = recorded_policy(Policy())
+        """What changes need here, as was last signed."""
+        self._sinks: Any = {}
+        """Who is told of events since the last time that changed."""
+        self._tokens: dict[str, tuple[str, str, int]] = {}
+        """Bearer tokens that are not revoked: whose, the hash, and until when."""
+        self._withdrawals: list[tuple[int, str]] = []
+        """Statements by which somebody may have taken back what was allowed before."""
         self._hashes: list[bytes] = []
         """Of every event that was read, in order: a statement names the one it was signed after."""
 
-    def objection_to(self, rows: Reads, decision: Decision) -> str:
+    def require(self, rows: Reads, name: str, role: str) -> Principal:
+        """The principal, if its rows are what signed acts made them, and it may act in this role."""
+        self.vouch(rows, name)
+        return authorize(rows, name, role)
+
+    def root(self, rows: Reads) -> Root | None:
+        """Where the history of the workspace begins; None while nobody has a key."""
+        with self._mutex:
+            self._advance(rows)
+            first = next(iter(self._keys), None)
+        return Root(workspace_id(rows), first) if first is not None else None
+
+    def vouch(self, rows: Reads, name: str) -> None:
+        """Roles and keys of a principal are those that signed acts gave it; else nothing is done in its name."""
+        what = self._edited(rows, name)
+        if what:
+            raise IntegrityFault(
+                f"the {what} of {name} in the database are not those that signed acts gave: somebody edited the rows,"
+                f" and nothing is done in the name of {name}",
+                context={"rule": what.removesuffix("s"), "principal": name},
+                recovery=[Recovery("see what was edited", "onceward verify")],
+            )
+
+    def _edited(self, rows: Reads, name: str) -> str:
+        """Whether roles or keys of a principal are not those that signed acts gave it; empty if neither."""
+        with self._mutex:
+            self._advance(rows)
+            roles = self._roles_at(name, self._head[0])
+            keys = {
+                (found, key.public, key.added, key.revoked)
+                for found, key in self._keys.items()
+                if key.principal == name
+            }
+        found = Principals(rows).find(name)
+        if (found.roles if found else frozenset()) != roles:
+            return "roles"
+        stored = {
+            (key.fingerprint, bytes(key.public_key), key.added_seq, key.revoked_seq)
+            for key in keys_of(rows, name)
+        }
+        return "keys" if stored != keys else ""
+
+    def objection_to_decision(
+        self, rows: Reads, entry: Entry, decision: Decision, *, begun: bool = False
+    ) -> str:
         """Why a decision about a change is not to be believed; empty where its reviewer signed exactly that, might
-        then, and may now."""
-        events = list(events_of(rows, f"entry:{decision.entry_id}"))
-        broken = first_break(events)
-        if broken:
-            return f"the history of the entry does not hold: {broken}"
+        then, and may now, and the entry is what its history says. What was `begun` on it is finished also when its
+        reviewer has left since."""
+        try:
+            events = self._entry(rows, entry)
+            asked = self._decided(rows, events, decision, now=not begun)
+            edited = self._edited(rows, decision.reviewer)
+            if edited:
+                return f"the {edited} of {decision.reviewer} were edited"
+            self._require_kept(rows, asked, entry.entry_id, events)
+            return ""
+        except Doubt as doubt:
+            return str(doubt)
+        except _UNREADABLE:
+            return "a statement about it lacks something"
+
+    def objection_to_cut(
+        self, rows: Reads, entry: Entry, cut: ChangeSet, decision: Decision, signed: PairSignature
+    ) -> str:
+        """Why it is not to be believed that an approved change was carried out; empty where a reviewer signed for
+        exactly this proposal, and an executor for having carried it out."""
+        try:
+            events = self._entry(rows, entry)
+            self._decided(rows, events, decision, now=False)
+            told = self._pair(rows, signed)
+            wanted = {
+                **said_of_pair(signed, cut, None),
+                "act": "change.cut",
+                "manifest": decision.content_hash,
+                "workspace": workspace_id(rows),
+            }
+            if any(told.get(name) != value for name, value in wanted.items()):
+                return "the executor signed for another change"
+            head = told["head"]
+            hashes = {event.seq: event.hash.hex() for event in events}
+            if head["stream"] != f"entry:{entry.entry_id}" or hashes[head["seq"]] != head["hash"]:
+                return "the executor signed after another history than this one"
+            return ""
+        except Doubt as doubt:
+            return str(doubt)
+        except _UNREADABLE:
+            return "a statement of its cut lacks something"
+
+    def _entry(self, rows: Reads, entry: Entry) -> list[Event]:
+        """The history of an entry, if it leads to what the entry is."""
+        events = self._events(rows, f"entry:{entry.entry_id}")
+        moves = [one.facts()["detail"] for one in events if one.source == CHANGE.name]
+        last = moves[-1] if moves else {}
+        if (last.get("to"), last.get("transition_seq")) != (entry.status, entry.version):
+            raise Doubt(f"the entry is not {entry.status} by its history")
+        return events
+
+    def _decided(self, rows: Reads, events: list[Event], decision: Decision, *, now: bool) -> Asked:
+        """What a reviewer signed, if it is what their decision says."""
         for event in events:
             said = event.facts()
             if said["detail"].get("decision_id") != decision.decision_id:
@@ -67,7 +210,7 @@ class Authority:
             told = (
                 said["detail"].get("manifest"),
                 said["context"].get("actor"),
-                _DECIDED.get(said["event"], said["detail"].get("decision")),
+                DECISIONS.get(said["event"], said["detail"].get("decision")),
                 said["context"].get("signed"),
             )
             stored = (
@@ -77,22 +220,191 @@ class Authority:
                 decision.statement_hash,
             )
             if told != stored:
+                raise Doubt("it is not what its event says")
+            return self._believe(rows, event, now=now)
+        raise Doubt("no event tells of it")
+
+    def _pair(self, rows: Reads, signed: PairSignature) -> dict[str, Any]:
+        """What an executor signed, with a key in force and the role."""
+        with self._mutex:
+            self._advance(rows)
+            seq, key, envelope = self._envelope(rows, signed.statement_hash)
+            if not self._may(key.principal, "executor", seq):
+                raise Doubt(f"{key.principal} had no role that allows it")
+        said = envelope.said()
+        names = (said["_type"], said["predicateType"], signed.principal, signed.fingerprint)
+        if names != (STATEMENT, CHANGE_STATEMENT, key.principal, envelope.fingerprint):
+            raise Doubt("it is signed for somebody or something else")
+        return dict(said["predicate"])
+
+    def _require_kept(self, rows: Reads, asked: Asked, subject: str, events: list[Event]) -> None:
+        """Whatever was signed about a subject since is in its history: nothing was taken out of it."""
+        known = {event.facts()["context"].get("signed") for event in events}
+        with self._mutex:
+            later = [hash_ for seq, hash_ in self._withdrawals if seq > asked.seq]
+        for hash_ in later:
+            found = find_signature(rows, hash_) if hash_ not in known else None
+            if found is None and hash_ not in known:
+                raise Doubt("something that was signed since is gone")
+            if found is not None:
+                told = msgspec.json.decode(found.statement)["predicate"]
+                if told["payload"].get(_WITHDRAWING[told["act"]]) == subject:
+                    raise Doubt("what was signed about it since is not in its history")
+
+    def objection_to_grant(self, rows: Reads, grant: Grant, root: str = "") -> str:
+        """Why a grant is not to be believed; empty where its granter signed exactly that, might then, and may now, and
+        nobody has used it. With `root`: where exactly that run used it."""
+        try:
+            issued: Event | None = None
+            since: list[dict[str, Any]] = []
+            events = self._events(rows, f"entry:{grant.grant_id}")
+            for event in events:
+                if event.facts()["event"] == "GRANT_ISSUED":
+                    issued, since = event, []
+                elif issued is not None:
+                    since.append(event.facts())
+            if issued is None:
+                return "nobody signed it"
+            used = [one["detail"].get("root") for one in since if one["event"] == "GRANT_CONSUMED"]
+            if used != ([root] if root else []) or (since and not root):
+                return "its history says that it is used up or gone"
+            said = issued.facts()
+            told = (
+                said["detail"].get("scope"),
+                said["detail"].get("expires_at"),
+                said["context"].get("actor"),
+                said["context"].get("signed"),
+            )
+            stored = (grant.scope.digest(), grant.expires_at, grant.granter, grant.statement_hash)
+            if told != stored:
                 return "it is not what its event says"
-            return self.objection(rows, event)
-        return "no event tells of it"
+            asked = self._believe(rows, issued, now=not root)
+            self._require_kept(rows, asked, grant.grant_id, events)
+            return ""
+        except Doubt as doubt:
+            return str(doubt)
+        except _UNREADABLE:
+            return "its statement lacks something"
+
+    def objection_to_confirmation(self, rows: Reads, permit: Permit, seconds: int) -> str:
+        """Why a confirmation token is not to be believed; empty where whoever ran the build, or asked for another
+        token since it paused, signed for exactly this one."""
+        try:
+            newest = newest_of(rows, f"session:{permit.subject}", "build", 1)
+            if not newest or newest[0].facts()["event"] != "BUILD_PAUSED":
+                return "was not made by a pause that its history tells of"
+            pause = newest[0]
+            paused = self._believe(rows, pause, now=False)
+            minted = pause.facts()["detail"]
+            if minted.get("permit_id") == permit.permit_id:
+                told = (paused.payload["token_hash"], paused.payload["expires_at"])
+                same = told == (permit.secret_hash, permit.expires_at)
+                return "" if same else "is not the one that was signed for"
+            asked = self._statement(rows, statement_of(rows, permit.permit_id), now=True)
+            wanted = ("builds.confirm", permit.subject, permit.secret_hash)
+            if (asked.act, asked.payload["build"], asked.payload["token_hash"]) != wanted:
+                return "is not the one that was signed for"
+            if asked.seq < paused.seq:
+                return "is of an earlier pause"
+            if permit.expires_at > asked.at + seconds * 1_000_000:
+                return "is to last longer than was signed"
+            return ""
+        except Doubt as doubt:
+            return f"does not count: {doubt}"
+        except _UNREADABLE:
+            return "does not count: its statement lacks something"
+
+    def objection_to_approval(self, rows: Reads, approval: Approval) -> str:
+        """Why what a person is said to have decided about a step is not to be believed; empty where they signed it
+        and might. Work that goes on from it long since does not stop with their role."""
+        try:
+            asked = self._statement(rows, approval.statement_hash, now=False)
+            payload = asked.payload
+            said = (
+                asked.act,
+                asked.told["principal"],
+                payload["build"],
+                payload["digest"],
+                "refused" if payload.get("refuse") else "approved",
+            )
+            stored = (
+                "builds.approve",
+                approval.actor,
+                approval.build_id,
+                approval.digest,
+                approval.decision,
+            )
+            step = step_name(approval.stage, approval.target)
+            if said != stored or payload["step"] not in (step, approval.stage):
+                return "it is not what was signed"
+            return ""
+        except Doubt as doubt:
+            return str(doubt)
+        except _UNREADABLE:
+            return "its statement lacks something"
+
+    def holder(self, rows: Reads, token: Token) -> str | None:
+        """Whose a bearer token is, by what they signed; None where nobody who has a role did."""
+        with self._mutex:
+            self._advance(rows)
+            known = self._tokens.get(token.token_id)
+            if known != (token.principal, token.token_hash, token.expires_at):
+                return None
+            return token.principal if self._roles_at(token.principal, self._head[0]) else None
+
+    def policy(self, rows: Reads) -> Any:
+        """What changes need here, as was last signed."""
+        with self._mutex:
+            self._advance(rows)
+            return self._policy
+
+    def sinks(self, rows: Reads) -> Any:
+        """Who is told of events, as the workspace's stream last said."""
+        with self._mutex:
+            self._advance(rows)
+            return self._sinks
+
+    def roles(self, rows: Reads, name: str) -> frozenset[str]:
+        """What a principal may, by signed acts."""
+        with self._mutex:
+            self._advance(rows)
+            return self._roles_at(name, self._head[0])
 
     def objection(self, rows: Reads, event: Event) -> str:
         """Why an event is not what somebody who may has signed; empty where it is."""
+        try:
+            self._believe(rows, event)
+        except Doubt as doubt:
+            return str(doubt)
+        return ""
+
+    def _believe(self, rows: Reads, event: Event, *, now: bool = True) -> Asked:
         with self._mutex:
             self._advance(rows)
-            return self._objection(rows, event, now=True)
+            return self._require_asked(rows, event, decode_body(event.body), now=now)
+
+    def _statement(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+        with self._mutex:
+            self._advance(rows)
+            return self._genuine(rows, hash_, now=now)
+
+    def _events(self, rows: Reads, stream: str) -> list[Event]:
+        """A stream that holds together."""
+        try:
+            events = list(events_of(rows, stream))
+        except NotFound:
+            raise Doubt("no event tells of it") from None
+        broken = first_break(events)
+        if broken:
+            raise Doubt(f"its history does not hold: {broken}")
+        return events
 
     def _advance(self, rows: Reads) -> None:
-        broken = self._read_on(rows)
-        if broken:
+        seq, hash_ = self._head
+        if hash_at(rows, "workspace", seq) != hash_:
             # What was read in a transaction that was not committed is none of the history: from the beginning.
             self._forget()
-            broken = self._read_on(rows)
+        broken = self._read_on(rows)
         if broken:
             self._forget()
             raise IntegrityFault(
@@ -100,6 +412,8 @@ class Authority:
             )
 
     def _read_on(self, rows: Reads) -> str | None:
+        if self._head[0] == 0 and hash_at(rows, "workspace", 1) is None:
+            return None
         for event in events_of(rows, "workspace", self._head[0]):
             broken = first_break([event], self._head)
             if broken:
@@ -114,21 +428,38 @@ class Authority:
         detail = body.detail
         if body.event == "ACT_SIGNED":
             self._acts.setdefault(detail.statement, event.seq)
+            if detail.act in _WITHDRAWING:
+                self._withdrawals.append((event.seq, detail.statement))
         elif body.event == "KEY_ADDED":
-            first = all(key.principal != detail.principal for key in self._keys.values())
-            if first or not self._objection(rows, event, body):
+            founding = not self._keys and detail.principal in self._roles
+            if founding or self._asked_for(rows, event, body):
                 self._add_key(event.seq, detail.key, detail.principal, detail.public)
         elif body.event == "KEY_REVOKED":
             key = self._keys.get(detail.key)
-            if key is None or self._objection(rows, event, body):
+            if key is None or not self._asked_for(rows, event, body):
                 return
             if body.context.actor == key.principal or self._may(
                 body.context.actor, "admin", event.seq
             ):
                 key.revoked = event.seq
+        elif body.event == "SETTINGS_NOTED":
+            if self._asked_for(rows, event, body):
+                self._policy = detail.policy
+        elif body.event == "SINKS_CHANGED":
+            self._sinks = detail.sinks
+        elif body.event == "TOKEN_MADE":
+            if self._asked_for(rows, event, body):
+                made = (detail.principal, detail.token_hash, detail.expires_at)
+                self._tokens[detail.token_id] = made
+        elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
+            owner = self._tokens[detail.token_id][0]
+            if self._asked_for(rows, event, body) and (
+                body.context.actor == owner or self._may(body.context.actor, "admin", event.seq)
+            ):
+                del self._tokens[detail.token_id]
         elif body.event in ("PRINCIPAL_ADDED", "ROLES_TAKEN"):
             founding = not self._roles
-            if founding or not self._objection(rows, event, body):
+            if founding or self._asked_for(rows, event, body):
                 held = self._roles_at(detail.principal, event.seq)
                 named = frozenset(detail.roles or ())
                 after = held | named if body.event == "PRINCIPAL_ADDED" else held - named
@@ -143,37 +474,16 @@ class Authority:
         found = [roles for since, roles in self._roles.get(principal, ()) if since <= seq]
         return found[-1] if found else frozenset()
 
-    def _objection(
-        self, rows: Reads, event: Event, body: Body | None = None, *, now: bool = False
-    ) -> str:
-        body = body or decode_body(event.body)
-        hash_ = body.context.signed
-        found = find_signature(rows, hash_) if hash_ else None
-        seq = self._acts.get(hash_ or "")
-        if found is None or seq is None or found.seq != seq:
-            return "nobody signed it"
-        envelope = Envelope(found.statement.encode(), found.fingerprint, found.signature)
-        key = self._keys.get(found.fingerprint)
-        if key is None or not key.in_force(seq):
-            return "the key that signed it was not in force"
-        if envelope.statement_hash != hash_ or not genuine(key.public, envelope):
-            return "its signature is not genuine"
+    def _asked_for(self, rows: Reads, event: Event, body: Body) -> bool:
         try:
-            said = envelope.said()
-            told = said["predicate"]
-            why = self._unlike(rows, said, told, key, found.fingerprint)
-        except (OncewardError, KeyError, TypeError, ValueError, IndexError, AttributeError):
-            return "its statement lacks something"
-        if why:
-            return why
-        role = ROLE_OF.get(told["act"])
-        places = (seq, self._head[0] + 1) if now else (seq,)
-        for place in places:
-            if role is None or (role and not self._may(key.principal, role, place)):
-                then = "had" if place == seq else "has"
-                return f"{key.principal} {then} no role that allows it"
-        if now and not key.in_force(self._head[0] + 1):
-            return "the key that signed it was revoked"
+            self._require_asked(rows, event, body, now=False)
+        except Doubt:
+            return False
+        return True
+
+    def _require_asked(self, rows: Reads, event: Event, body: Body, *, now: bool) -> Asked:
+        """What somebody signed who might, if it is what the event tells of."""
+        asked = self._genuine(rows, body.context.signed, now=now)
         claim = Claim(
             place=f"{event.stream}#{event.seq}",
             actor=body.context.actor,
@@ -182,7 +492,49 @@ class Authority:
             session=body.context.session_id,
             detail=msgspec.structs.asdict(body.detail),
         )
-        return unlike(claim, told) or ""
+        try:
+            why = unlike(claim, asked.told)
+        except _UNREADABLE:
+            why = "its statement lacks something"
+        if why:
+            raise Doubt(why)
+        return asked
+
+    def _genuine(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+        """The statement of that hash, if a key in force signed it for this workspace and this history, of somebody who
+        might ask that then, and, where `now` matters, may now."""
+        seq, key, envelope = self._envelope(rows, hash_)
+        try:
+            said = envelope.said()
+            told = said["predicate"]
+            why = self._unlike(rows, said, told, key, envelope.fingerprint)
+            role = ROLE_OF.get(told["act"])
+        except _UNREADABLE:
+            raise Doubt("its statement lacks something") from None
+        if why:
+            raise Doubt(why)
+        places = (seq, self._head[0] + 1) if now else (seq,)
+        for place in places:
+            if role is None or (role and not self._may(key.principal, role, place)):
+                then = "had" if place == seq else "has"
+                raise Doubt(f"{key.principal} {then} no role that allows it")
+        if now and not key.in_force(self._head[0] + 1):
+            raise Doubt("the key that signed it was revoked")
+        return Asked(seq, told)
+
+    def _envelope(self, rows: Reads, hash_: str | None) -> tuple[int, _Key, Envelope]:
+        """A statement that a key in force signed, where the workspace's stream tells of it, and that key."""
+        found = find_signature(rows, hash_) if hash_ else None
+        seq = self._acts.get(hash_ or "")
+        if found is None or seq is None or found.seq != seq:
+            raise Doubt("nobody signed it")
+        envelope = Envelope(found.statement.encode(), found.fingerprint, found.signature)
+        key = self._keys.get(found.fingerprint)
+        if key is None or not key.in_force(seq):
+            raise Doubt("the key that signed it was not in force")
+        if envelope.statement_hash != hash_ or not genuine(key.public, envelope):
+            raise Doubt("its signature is not genuine")
+        return seq, key, envelope
 
     def _may(self, principal: str, role: str, seq: int) -> bool:
         return not self._roles_at(principal, seq).isdisjoint((*role.split("|"), "admin"))

@@ -12,11 +12,12 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_verbs import decided
 from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
+from onceward.errors import IntegrityFault, Recovery
 from onceward.kernel.canon import canonical
 from onceward.lifecycles.plan import Output, manifest_line, result_digest
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
-from onceward.store.tables.approvals import find_approval, want_approval
+from onceward.store.tables.approvals import Approval, approvals_of, find_approval, want_approval
 from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import (
     Checkpoint,
@@ -25,6 +26,7 @@ from onceward.store.tables.checkpoints import (
     made_with,
     put_checkpoint,
     reusable,
+    told_of,
 )
 from onceward.store.transaction import Transaction
 
@@ -114,7 +116,8 @@ class Past:
         """Whether a step has to run, as far as the record can tell now."""
         if step in self._own or self._stage(step).approve:
             return False
-        return not self._others({step: self._run.flow.context_hash(step)})
+        others = self._others({step: self._run.flow.context_hash(step)})
+        return not whole(self._run.artifacts, others)
 
     def look(self, steps: Sequence[int]) -> Found:
         """Sort out steps that wait for nothing more. What is reused, invalid or to be approved is recorded."""
@@ -128,6 +131,9 @@ class Past:
             if checkpoint.status == "SUCCESS"
             and checkpoint.context_hash == flow.judged_hash(step, checkpoint)
         }
+        for step, checkpoint in own.items():
+            if self._stage(step).approve and checkpoint.context_hash == hashes[step]:
+                self.require_believed(step, hashes[step])
         skipped = whole(self._run.artifacts, matching)
         invalid = [(step, c) for step, c in matching.items() if step not in skipped]
         found.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
@@ -204,6 +210,30 @@ class Past:
         self._run.store.write(lambda tx: self._ask(tx, step, context))
         self._tell(step, context)
 
+    def require_believed(self, step: int, context: str) -> None:
+        """What stands in the rows as a person's word on a step is what that person signed (B-15)."""
+        k, target = self._run.steps.place(step)
+        place = (self._run.build_id, self._run.steps.stages[k].name, target)
+        with self._run.store.read() as rows:
+            found = find_approval(rows, *place, context)
+            self._require_believed(rows, step, found)
+
+    def _require_believed(self, rows: Reads, step: int, found: Approval | None) -> None:
+        authority = self._run.kernel.authority
+        why = (
+            authority.objection_to_approval(rows, found)
+            if found is not None
+            else "nobody was asked"
+        )
+        if why:
+            who = found.actor if found is not None else "somebody"
+            name = self._run.steps.name(step)
+            raise IntegrityFault(
+                f"what {who} is said to have decided about {name} does not count: {why}",
+                context={"rule": "approval", "step": name},
+                recovery=[Recovery("see what was edited", "onceward verify")],
+            )
+
     def record_unrun(self, step: int, said: Mapping[str, Any]) -> None:
         """A step that failed before a child could be made for it."""
         k, target = self._run.steps.place(step)
@@ -251,6 +281,7 @@ class Past:
             "context_hash": checkpoint.context_hash,
             "origin": checkpoint.build_id,
             "outputs": outputs,
+            **told_of(taken),
             **made_with(checkpoint.code_version, checkpoint.environment_hash),
         }
         self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
@@ -260,12 +291,24 @@ class Past:
         stage = self._run.steps.stages[k]
         place = (self._run.build_id, stage.name, target)
         earlier = find_approval(tx, *place, context)
-        asked = earlier is not None and earlier.decision is None
         if earlier is not None and earlier.decision is not None:
             # It was decided about exactly this before something else flowed in; that word stands.
+            self._require_believed(tx, step, earlier)
             put_checkpoint(tx, decided(earlier), tx.now)
             return
         drop_checkpoint(tx, *place)
-        want_approval(tx, *place, context, stage.approve, tx.now)
-        if not asked:
+        if earlier is None or earlier.wanted_at < _last_wanted(tx, *place):
+            want_approval(tx, *place, context, stage.approve, tx.now)
             self._append(tx, "APPROVAL_WANTED", step, {"digest": context, "text": stage.approve})
+
+
+def _last_wanted(rows: Reads, build_id: str, stage: str, target: str) -> int:
+    """When a step last asked a person, whatever about."""
+    return max(
+        (
+            a.wanted_at
+            for a in approvals_of(rows, build_id)
+            if (a.stage, a.target) == (stage, target)
+        ),
+        default=0,
+    )

@@ -18,7 +18,7 @@ from onceward.engine.build_past import Past
 from onceward.engine.cut_off import step_of
 from onceward.engine.flow import Flow
 from onceward.engine.held_targets import retry_delay
-from onceward.engine.kernel import Kernel
+from onceward.engine.kernel import Kernel, PlanRun
 from onceward.engine.outputs import read_back
 from onceward.engine.plans import Resolved
 from onceward.engine.purse import Admission, Pause, Purse
@@ -77,6 +77,7 @@ class BuildRun:
         self._asked: dict[int, str] = {}
         """Steps that wait for a person, and for which content."""
         self._in_flight = 0
+        self._plan_run = PlanRun()
         self._target_waits: dict[int, tuple[Micros, int]] = {}
         """Steps whose target somebody else holds: since when, and how often it was tried."""
         self._freed_targets: deque[int] = deque()
@@ -109,6 +110,7 @@ class BuildRun:
             build_id=build_id,
             resolved=resolved,
             actor=kernel.principal,
+            signer=kernel.signer,
             estimates=kernel.estimates,
             children=self.children,
             confirmation_seconds=kernel.confirmation_seconds,
@@ -117,7 +119,7 @@ class BuildRun:
 
     def run(self) -> None:
         """Until all is done, or something stops it."""
-        with self.kernel.running_plan(self.resolved.plan.name):
+        with self.kernel.running_plan(self.resolved.plan.name) as self._plan_run:
             self._run()
 
     def _run(self) -> None:
@@ -319,12 +321,13 @@ class BuildRun:
             step = self.board.take(now)
             if step is None:
                 break
-            if self._done_by_another_build(step):
-                self.board.wait_again(step)
-                self._sort_out([step])
-                continue
             try:
-                chosen.append(self._launch(step, now, early=False))
+                attempt = self._launch(step, now, early=False)
+                if attempt is None:
+                    self.board.wait_again(step)
+                    self._sort_out([step])
+                else:
+                    chosen.append(attempt)
             except TargetLocked as locked:
                 self._wait_for_target(step, locked, now, last=not chosen)
             except OncewardError as error:
@@ -335,8 +338,8 @@ class BuildRun:
         return chosen
 
     def _done_by_another_build(self, step: int) -> bool:
-        """Whether a build of the same plan, which runs beside this one, has done a step since it was sorted out."""
-        beside = step in self._target_waits or self.kernel.runs_beside(self.resolved.plan.name)
+        """Whether another build of the same plan has done a step since it was sorted out."""
+        beside = step in self._target_waits or self._plan_run.met_another
         return beside and not self.past.must_execute(step)
 
     def _take_early(self, finishing: int) -> list[Attempt]:
@@ -344,17 +347,23 @@ class BuildRun:
         now = self.store.sources.now()
         for step in self.board.would_free(finishing):
             if self.board.free(step, now) and self.past.must_execute(step):
-                launched = self._launch(step, now, early=True)
-                self.board.start(step, now)
-                return [launched]
+                attempt = self._launch(step, now, early=True)
+                if attempt is not None:
+                    self.board.start(step, now)
+                    return [attempt]
         return []
 
-    def _launch(self, step: int, now: Micros, early: bool) -> Attempt:
+    def _launch(self, step: int, now: Micros, early: bool) -> Attempt | None:
+        """Claim a step's target and expect its child. None where another build has done the step: that is asked while
+        we hold the target, because its holder records the result before it gives the target back."""
         attempt = Attempt(self, step, self.flow.context_hash(step), now, early)
         if attempt.work.target is not None:
             self.kernel.targets.claim(attempt.work.target, attempt.child_id)
         else:
             self.kernel.targets.hold(attempt.lock_target, attempt.child_id)
+        if self._done_by_another_build(step):
+            self.kernel.targets.release(attempt.child_id)
+            return None
         self._target_waits.pop(step, None)
         self._in_flight += 1
         self.purse.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
@@ -444,6 +453,7 @@ class BuildRun:
             with self.store.read() as rows:
                 found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
             if found is not None and found.context_hash == now:
+                self.past.require_believed(step, now)
                 freed += self._decided(step, found)
         return freed
 

@@ -39,12 +39,12 @@ def confirm(
         subject=build.build_id,
         bound=build.version,
         secret_hash=secret_hash,
-        expires_at=tx.now + seconds * 1_000_000,
+        expires_at=(tx.asked_at or tx.now) + seconds * 1_000_000,
     )
-    mint_confirmation(tx, permit, lane.total if lane else 0, tx.now)
-    tx.append(
-        f"session:{build.build_id}", "CONFIRMATION_MINTED", actor, {"permit_id": permit.permit_id}
-    )
+    spent = lane.total if lane else 0
+    mint_confirmation(tx, permit, spent, tx.now, tx.statement())
+    told = {**permits.told(permit, spent), "bound": permit.bound}
+    tx.append(f"session:{build.build_id}", "CONFIRMATION_MINTED", actor, told)
     return {
         "build_id": build.build_id,
         "permit_id": permit.permit_id,
@@ -108,7 +108,7 @@ def approve(
         raise PermitInvalid(
             f"step {step} was {newest.decision} by {newest.actor} already", context={"step": step}
         )
-    decide_approval(tx, newest, decision, actor, note, tx.now)
+    decide_approval(tx, newest, decision, actor, note, tx.now, tx.statement())
     done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
     put_checkpoint(tx, decided(done), tx.now)
     said = {

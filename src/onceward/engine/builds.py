@@ -29,7 +29,7 @@ from onceward.lifecycles.plan_changes import changes
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
-from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint
+from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint, told_of
 from onceward.store.tables.permits import consume, find_confirmation
 from onceward.store.tables.singleton import show_build
 from onceward.store.transaction import Transaction
@@ -220,7 +220,7 @@ def resume(
         require_operations(tx, resolved, kernel.registered)
         _decide(tx, build, offer, accepted, kernel)
         if forks:
-            _require_token(tx, build, offer)
+            permit = _require_token(tx, kernel, build, offer)
             # What the parent was allowed goes on unless somebody says otherwise.
             allowed = {
                 lane.lane: lane.limit
@@ -239,16 +239,15 @@ def resume(
                 bool(build.reuse),
                 build_id,
             )
-            tx.append(
-                f"session:{build_id}", "BUILD_FORKED", kernel.principal, {"child_build_id": child}
-            )
+            forked = {"child_build_id": child, **permit}
+            tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, forked)
             accept(tx, child)
             return child
         child_dispatch.open_(tx, build_id, jobs, offer.limits, kernel.principal)
         if build.state == "BUDGET_PAUSE":
             _require_room(tx, build, offer)
-        _require_token(tx, build, offer)
-        tx.move(rules.resume(build, tx.now, kernel.principal, code.detail()))
+        permit = _require_token(tx, kernel, build, offer)
+        tx.move(rules.resume(build, tx.now, kernel.principal, {**code.detail(), **permit}))
         accept(tx, build_id)
         return build_id
 
@@ -302,6 +301,7 @@ def _decide(
         if name in accepted:
             said["decision"] = "accept"
             said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
+            said |= told_of(checkpoint)
             _accept(tx, checkpoint, accepted[name], kernel.artifacts)
         else:
             error = canonical({"reason": "terminated_on_restart"}).decode()
@@ -407,16 +407,18 @@ def _no_room(build: Build, empty: Refusal, offer: Offer) -> InvalidResumeState:
     )
 
 
-def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
-    """The last check of a resume, and the only one that uses something up (B-10)."""
+def _require_token(tx: Transaction, kernel: Kernel, build: Build, offer: Offer) -> dict[str, str]:
+    """The last check of a resume, and the only one that uses something up (B-10). Answers what to say of it."""
     if build.state != "BUDGET_PAUSE":
-        return
+        return {}
     permit = find_confirmation(tx, offer.shown) if offer.shown else None
     why = (
         permits.objection(permit, build.build_id, build.version, tx.now)
         if offer.shown
         else "is missing"
     )
+    if permit is not None and not why:
+        why = kernel.authority.objection_to_confirmation(tx, permit, kernel.confirmation_seconds)
     if why or permit is None:
         raise InvalidResumeState(
             f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",
@@ -424,3 +426,4 @@ def _require_token(tx: Transaction, build: Build, offer: Offer) -> None:
             recovery=[Recovery("get a new token", f"onceward confirm {build.build_id}")],
         )
     consume(tx, "confirmation_tokens", permit, tx.now)
+    return {"permit_id": permit.permit_id}

@@ -12,6 +12,7 @@ from onceward.engine.changes import approvals_of
 from onceward.engine.diffs import FileDiff, diffs_of
 from onceward.errors import NotFound
 from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
+from onceward.kernel.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.kernel.sources import iso
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, manifest_of
@@ -199,7 +200,9 @@ class Proposed(msgspec.Struct, frozen=True):
     files: list[FileDiff]
 
 
-def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> Proposed:
+def change_diff(
+    artifacts: Artifacts, name: str, paths: Sequence[str] = (), *, whole: bool = False
+) -> Proposed:
     """What an entry would do, file by file; with its id and the digest that an approval is for."""
     with artifacts.store.read() as rows:
         found = Changes(rows)
@@ -211,5 +214,6 @@ def change_diff(artifacts: Artifacts, name: str, paths: Sequence[str] = ()) -> P
         raise NotFound(
             f"the change has nothing to do with {odd[0][:80]}", context={"path": odd[0][:200]}
         )
-    files = diffs_of(artifacts, manifest, paths)
+    limit = WHOLE_DIFF_BYTES if whole else DIFF_BYTES
+    files = diffs_of(artifacts, manifest, paths, limit)
     return Proposed(entry.entry_id, envelope.content_hash, manifest.target, manifest.check, files)

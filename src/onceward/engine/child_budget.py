@@ -14,12 +14,14 @@ from onceward.lifecycles.budget import (
     LATE,
     MODE,
     SETTLED,
+    Debited,
     Estimated,
     Lane,
     Refusal,
     charge,
     check_mode,
     countable,
+    debits_digest,
     judge,
 )
 from onceward.lifecycles.child import plain
@@ -28,6 +30,7 @@ from onceward.store.tables.budgets import (
     add_debit,
     add_to_workspace,
     carry,
+    debits_of_child,
     lanes_of,
     set_limit,
     spent_by,
@@ -115,6 +118,17 @@ def _add(tx: Transaction, token: Token, amounts: Mapping[str, int], settled: int
 def spent(rows: Reads, child_id: str) -> dict[str, int]:
     """What was debited for a child, by lane."""
     return {lane: amount for lane, amount in spent_by(rows, child_id).items() if amount}
+
+
+def told(rows: Reads, child_id: str) -> tuple[dict[str, int], dict[str, str]]:
+    """What was debited for a child, by lane, and what its last event says of the debits themselves."""
+    sums: dict[str, int] = {}
+    debits = [Debited(*row) for row in debits_of_child(rows, child_id)]
+    for one in debits:
+        if one.amount:
+            sums[one.lane] = sums.get(one.lane, 0) + one.amount
+    found = debits_digest(debits)
+    return sums, ({"debits": found} if found else {})
 
 
 def snapshot(token: Token, known: Mapping[str, Lane], debited: Mapping[str, int]) -> dict[str, Any]:

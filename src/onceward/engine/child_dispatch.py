@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from onceward.engine import child_budget
-from onceward.engine.cut_off import note_cut_off
+from onceward.engine.cut_off import earlier_of, note_cut_off
 from onceward.engine.work import StepEnd
 from onceward.errors import InvalidConfig
 from onceward.kernel import faults
@@ -218,14 +218,14 @@ def end(
     )
     ended = closing.ended
     # Its own threads may have spent until now: what counts is what is committed.
-    spent = child_budget.spent(tx, token.child_id) if closing.spending() else {}
+    spent, debits = child_budget.told(tx, token.child_id) if closing.spending() else ({}, {})
     if closing.micros is not None:
         # Whatever its time does to the lane, what it made is kept (B-9, C-30).
         seconds = child_budget.charge_time(
             tx, token, child_budget.lane_of(standing.lane), closing.micros
         )
         spent |= {"duration_secs": seconds} if seconds else {}
-    detail = {**ended.detail, **({"spent": spent} if spent else {})}
+    detail = {**ended.detail, **({"spent": spent} if spent else {}), **debits}
     move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor, closing.about)
     ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)
     follow = closing.facts(tx, ended, spent, standing.state) if closing.facts is not None else ()
@@ -258,9 +258,10 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
         return receipt
     ask_to_end(tx, child_id, cancel_request_id)
     if token.phase == "queued":
+        earlier = earlier_of(tx, token)
         note_cut_off(tx, token, "cancelled", {}, actor)
         asked = msgspec.structs.replace(token, cancel_request_id=cancel_request_id)
-        fail_queued(tx, asked, Ended("cancelled"), actor)
+        fail_queued(tx, asked, Ended("cancelled", earlier), actor)
         return receipt | {"outcome": "cancelled"}
     return receipt | {"outcome": "cancelling"}
 

@@ -9,7 +9,7 @@ import msgspec
 from onceward.engine import child_budget, tree
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.cgroup import groups_of
-from onceward.engine.cut_off import note_cut_off
+from onceward.engine.cut_off import earlier_of, note_cut_off
 from onceward.engine.spool import Spool
 from onceward.errors import AtomicityViolation
 from onceward.kernel import faults
@@ -267,10 +267,9 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
                 tx, current, lane, (current.last_seen or current.started_at) - current.started_at
             )
     move = terminal_move(current, actor)
-    spent = child_budget.spent(tx, current.child_id)
-    if spent:
-        move = msgspec.structs.replace(move, detail={**move.detail, "spent": plain(spent)})
-    tx.move(move)
+    spent, debits = child_budget.told(tx, current.child_id)
+    said = {**({"spent": plain(spent)} if spent else {}), **debits, **earlier_of(tx, current)}
+    tx.move(msgspec.structs.replace(move, detail={**move.detail, **said}))
     note_cut_off(tx, current, move.reason or "", spent, actor)
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -63,6 +64,28 @@ def done(
         code_version=step.code_version,
         environment_hash=step.environment_hash,
     )
+
+
+def carried_on(token: Token, before: Checkpoint | None) -> dict[str, Any]:
+    """What the last event of a step's child says of the attempts before it: their number, and what they cost."""
+    said: dict[str, Any] = {}
+    if token.attempt > 1:
+        said["attempt"] = token.attempt
+    if before is not None and before.status != "SUCCESS":
+        spent = {"usd_micros": before.cost, "tokens": before.tokens}
+        earlier = {lane: amount for lane, amount in spent.items() if amount}
+        if earlier:
+            said["earlier"] = earlier
+    return said
+
+
+def earlier_of(tx: Transaction, token: Token) -> dict[str, Any]:
+    """The same of a child that was cut off, by the record."""
+    step = step_of(token)
+    if step is None:
+        return {}
+    before = find_checkpoint(tx, token.parent_session_id, step.stage, step.target)
+    return carried_on(token, before)
 
 
 def not_done(

@@ -24,7 +24,6 @@ from onceward.engine.cutters import (
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
-from onceward.engine.principals import authorize
 from onceward.engine.registry_cutter import RegistryCutter
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun, Told
@@ -32,6 +31,7 @@ from onceward.engine.sagas import ActionTask, Saga
 from onceward.errors import (
     CODES,
     GuardFailed,
+    IntegrityFault,
     InvalidConfig,
     InvalidResumeState,
     PermissionDenied,
@@ -97,7 +97,7 @@ class Carrying(Saga):
 
     def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
         """The word of who carried it out, if they still may; answers the signature's id."""
-        authorize(tx, run.kernel.principal, attest.ROLES[told.act])
+        run.kernel.authority.require(tx, run.kernel.principal, attest.ROLES[told.act])
         signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.kernel.signer)
         add_row(tx, signed)
         return signed.signature_id
@@ -198,6 +198,7 @@ def cut(
         if known is None:
             known = kernel.store.write(lambda tx: _open(tx, kernel, entry_id))
         with kernel.store.read() as rows:
+            _require_believed(rows, kernel, known)
             manifest = manifest_for(rows, known)
         if known.status == "applied":
             return known
@@ -237,7 +238,31 @@ def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
         for one in found.envelopes(change_set.entry_id)
         if one.content_hash == approved.content_hash
     ]
+    if not bodies or sha256_hex(bodies[-1].encode()) != approved.content_hash:
+        raise IntegrityFault(
+            f"what is proposed in {change_set.entry_id} is not what was approved: somebody edited it",
+            context={"rule": "backlog", "entry_id": change_set.entry_id},
+            recovery=[Recovery("see what was edited", "onceward verify")],
+        )
     return manifest_of(bodies[-1])
+
+
+def _require_believed(rows: Reads, kernel: Kernel, change_set: ChangeSet) -> None:
+    """A cut that was begun goes on by an approval that somebody signed: rows that say so are not enough."""
+    if change_set.status not in ("open", "stuck"):
+        return
+    found = Changes(rows)
+    entry = found.get(change_set.entry_id)
+    decisions = [
+        one for one in found.decisions(entry.entry_id) if one.decision_id == change_set.decision_id
+    ]
+    if not decisions or decisions[0].decision != "approve":
+        why = "nobody approved it"
+    else:
+        why = kernel.authority.objection_to_decision(rows, entry, decisions[0], begun=True)
+    if why:
+        said = f"what is said to have been approved does not count: {why}"
+        raise GuardFailed("G-CUT-APPROVED", said, entry.entry_id, [_show(entry.entry_id)])
 
 
 def _show(entry_id: str) -> Recovery:
@@ -251,7 +276,9 @@ def _manifest(rows: Reads, entry_id: str) -> Manifest:
 def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> str:
     """The decision that lets an entry be cut; the guard that does not, by its code."""
     found = Changes(rows)
-    approvals, doubt = _believed(rows, changes.approvals_of(rows, entry, kernel.policy), kernel)
+    approvals, doubt = _believed(
+        rows, entry, changes.approvals_of(rows, entry, kernel.policy), kernel
+    )
     waits = [
         one.entry_id
         for one in found.depends_on(entry.entry_id)
@@ -273,12 +300,12 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
 
 
 def _believed(
-    rows: Reads, approvals: rules.Approvals, kernel: Kernel
+    rows: Reads, entry: Entry, approvals: rules.Approvals, kernel: Kernel
 ) -> tuple[rules.Approvals, str]:
     """Approvals without those that nobody signed who might; and why the last of these does not count."""
     believed, doubt = [], ""
     for decision in approvals.decisions:
-        why = kernel.authority.objection_to(rows, decision)
+        why = kernel.authority.objection_to_decision(rows, entry, decision)
         if why:
             doubt = f"what {decision.reviewer} is said to have decided does not count: {why}"
         else:

@@ -14,6 +14,7 @@ from onceward.kernel.limits import DIFF_BYTES
 from onceward.lifecycles.manifest import TREE, Manifest
 
 _CONTEXT: Final = 3
+_LARGER: Final = "larger than"
 _WORK: Final = 2_000_000
 """How many pairs of equal lines are still looked at one by one."""
 
@@ -47,13 +48,17 @@ class FileDiff(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where it was, if it was renamed."""
     note: str = ""
     """Why there are no lines: binary, too large, a link, or nothing but a mode."""
+    cut_off: bool = False
+    """Whether there are lines that are not shown."""
     lines: Sequence[Line] = ()
     added: int = 0
     removed: int = 0
 
 
-def diffs_of(artifacts: Contents, manifest: Manifest, paths: Sequence[str] = ()) -> list[FileDiff]:
-    """Every file of a manifest, or some of them; renames together."""
+def diffs_of(
+    artifacts: Contents, manifest: Manifest, paths: Sequence[str] = (), limit: int = DIFF_BYTES
+) -> list[FileDiff]:
+    """Every file of a manifest, or some of them; renames together. Those above `limit` bytes are only named."""
     units = {unit.path: unit for unit in manifest.unit}
     moved = _renames(manifest) if manifest.cutter == TREE else {}
     gone = set(moved.values())
@@ -61,7 +66,7 @@ def diffs_of(artifacts: Contents, manifest: Manifest, paths: Sequence[str] = ())
     for path, unit in units.items():
         if path in gone or (paths and path not in paths):
             continue
-        found.append(_diff(artifacts, unit, moved.get(path, "")))
+        found.append(_diff(artifacts, unit, moved.get(path, ""), limit))
     return found
 
 
@@ -82,7 +87,7 @@ def _renames(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def _diff(artifacts: Contents, unit: Unit, old_path: str) -> FileDiff:
+def _diff(artifacts: Contents, unit: Unit, old_path: str, limit: int) -> FileDiff:
     what = (
         "renamed"
         if old_path
@@ -97,23 +102,25 @@ def _diff(artifacts: Contents, unit: Unit, old_path: str) -> FileDiff:
     modes = [None if mode is None else f"{mode:o}" for mode in (unit.before_mode, unit.after_mode)]
     said: dict[str, Any] = {"before": unit.before, "after": unit.after, "old_path": old_path}
     said |= {"before_mode": modes[0], "after_mode": modes[1]} if modes[0] != modes[1] else {}
-    note, lines = _lines(artifacts, unit) if what not in ("renamed", "mode") else ("", [])
+    unseen = what in ("renamed", "mode")
+    note, lines = ("", []) if unseen else _lines(artifacts, unit, limit)
     return FileDiff(
         *(unit.path, what),
         **said,
         note=note,
+        cut_off=note.startswith(_LARGER),
         lines=lines,
         added=sum(line.sign == "+" for line in lines),
         removed=sum(line.sign == "-" for line in lines),
     )
 
 
-def _lines(artifacts: Contents, unit: Unit) -> tuple[str, list[Line]]:
+def _lines(artifacts: Contents, unit: Unit, limit: int) -> tuple[str, list[Line]]:
     sides = []
     for digest, mode in ((unit.before, unit.before_mode), (unit.after, unit.after_mode)):
-        data = b"" if digest is None else _bounded(artifacts, digest)
+        data = b"" if digest is None else _bounded(artifacts, digest, limit)
         if data is None:
-            return f"larger than {DIFF_BYTES:,} bytes: not shown line by line", []
+            return f"{_LARGER} {limit:,} bytes: not shown line by line", []
         if mode == LINK:
             data = b"-> " + data + b"\n"
         try:
@@ -125,11 +132,11 @@ def _lines(artifacts: Contents, unit: Unit) -> tuple[str, list[Line]]:
     return "", compared(*(side.split("\n") for side in sides))
 
 
-def _bounded(artifacts: Contents, digest: str) -> bytes | None:
+def _bounded(artifacts: Contents, digest: str, limit: int) -> bytes | None:
     found = b""
     for piece in artifacts.read(digest):
         found += piece
-        if len(found) > DIFF_BYTES:
+        if len(found) > limit:
             return None
     return found
 

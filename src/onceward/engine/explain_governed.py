@@ -77,7 +77,9 @@ def _why(found: Mapping[str, Any]) -> list[str]:
             "done": "every action is done and checked",
             "stopped": "it stopped there, and its compensation is done",
             "given up": f"it was given up, and this is not undone: {', '.join(found.get('not_undone', ()))}",
-            "stuck": f"{stuck.get('step')} could not be undone: {_words(stuck)}",
+            "stuck": f"{stuck.get('step')} is to be tried again; what was done before it is in force"
+            if stuck.get("again")
+            else f"{stuck.get('step')} could not be undone: {_words(stuck)}",
             "running": "it runs",
             "unfinished": "the kernel that ran it stopped or died; what was done is kept",
         }[found["standing"]]

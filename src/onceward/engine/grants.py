@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from onceward.engine.authority import Authority
 from onceward.errors import InvalidConfig, NotFound, PermissionDenied, PermitInvalid
-from onceward.evidence.signing import Envelope, genuine
 from onceward.kernel.canon import digest
 from onceward.kernel.grants import Grant, Scope
 from onceward.kernel.limits import GRANT_SECONDS
-from onceward.kernel.sources import Micros
 from onceward.lifecycles import permit as rules
 from onceward.lifecycles.registry import plan_of, schema_digest
-from onceward.store.port import Reads
+from onceward.store.port import Reads, moment_of
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
-from onceward.store.tables.keys import find_key, find_signature
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
 
@@ -81,7 +77,8 @@ def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int
     statement = tx.statement()
     if statement is None:
         raise PermissionDenied("a grant is issued by a signed request only")
-    tx.move(rules.issue(grant, actor, statement, tx.now + seconds * 1_000_000))
+    assert tx.asked_at is not None
+    tx.move(rules.issue(grant, actor, statement, tx.asked_at + seconds * 1_000_000))
     return Grants(tx).named(grant_id)
 
 
@@ -106,33 +103,53 @@ def expire(tx: Transaction, actor: str) -> list[str]:
     return [grant.grant_id for grant in late]
 
 
-def consume(tx: Transaction, grant_id: str, scope: Scope, executor: str, root: str) -> bool:
+def consume(
+    tx: Transaction, authority: Authority, grant_id: str, scope: Scope, executor: str, root: str
+) -> bool:
     """Use a grant up for a run, in the transaction of its first write; the run that used it may come again. Whether it
     was used now."""
     known = Grants(tx).find(grant_id)
     if known is not None and known.consumed_by_root == root and known.scope == scope.check():
+        _require_believed(tx, authority, known, root)
         return False
-    grant = require(tx, grant_id, scope, executor, tx.now)
+    grant = require(tx, authority, grant_id, scope, executor)
     tx.move(rules.consume_grant(grant, root, executor))
     return True
 
 
-def require(rows: Reads, grant_id: str, scope: Scope, executor: str, now: Micros) -> Grant:
-    """The grant, if it allows exactly this to this executor now; asking uses nothing up."""
+def require(rows: Reads, authority: Authority, grant_id: str, scope: Scope, executor: str) -> Grant:
+    """The grant, if it allows exactly this to this executor now, by what its granter signed; asking uses nothing up."""
     grant = Grants(rows).find(grant_id)
-    why = rules.refusal(grant, scope, executor, now)
-    why = why or (unsigned(rows, grant) if grant is not None else "")
+    why = rules.refusal(grant, scope, executor, moment_of(rows))
     if why or grant is None:
         raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
+    _require_believed(rows, authority, grant)
     return grant
 
 
-def require_again(rows: Reads, grant_id: str, scope: Scope, root: str) -> None:
+def require_again(
+    rows: Reads, authority: Authority, grant_id: str, scope: Scope, root: str
+) -> None:
     """Whoever goes on under a grant that a run used up does exactly what it was for, and is who it was for."""
     grant = Grants(rows).named(grant_id)
+    if grant.consumed_by_root != root:
+        return
     why = rules.difference(grant.scope, scope.check())
-    if grant.consumed_by_root == root and why:
+    if why:
         raise PermitInvalid(f"the grant of this run {why}", context={"grant_id": grant_id})
+    _require_believed(rows, authority, grant, root)
+
+
+def _require_believed(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> None:
+    why = doubt(rows, authority, grant, root)
+    if why:
+        raise PermitInvalid(why, context={"grant_id": grant.grant_id})
+
+
+def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> str:
+    """Why what somebody is said to have granted does not count; empty where they signed it."""
+    why = authority.objection_to_grant(rows, grant, root)
+    return f"what {grant.granter} is said to have granted does not count: {why}" if why else ""
 
 
 def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
@@ -142,33 +159,3 @@ def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
         raise NotFound(f"{grant_id} was not used by this run", context={"grant_id": grant_id[:128]})
     if grant.finalized_at is None:
         tx.move(rules.finalize(grant, tx.now, actor))
-
-
-def unsigned(rows: Reads, grant: Grant) -> str:
-    """Why nobody is known to have given a grant; empty if somebody did, and their key still stands."""
-    signature = find_signature(rows, grant.statement_hash or "")
-    key = find_key(rows, signature.fingerprint) if signature is not None else None
-    if signature is None or key is None:
-        return "nobody signed the grant"
-    if key.principal != grant.granter:
-        return f"the grant is not signed by {grant.granter}"
-    if key.revoked_seq is not None:
-        return "the key that signed the grant was revoked"
-    envelope = Envelope(signature.statement.encode(), signature.fingerprint, signature.signature)
-    if envelope.statement_hash != grant.statement_hash or not genuine(key.public_key, envelope):
-        return "the signature of the grant is not genuine"
-    said = envelope.said()["predicate"]
-    if (
-        said["act"] != "grants.issue"
-        or said["principal"] != grant.granter
-        or _signed(said["payload"]) != grant.scope
-    ):
-        return "the grant is not what was signed"
-    return ""
-
-
-def _signed(payload: object) -> Scope | None:
-    try:
-        return msgspec.convert(payload["scope"], Scope).check()  # type: ignore[index]
-    except (msgspec.ValidationError, InvalidConfig, KeyError, TypeError):
-        return None

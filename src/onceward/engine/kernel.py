@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TextIO
 
-from onceward.engine import seals, tenure
+from onceward.engine import acts, seals, tenure
 from onceward.engine.answers import Answers
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.authority import Authority
@@ -24,12 +23,13 @@ from onceward.engine.held_targets import HeldTargets
 from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery
-from onceward.engine.principals import add_key, authorize, welcome
+from onceward.engine.principals import add_key, welcome
 from onceward.engine.processes import Processes
 from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
 from onceward.engine.spool import Spool
 from onceward.engine.streams import Streams
+from onceward.engine.trust import require_root
 from onceward.errors import (
     InvalidConfig,
     LockConflict,
@@ -46,13 +46,22 @@ from onceward.kernel.limits import (
     TIDY_SECONDS,
 )
 from onceward.kernel.records import Answer, Request
-from onceward.lifecycles.change import Policy
+from onceward.lifecycles.change import Policy, recorded_policy
 from onceward.locks import TargetLock
 from onceward.store.store import Store
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
 from onceward.store.tables.children import checked_position, note_recovery
+from onceward.store.tables.keys import workspace_id
 from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
+
+
+class PlanRun:
+    """A build of a plan while it runs under a kernel."""
+
+    def __init__(self) -> None:
+        self.met_another = False
+        """Whether another build of the same plan ran at the same time, at any time since this one began."""
 
 
 class Kernel:
@@ -97,8 +106,8 @@ class Kernel:
         held = tenure.acquire(store, principal, root_id=root_id)
         self.fence = held.fence
         self.lost = threading.Event()
-        self._plans: Counter[str] = Counter()
-        """How many builds of each plan run now."""
+        self._plan_runs: dict[str, list[PlanRun]] = {}
+        """By plan, its builds that run now."""
         self._sessions: list[Children] = []
         self._delivery = DeliveryThreads(store)
         self._heartbeat = Heartbeat(store, held, self._lose)
@@ -112,7 +121,7 @@ class Kernel:
         self.late = LateBox(folder / "late", principal, store.sources)
         self.streams = Streams(folder / "streams", store, principal)
         self.folder, self.home = folder, folder.parent
-        self.authority = Authority()
+        self.authority, self.keyring = Authority(), Keyring(folder / "keys")
         self.signer: Signer | None = None
         """The key its principal acts with; nobody's while the principal is unknown."""
         self.estimates = EstimatesInFlight()
@@ -125,6 +134,9 @@ class Kernel:
         """Whether somebody answers for it already: works beside it need not."""
         try:
             actor, first = self._sign_in()
+            if not first:
+                self._require_root()
+            self._note_sinks(actor)
             files = ChildFiles(self.artifacts, self.spool, self.locks)
             with RecoveryProgress(notes) as progress:
                 self.recovered = recover(
@@ -139,40 +151,74 @@ class Kernel:
             if capped:
                 store.write(lambda tx: set_workspace_limits(tx, limits or {}))
             if first:
-                self._register()
+                self._found()
+                self._require_root()
+            self.note_policy()
         except BaseException:
             self.close()
             raise
 
     def _sign_in(self) -> tuple[str, bool]:
-        """Show that whoever we act as is us, before anything is written: by its key, or, if it never had one, by a new
-        one. Answers in whose name to clear up after a dead kernel, and whether nobody was here before."""
+        """Show that whoever we act as is us, before anything is written: by its key, or, if nobody was here before, by
+        a new one. Answers in whose name to clear up after a dead kernel, and whether nobody was here before."""
         with self.store.read() as rows:
             known = Principals(rows)
             found, first = known.find(self.principal), not known.all()
             if found is not None or first:
-                self.signer = Keyring(self.folder / "keys").signer(rows, self.principal)
+                self.signer = (
+                    self.keyring.make(self.principal, workspace_id(rows))
+                    if first
+                    else self.keyring.signer(rows, self.principal)
+                )
         able = first or (found is not None and found.may("operator"))
         return (self.principal if able else "kernel"), first
 
-    def _register(self) -> None:
-        """Make a new key known, once its principal does something that it may."""
+    def _found(self) -> None:
+        """Whoever opens a workspace first is its admin, with the key that everybody else's comes from."""
         signer = self.signer
+        assert signer is not None
 
         def enter(tx: Transaction) -> None:
-            assert signer is not None
             welcome(tx, self.principal)
             add_key(tx, self.principal, signer.key.public, signer.proof(), self.principal)
 
-        if signer is not None and signer.fresh:
-            self.store.write(enter)
-            signer.fresh = False
+        self.store.write(enter)
+
+    def _require_root(self) -> None:
+        with self.store.read() as rows:
+            root = self.authority.root(rows)
+        if root is not None:
+            require_root(self.folder, root)
+
+    def _note_sinks(self, actor: str) -> None:
+        """From now on each event is for exactly these: one that never arrives there is missed."""
+        sinks = self.store.sinks
+        with self.store.read() as rows:
+            known = self.authority.sinks(rows)
+        if known != sinks:
+            self.store.write(
+                lambda tx: tx.append("workspace", "SINKS_CHANGED", actor, {"sinks": sinks})
+            )
+
+    def note_policy(self) -> None:
+        """What changes need here is part of the signed record: who may approve their own is nobody's secret."""
+        signer, policy = self.signer, recorded_policy(self.policy)
+        with self.store.read() as rows:
+            known = self.authority.policy(rows)
+        if signer is None or known == policy:
+            return
+
+        def note(tx: Transaction) -> None:
+            nonce = tx.sources.new_id("set")
+            with acts.own_act(tx, signer, "settings.note", {"policy": policy}, nonce):
+                tx.append("workspace", "SETTINGS_NOTED", self.principal, {"policy": policy})
+
+        self.store.write(note)
 
     def require(self, role: str) -> None:
         """PERMISSION_DENIED unless the principal of this kernel has a role."""
         with self.store.read() as rows:
-            authorize(rows, self.principal, role)
-        self._register()
+            self.authority.require(rows, self.principal, role)
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -191,20 +237,22 @@ class Kernel:
                 self._alone.discard(name)
 
     @contextmanager
-    def running_plan(self, name: str) -> Iterator[None]:
+    def running_plan(self, name: str) -> Iterator[PlanRun]:
         """While this lasts a build of this plan runs here."""
+        run = PlanRun()
         with self._mutex:
-            self._plans[name] += 1
+            runs = self._plan_runs.setdefault(name, [])
+            runs.append(run)
+            if len(runs) > 1:
+                for each in runs:
+                    each.met_another = True
         try:
-            yield
+            yield run
         finally:
             with self._mutex:
-                self._plans[name] -= 1
-
-    def runs_beside(self, name: str) -> bool:
-        """Whether several builds of this plan run here."""
-        with self._mutex:
-            return self._plans[name] > 1
+                runs.remove(run)
+                if not runs:
+                    self._plan_runs.pop(name)
 
     def open_session(
         self,

@@ -7,10 +7,12 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from onceward.engine.prints import at_work
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.evidence.export import sync_folder
 from onceward.evidence.signing import SigningKey
 from onceward.kernel import faults
+from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.tables.keys import Key, keys_of, workspace_id
 
@@ -19,10 +21,10 @@ _FOOTER = "-----END"
 
 
 class Signer:
-    """A principal with a key at hand. `fresh` if the workspace has not been told of the key."""
+    """A principal with a key at hand."""
 
-    def __init__(self, principal: str, workspace: str, key: SigningKey, fresh: bool) -> None:
-        self.principal, self.workspace, self.key, self.fresh = principal, workspace, key, fresh
+    def __init__(self, principal: str, workspace: str, key: SigningKey) -> None:
+        self.principal, self.workspace, self.key = principal, workspace, key
 
     def proof(self) -> bytes:
         return self.key.proof(self.workspace, self.principal)
@@ -39,16 +41,22 @@ class Keyring:
         self.folder = folder
 
     def signer(self, rows: Reads, principal: str) -> Signer:
-        """The principal's newest key that is in force and here. Whoever never had one gets one without asking."""
+        """The principal's newest key that is in force and here; for nobody on a thread that runs a step (K-14)."""
+        task = at_work.get()
+        if task is not None:
+            raise PermissionDenied(
+                f"the step {step_name(task.stage, task.target)} runs on this thread, and a step signs for nobody",
+                context={"principal": principal, "build_id": task.build_id},
+                recovery=[
+                    Recovery("leave what it made as its result, and let a person act on that")
+                ],
+            )
         known = keys_of(rows, principal)
-        workspace = workspace_id(rows)
-        if not known:
-            return self.make(principal, workspace)
         active = [key for key in known if key.revoked_seq is None]
         for key in reversed(active):
             if self.has(key.fingerprint):
-                return Signer(principal, workspace, self._read(key.fingerprint), fresh=False)
-        raise self._without(principal, active)
+                return Signer(principal, workspace_id(rows), self._read(key.fingerprint))
+        raise self._without(principal, known, active)
 
     def make(self, principal: str, workspace: str, *, another: bool = False) -> Signer:
         """A new key for a principal, or the one that was made and not told of."""
@@ -56,7 +64,7 @@ class Keyring:
         key = self._read(waiting) if waiting else SigningKey.generate()
         if not waiting:
             self._write(key, principal)
-        return Signer(principal, workspace, key, fresh=True)
+        return Signer(principal, workspace, key)
 
     def has(self, fingerprint: str) -> bool:
         return self.path_of(fingerprint).is_file()
@@ -120,8 +128,10 @@ class Keyring:
                 f"cannot write a key file in {self.folder}: {error.strerror}"
             ) from error
 
-    def _without(self, principal: str, active: list[Key]) -> PermissionDenied:
-        if not active:
+    def _without(self, principal: str, known: list[Key], active: list[Key]) -> PermissionDenied:
+        if not known:
+            what = f"{principal} has no key here yet, and an admin takes one when it is made known"
+        elif not active:
             what = f"every key of {principal} was revoked"
         else:
             what = f"{principal} acts with the key {active[-1].fingerprint[:16]}, which is not in {self.folder}"

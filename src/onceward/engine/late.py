@@ -33,6 +33,7 @@ from onceward.store.tables.checkpoints import (
     find_checkpoint,
     made_with,
     put_checkpoint,
+    told_of,
 )
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_of
@@ -72,7 +73,7 @@ def record_result(
         "outputs": result_digest(outputs),
         "taken": not superseded and not doubt,
     }
-    detail |= made_with(step.code_version, step.environment_hash)
+    detail |= {**made_with(step.code_version, step.environment_hash), **told_of(checkpoint)}
     if late_id:
         detail["late_id"] = late_id
     if doubt:

@@ -109,7 +109,9 @@ def _waiting(store: Store, sagas: list[dict[str, Any]], nobody: bool) -> Iterato
     for one in sagas:
         if one["standing"] in ("stuck", "unfinished"):
             stuck = one["standing"] == "stuck"
-            why = "a compensation failed" if stuck else "it was cut off, and can go on"
+            why = (
+                "it is stuck, and waits for a person" if stuck else "it was cut off, and can go on"
+            )
             yield {**_saga(one), "why": why, "next": one["next"]}
     for backlog in parked:
         said = {"kind": "outbox", "id": backlog.sink, "name": backlog.sink, "state": "parked"}

@@ -63,6 +63,17 @@ def add(tx: Transaction, name: str, roles: Sequence[str], by: str, offer: str = 
         raise InvalidConfig(
             f"roles must be among {', '.join(ROLES)}, not none", context={"field": "role"}
         )
+    if not offer and by != name and not keys_of(tx, name):
+        raise InvalidConfig(
+            f"{name} has no key yet, and comes with one: nobody gets a key by being the first to act under a name",
+            context={"field": "key"},
+            recovery=[
+                Recovery(
+                    "let its owner make one and send you the offer that it prints",
+                    f"onceward --as {shlex.quote(name)} keys new",
+                )
+            ],
+        )
     new = sorted(set(roles) - (known.roles if known else frozenset()))
     if new:
         add_principal(tx, name, new, by, tx.now)
@@ -162,22 +173,6 @@ def read_offer(offer: str) -> tuple[bytes, bytes]:
             recovery=[Recovery("let its owner print it", "onceward keys show")],
         )
     return found
-
-
-def refuse_admin(rows: Reads, name: str) -> None:
-    """An admin's first key is made where the workspace is held, or taken by another admin."""
-    found = Principals(rows).find(name)
-    if found is not None and found.may("admin"):
-        raise PermissionDenied(
-            f"{name} is an admin without a key yet: it is not taken from whoever asks first",
-            context={"principal": name},
-            recovery=[
-                Recovery(
-                    "act once while nothing else is running, or let another admin take the key",
-                    f"onceward principals add {shlex.quote(name)} --key OFFER",
-                )
-            ],
-        )
 
 
 def welcome(tx: Transaction, name: str) -> None:

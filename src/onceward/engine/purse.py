@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.engine import child_budget
+from onceward.engine import acts, child_budget
 from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
+from onceward.engine.keyring import Signer
 from onceward.engine.plans import Resolved
 from onceward.kernel.limits import MEDIAN_OF
 from onceward.lifecycles import build as rules
@@ -49,11 +50,12 @@ class Purse:
         build_id: str,
         resolved: Resolved,
         actor: str,
+        signer: Signer | None,
         estimates: EstimatesInFlight,
         children: Children,
         confirmation_seconds: int,
     ) -> None:
-        self._build_id, self._actor = build_id, actor
+        self._build_id, self._actor, self._signer = build_id, actor, signer
         self._confirmation_micros = confirmation_seconds * 1_000_000
         self.in_flight, self._children = estimates, children
         self._stages = resolved.steps.stages
@@ -135,18 +137,21 @@ class Purse:
     def _pause(self, tx: Transaction, reason: str, detail: Mapping[str, Any]) -> Pause:
         """Pause the build and mint the permit to go on, as one."""
         build = tx.builds.get(self._build_id)
-        secret, permit_id = tx.sources.secret(), tx.sources.new_id("prm")
-        move = rules.pause(build, reason, permit_id, detail, self._actor)
-        tx.move(move)
+        secret = tx.sources.secret()
         money = child_budget.lanes(tx, self._build_id).get("usd_micros")
         permit = permits.mint(
-            permit_id,
+            tx.sources.new_id("prm"),
             subject=self._build_id,
-            bound=move.version + 1,
+            bound=build.version + 1,
             secret_hash=permits.hash_of(secret),
             expires_at=tx.now + self._confirmation_micros,
         )
-        mint_confirmation(tx, permit, money.total if money is not None else 0, tx.now)
+        spent = money.total if money is not None else 0
+        told = permits.told(permit, spent)
+        asked = {"build": self._build_id, "bound": permit.bound, **told}
+        with acts.own_act(tx, self._signer, "builds.pause", asked, permit.permit_id):
+            tx.move(rules.pause(build, reason, {**detail, **told}, self._actor))
+        mint_confirmation(tx, permit, spent, tx.now)
         return reason, detail, secret
 
 

@@ -116,13 +116,6 @@ def principal_named(store: Store, name: str) -> dict[str, Any]:
     )
 
 
-def has_role(store: Store, name: str) -> bool:
-    """Whether somebody may still do anything here, and be it only look."""
-    with store.read() as rows:
-        found = Principals(rows).find(name)
-    return found is not None and bool(found.roles)
-
-
 def duties_left(store: Store) -> str:
     """Which duties are not separated, in words; empty where each could be somebody else's."""
     with store.read() as rows:
@@ -148,9 +141,7 @@ def standing_of(store: Store, keyring: Keyring, principal: str) -> KeyStanding:
     with store.read() as rows:
         here = Principals(rows).find(principal) is not None
         keys = keys_of(rows, principal)
-        able = here and (
-            not keys or any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys)
-        )
+        able = here and any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys)
         return KeyStanding(workspace_id(rows), bool(keys), able)
 
 

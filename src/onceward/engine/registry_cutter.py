@@ -91,7 +91,7 @@ class RegistryCutter:
             scope = Assembly(self._plan, kernel.environment).scope(
                 None, kernel.environment, kernel.principal
             )
-            grants.require(rows, grant.grant_id, scope, kernel.principal, rows.now())
+            grants.require(rows, kernel.authority, grant.grant_id, scope, kernel.principal)
             return grant.grant_id
 
 

@@ -74,7 +74,7 @@ def begin(
         if run is not None:
             _require_same(run, wanted)
             accept(tx, run)
-            return _enter(tx, run, saga, limits or {}, actor, wanted.environment)
+            return _enter(tx, kernel, run, saga, limits or {}, wanted.environment)
         grants.expire(tx, actor)
         require_operations(tx, saga, kernel.registered)
         tx.move(
@@ -89,7 +89,7 @@ def begin(
         )
         child_dispatch.open_(tx, fresh, 1, lanes, actor)
         run = Runs(tx).get(fresh)
-        lease = None if saga.reserves else reserve(tx, run, wanted.scope, actor)
+        lease = None if saga.reserves else reserve(tx, kernel, run, wanted.scope)
         accept(tx, run)
         return Runs(tx).get(fresh), lease
 
@@ -119,7 +119,7 @@ def take_up(
             )
         if run.stuck is not None and not retry:
             raise InvalidResumeState(
-                f"run {saga_id} is stuck at {run.state}: a compensation failed",
+                f"run {saga_id} is stuck at {run.state}, and waits for a person",
                 context={"saga_id": saga_id, "state": run.state},
                 recovery=[
                     Recovery("see why", f"onceward saga show {saga_id}"),
@@ -140,24 +140,29 @@ def take_up(
                 )
             tx.move(rules.retry(run, kernel.principal))
         accept(tx, run)
-        return _enter(tx, Runs(tx).get(saga_id), saga, limits or {}, kernel.principal, environment)
+        return _enter(tx, kernel, Runs(tx).get(saga_id), saga, limits or {}, environment)
 
     return kernel.store.write(work)
 
 
 def _enter(
-    tx: Transaction, run: Run, saga: Saga, limits: Mapping[str, int], actor: str, environment: str
+    tx: Transaction,
+    kernel: Kernel,
+    run: Run,
+    saga: Saga,
+    limits: Mapping[str, int],
+    environment: str,
 ) -> tuple[Run, Lease | None]:
     """A new epoch of the lease under the same root; one that has not reserved yet does so by its own action."""
     if run.over or run.stuck is not None:
         return run, None
     if run.grant_id is not None:
-        scope = saga.scope(rules.given_of(run), environment, actor)
-        grants.require_again(tx, run.grant_id, scope, run.idempotency_root)
-    child_dispatch.open_(tx, run.saga_id, 1, limits, actor)
+        scope = saga.scope(rules.given_of(run), environment, kernel.principal)
+        grants.require_again(tx, kernel.authority, run.grant_id, scope, run.idempotency_root)
+    child_dispatch.open_(tx, run.saga_id, 1, limits, kernel.principal)
     if saga.reserves and run.lease_fence == 0:
         return run, None
-    lease = reserve(tx, run, None, actor)
+    lease = reserve(tx, kernel, run, None)
     return Runs(tx).get(run.saga_id), lease
 
 

@@ -8,7 +8,8 @@ import msgspec
 
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.assembly import Assembly
-from onceward.engine.grants import about, unsigned
+from onceward.engine.authority import Authority
+from onceward.engine.grants import about, doubt
 from onceward.engine.outputs import read_back
 from onceward.engine.outputs import value_of as value_of_outputs
 from onceward.engine.reading import lane_list
@@ -265,7 +266,9 @@ def foreseen(store: Store, assembly: Assembly, executor: str, grant: str | None)
         mine = bool(own) and (used == own or used.startswith(f"{own}#"))
         against = objections(plan, Registry(rows), used if mine else own)
         if given is not None and not mine:
-            why = refusal(given, scope, executor, store.sources.now()) or unsigned(rows, given)
+            why = refusal(given, scope, executor, store.sources.now()) or doubt(
+                rows, Authority(), given
+            )
             against += [why] if why else []
     return {
         **{

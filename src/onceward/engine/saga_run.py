@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from onceward.engine import attest, child_dispatch, grants
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import written
@@ -107,7 +109,7 @@ class SagaRun:
 
     def reserve(self, tx: Transaction, scope: Scope) -> None:
         """Take the lease and use up the grant with the move that goes on: all of it, or nothing."""
-        self._taken = reserve(tx, Runs(tx).get(self.saga_id), scope, self.kernel.principal)
+        self._taken = reserve(tx, self.kernel, Runs(tx).get(self.saga_id), scope)
 
     # One action or compensation.
 
@@ -261,9 +263,23 @@ class SagaRun:
         if not self.hold(tx) or run.over or run.stuck is not None or rules.pending(run) is not None:
             return
         self._give_back(tx, run)
+        place = rules.shape_of(run).stop(run.state)
+        if place.again:
+            why = self._why(tx, place.name)
+            tx.move(rules.wait_for_person(run, self.kernel.principal, why))
+            return
         attest.end_of_saga(
             tx, rules.settle(run, self.kernel.principal, {}), run, self.kernel.signer
         )
+
+    def _why(self, tx: Transaction, step: str) -> dict[str, Any]:
+        """What is known of the failure of a state that can be tried again."""
+        failed = [
+            one for one in Runs(tx).steps(self.saga_id) if (one.step, one.side) == (step, "action")
+        ]
+        said = msgspec.json.decode(failed[0].error) if failed and failed[0].error else {}
+        names = ("reason", "error", "message")
+        return {"step": step, "again": True, **{name: said[name] for name in names if name in said}}
 
     def _end(self, tx: Transaction, run: Run, move: Move) -> None:
         """A move, and if it is the last of a run that is done: its grant is stamped, its lease given back, its end
@@ -295,9 +311,9 @@ class SagaRun:
             self._changed.notify_all()
 
 
-def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease:
+def reserve(tx: Transaction, kernel: Kernel, run: Run, scope: Scope | None) -> Lease:
     """The lease of a run, and its grant used up with it; refused before anything is written if either cannot be."""
-    held = find_lease(tx, run.lease)
+    held, actor = find_lease(tx, run.lease), kernel.principal
     if (
         held is not None
         and held.holder not in ("", run.idempotency_root)
@@ -310,7 +326,7 @@ def reserve(tx: Transaction, run: Run, scope: Scope | None, actor: str) -> Lease
         )
     if scope is not None:
         assert run.grant_id is not None
-        grants.consume(tx, run.grant_id, scope, actor, run.idempotency_root)
+        grants.consume(tx, kernel.authority, run.grant_id, scope, actor, run.idempotency_root)
     lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
     assert lease is not None
     tx.append(

@@ -94,7 +94,8 @@ def needed(rows: Reads) -> bool:
         return last_position(rows) > 0
     signed = find_signature(rows, newest.statement_hash)
     seq, _ = head_of(rows, "workspace")
-    return signed is None or signed.seq != seq or last_position(rows) > newest.position + 2
+    # The seal itself is two signed acts and an answer.
+    return signed is None or signed.seq + 1 != seq or last_position(rows) > newest.position + 3
 
 
 def write(path: Path, receipt: Receipt) -> None:

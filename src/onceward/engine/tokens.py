@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from onceward.engine.authority import Authority
 from onceward.engine.principals import authorize
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel.limits import TOKEN_SECONDS
@@ -39,7 +40,10 @@ def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) 
         raise InvalidConfig(
             "this token is known already; make another one", context={"field": "token_hash"}
         )
-    token_id, expires_at = tx.sources.new_id("tok"), tx.now + seconds * 1_000_000
+    token_id, expires_at = (
+        tx.sources.new_id("tok"),
+        (tx.asked_at or tx.now) + seconds * 1_000_000,
+    )
     said = {
         "token_id": token_id,
         "principal": actor,
@@ -97,8 +101,8 @@ def token_list(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-def bearer_of(store: Store, secret: str) -> str | None:
-    """Whom a token lets act; None if it is not good."""
+def bearer_of(store: Store, authority: Authority, secret: str) -> str | None:
+    """Whom a token lets act, by what they signed; None if it is not good."""
     with store.read() as rows:
         found = bearer(rows, secret, rows.now())
-    return found.principal if found is not None else None
+        return authority.holder(rows, found) if found is not None else None

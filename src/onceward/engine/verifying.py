@@ -27,7 +27,6 @@ from onceward.engine.cutting import (
 )
 from onceward.engine.foreground import serving
 from onceward.engine.kernel import Kernel
-from onceward.engine.principals import authorize
 from onceward.engine.registry_cutter import plan_in, root_of
 from onceward.engine.trees import File, Tree, ignored, listing
 from onceward.engine.work import Command
@@ -172,6 +171,20 @@ def _require_verifiable(
         raise GuardFailed(
             why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show]
         )
+    assert change_set is not None and signature is not None
+    (decision,) = [
+        one
+        for one in Changes(rows).decisions(entry.entry_id)
+        if one.decision_id == change_set.decision_id
+    ]
+    doubt = kernel.authority.objection_to_cut(rows, entry, change_set, decision, signature)
+    if doubt:
+        raise GuardFailed(
+            "G-VERIFY-CUT",
+            f"what is said to have been approved and cut does not count: {doubt}",
+            entry.entry_id,
+            [Recovery("see what was edited", "onceward verify")],
+        )
     others = unfinished(rows, entry)
     if others:
         raise LockConflict(
@@ -309,7 +322,7 @@ def _record(
     """What was found, and all that follows from it: one transaction."""
     found, actor = Changes(tx), kernel.principal
     entry, change_set = found.get(entry_id), found.live_set(entry_id)
-    authorize(tx, actor, "verifier")
+    kernel.authority.require(tx, actor, "verifier")
     _require_verifiable(tx, kernel, entry, change_set)
     assert change_set is not None
     prior = found.results(change_set.change_set_id)

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.kernel.grants import Scope
 from onceward.kernel.limits import MAX_NOTE_CHARS
-from onceward.lifecycles.duties import WORKS
+from onceward.lifecycles.duties import OWN_ACTS, WORKS
 
 NEEDED: Final = frozenset(
     {
@@ -21,6 +21,8 @@ NEEDED: Final = frozenset(
             "APPROVAL_GIVEN",
             "APPROVAL_REFUSED",
             "CONFIRMATION_MINTED",
+            "BUILD_PAUSED",
+            "SETTINGS_NOTED",
             "BUILD_ABANDONED",
         ),
         *(
@@ -50,6 +52,7 @@ ONCE: Final = frozenset(
         "grants.revoke",
         "builds.approve",
         "builds.confirm",
+        "builds.pause",
         "keys.add",
         "keys.revoke",
         "principals.take",
@@ -75,6 +78,8 @@ class Claim(msgspec.Struct, frozen=True):
     """What its stream is about."""
     session: str
     detail: Mapping[str, Any]
+    position: int = 0
+    """Where it stands in the order of all events."""
 
 
 def _approve(claim: Claim, payload: Mapping[str, Any]) -> bool:
@@ -84,6 +89,14 @@ def _approve(claim: Claim, payload: Mapping[str, Any]) -> bool:
         and payload["step"] in (step, step.partition(":")[0])
         and bool(payload.get("refuse")) == (claim.event == "APPROVAL_REFUSED")
         and payload.get("note", "")[:1000] == claim.detail["note"]
+    )
+
+
+def _paused(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    told = (claim.subject, claim.detail["transition_seq"])
+    names = ("permit_id", "token_hash", "expires_at", "spent_micros")
+    return told == (payload["build"], payload["bound"]) and all(
+        payload[name] == claim.detail[name] for name in names
     )
 
 
@@ -119,7 +132,7 @@ def _revised(claim: Claim, payload: Mapping[str, Any]) -> bool:
     return same and _reason(payload, claim)
 
 
-_DECISIONS: Final = {
+DECISIONS: Final = {
     "ENTRY_APPROVED": "approve",
     "ENTRY_DEFERRED": "defer",
     "ENTRY_REJECTED": "reject",
@@ -127,7 +140,7 @@ _DECISIONS: Final = {
 
 
 def _reviewed(claim: Claim, payload: Mapping[str, Any]) -> bool:
-    decision = _DECISIONS.get(claim.event, claim.detail["decision"])
+    decision = DECISIONS.get(claim.event, claim.detail["decision"])
     said = (payload["entry"], payload["digest"], payload["decision"])
     return said == (claim.subject, claim.detail["manifest"], decision) and _reason(payload, claim)
 
@@ -141,7 +154,11 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
     ("builds.approve", "APPROVAL_GIVEN"): _approve,
     ("builds.approve", "APPROVAL_REFUSED"): _approve,
     ("builds.confirm", "CONFIRMATION_MINTED"): lambda claim, payload: (
-        payload["build"] == claim.subject
+        (payload["build"], payload["token_hash"]) == (claim.subject, claim.detail["token_hash"])
+    ),
+    ("builds.pause", "BUILD_PAUSED"): _paused,
+    ("settings.note", "SETTINGS_NOTED"): lambda claim, payload: (
+        payload["policy"] == claim.detail["policy"]
     ),
     **{
         ("builds.abandon", event): lambda claim, payload: _ended(claim, payload["build"])
@@ -176,7 +193,7 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
     ("changes.sweep", "ENTRY_SWEPT"): lambda claim, payload: True,
     ("changes.sweep", "BACKLOG_SWEPT"): lambda claim, payload: True,
     ("changes.sweep", "REVIEW_WANTED"): lambda claim, payload: True,
-    **{("changes.review", event): _reviewed for event in (*_DECISIONS, "ENTRY_REVIEWED")},
+    **{("changes.review", event): _reviewed for event in (*DECISIONS, "ENTRY_REVIEWED")},
     ("changes.abandon", "ENTRY_ABANDONED"): lambda claim, payload: (
         payload["entry"] == claim.subject and _reason(payload, claim)
     ),
@@ -193,8 +210,12 @@ _FITS: Final[Mapping[tuple[str, str], Callable[[Claim, Mapping[str, Any]], bool]
 
 def unlike(claim: Claim, told: Mapping[str, Any]) -> str | None:
     """How an event differs from the signed act that it says it follows."""
-    if claim.actor != told["principal"]:
+    if claim.actor != told["principal"] and told["act"] not in OWN_ACTS:
         return f"{claim.place} was done by {claim.actor}, and signed by {told['principal']}"
+    seconds = told["payload"].get("seconds") if isinstance(told["payload"], dict) else None
+    until = claim.detail.get("expires_at") or 0
+    if seconds is not None and until > told["asked_at"] + seconds * 1_000_000:
+        return f"{claim.place} lasts longer than was signed"
     fits = _FITS.get((told["act"], claim.event))
     if fits is None or not fits(claim, told["payload"]):
         return f"{claim.place} is not what was signed"

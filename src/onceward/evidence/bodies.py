@@ -26,9 +26,14 @@ class Detail(msgspec.Struct):
     parent_seq: int = 0
     parent_stream_id: str = ""
     dispatch_seq: int | None = None
+    predecessor: str | None = None
+    cancel_request_id: str | None = None
     lease_id: str | None = None
     code: str | None = None
     spent: dict[str, int] | None = None
+    debits: str = ""
+    earlier: dict[str, int] | None = None
+    origin: str | None = None
     amounts: dict[str, int] | None = None
     logs: dict[str, str] | None = None
     limits: dict[str, int] | None = None
@@ -47,6 +52,7 @@ class Detail(msgspec.Struct):
     digest: str = ""
     decision: str = ""
     permit_id: str = ""
+    bound: int = 0
     plan_hash: str = ""
     principal: str = ""
     roles: list[str] | None = None
@@ -61,10 +67,17 @@ class Detail(msgspec.Struct):
     token_id: str = ""
     token_hash: str = ""
     expires_at: int = 0
+    spent_micros: int = 0
     why: Any = None
     idempotency_key: str = ""
     depends_on: list[str] | None = None
     escalates: str | None = None
+    sinks: Any = None
+    policy: Any = None
+    verb: str = ""
+    request_id: str = ""
+    asked: Any = None
+    answer: str = ""
 
 
 class Body(msgspec.Struct):

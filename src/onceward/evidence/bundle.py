@@ -24,7 +24,7 @@ from onceward.kernel.canon import canonical, parse
 from onceward.kernel.chain import Event
 from onceward.kernel.limits import MAX_PAYLOAD_BYTES
 from onceward.kernel.sources import from_iso
-from onceward.lifecycles.budget import LATE
+from onceward.lifecycles.budget import LATE, Debited
 from onceward.store.port import Value
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
@@ -290,6 +290,7 @@ class BundleRecords:
             self._refs.setdefault(ref.owner, set()).add((ref.owner, ref.name, ref.kind, ref.sha256))
         self._places = {(c.build_id, c.stage, c.target) for c in self.all(Checkpoint)}
         self._known: dict[str, Life] | None = None
+        self._debits: dict[str, list[Debited]] | None = None
 
     def workspace(self) -> str:
         return self._reader.page.workspace
@@ -348,8 +349,15 @@ class BundleRecords:
                     life.events.append(event)
             for debit in self.all(Debit):
                 if debit.child_id in self._known and debit.settled != LATE:
-                    self._known[debit.child_id].debits.append((debit.budget_lane, debit.amount))
+                    self._known[debit.child_id].debits.append(debit.debited())
         return {child: self._known[child] for child in children if child in self._known}
+
+    def debits_of(self, children: Sequence[str]) -> dict[str, list[Debited]]:
+        if self._debits is None:
+            self._debits = {}
+            for debit in self.all(Debit):
+                self._debits.setdefault(debit.child_id, []).append(debit.debited())
+        return {child: self._debits[child] for child in children if child in self._debits}
 
     def told(self) -> int:
         return sum(event.stream.startswith(("session:", "child:")) for event in self.events())

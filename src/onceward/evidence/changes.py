@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from onceward.evidence.ahead import Ahead
+from onceward.evidence.asked import DECISIONS
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import DependencyRow, RefRow, SweepRow, UnitRow
@@ -26,11 +27,6 @@ _GIVEN: Final = {
     "change_set": ("entry_id", "decision_id", "kind", "of_change_set", "executor"),
 }
 """What the first event of each says of it, once and for all."""
-_DECIDED: Final = {
-    "ENTRY_APPROVED": "approve",
-    "ENTRY_DEFERRED": "defer",
-    "ENTRY_REJECTED": "reject",
-}
 PREFIXES: Final = ("ent_", "cst_")
 
 
@@ -48,6 +44,12 @@ class Backlog:
         self._claimed: dict[str, tuple[Any, ...]] = {}
         """Entries that say that one opened them: the same."""
         self._sweeps: dict[str, SweepRow] = {}
+        self._own: list[tuple[int, str, str]] = []
+        """Approvals by authors, where the settings of their time are said to have allowed it."""
+        self._policies: list[tuple[int, bool]] = []
+        """From which place on authors may review, or not, by what was signed."""
+        self._opened: dict[str, int] = {}
+        """Where the first change set of each decision was opened; their streams come before those of entries."""
         self._forget()
 
     def _forget(self) -> None:
@@ -59,12 +61,30 @@ class Backlog:
         self._needs: list[str] = []
         self._pairs.clear()
 
+    def noted(self, event: Event, policy: Any) -> None:
+        """What changes need here changed."""
+        allowed = isinstance(policy, dict) and bool(policy.get("authors_may_review"))
+        self._policies.append((event.position, allowed))
+
+    def _check_own(self) -> None:
+        for position, place, actor in self._own if self._records.whole else ():
+            before = [allowed for since, allowed in self._policies if since < position]
+            if not before or not before[-1]:
+                self._findings.fault(
+                    "duty",
+                    place,
+                    f"{actor} approved what {actor} proposed, and no setting allowed it",
+                )
+
     def note(self, stream: Stream, event: Event, body: Body) -> None:
         said = event.facts()["detail"]
         if event.seq == 1:
             self._forget()
             self._source = event.source
             self._facts = {name: said.get(name) for name in _GIVEN.get(event.source, ())}
+            if event.source == "change_set":
+                known = self._opened.get(said.get("decision_id", ""), event.position)
+                self._opened[said.get("decision_id", "")] = min(known, event.position)
             if event.source == "change":
                 self._facts["reason"] = said.get("why")
                 self._proposed = [
@@ -106,7 +126,7 @@ class Backlog:
         if body.event == "ENTRY_REVISED":
             self._proposed.append((said["manifest"], said["author"]))
         decision = (
-            said.get("decision") if body.event == "ENTRY_REVIEWED" else _DECIDED.get(body.event)
+            said.get("decision") if body.event == "ENTRY_REVIEWED" else DECISIONS.get(body.event)
         )
         if decision:
             self._decide(event, body, said, decision)
@@ -123,11 +143,18 @@ class Backlog:
         )
         before = sum(arrow[1] is not None for arrow in self._arrows) - (event.source == "change")
         self._decisions[said.get("decision_id", "")] = (*told, before)
-        authors = {self._facts["author"], *(author for _, author in self._proposed)}
-        if decision == "approve" and actor in authors and not said.get("own"):
+        opened = self._opened.get(said.get("decision_id", ""))
+        if self._records.whole and opened is not None and opened < event.position:
             self._findings.fault(
-                "duty", f"{event.stream}#{event.seq}", f"{actor} approved what {actor} proposed"
+                "backlog", f"{event.stream}#{event.seq}", "it was cut before it was decided"
             )
+        authors = {self._facts["author"], *(author for _, author in self._proposed)}
+        if decision == "approve" and actor in authors:
+            place = f"{event.stream}#{event.seq}"
+            if said.get("own"):
+                self._own.append((event.position, place, actor))
+            else:
+                self._findings.fault("duty", place, f"{actor} approved what {actor} proposed")
 
     def swept(self, event: Event) -> None:
         """A pass of the workspace's backlog."""
@@ -248,6 +275,7 @@ class Backlog:
             for row in rows.rest():
                 self._alone(row)
         self._pairs.finish()
+        self._check_own()
         if not self._records.whole:
             return
         for entry_id in sorted(self._named.keys() | self._claimed.keys()):

@@ -54,8 +54,11 @@ class Entries:
         records: Records,
         findings: Findings,
         audited: Callable[[Mapping[str, Any], str, int], None],
+        consumed: dict[str, int],
     ) -> None:
         self._findings, self._audited = findings, audited
+        self._consumed = consumed
+        """Where in the order of all events each grant was used up."""
         self._rows: dict[str, Ahead] = {
             "collection": Ahead(records.all(Collection), lambda row: row.collection_id),
             "grant": Ahead(records.all(Grant), lambda row: row.grant_id),
@@ -95,6 +98,7 @@ class Entries:
             self._facts |= {**given, "expires_at": said.get("expires_at")}
         elif body.event == "GRANT_CONSUMED":
             self._facts["consumed_by_root"] = said.get("root")
+            self._consumed[stream.subject] = event.position
         elif body.event == "GRANT_FINALIZED":
             self._facts["finalized_at"] = event.at
         stream.move(machine, event, body, self._findings)

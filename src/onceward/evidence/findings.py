@@ -25,7 +25,7 @@ RULES: Final[Mapping[str, str]] = {
     "backlog": "a change's history, proposals and decisions are what its events say",
     "audit": "for what a value was superseded, or evidence taken, is what the events say",
     "approval": "who approved what is what the events say",
-    "permit": "every confirmation token was minted by an event, and every minted one is there",
+    "permit": "every confirmation token is what its events say: minted, made void, used",
     "artifact": "every artifact's bytes are there and have its digest and size",
     "ref": "everything that refers to an artifact refers to one that is known",
     "outbox": "what waits for delivery is an event, and was not delivered before",

@@ -21,9 +21,11 @@ from onceward.kernel.grants import Grant
 from onceward.kernel.sagas import Run, Step
 from onceward.kernel.sources import Micros
 from onceward.kernel.vocabulary import Audit, Collection, Value
+from onceward.lifecycles.budget import Debited
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.requests import Ledger
 from onceward.store.tables.tokens import Token
 
 
@@ -93,6 +95,9 @@ class Debit(msgspec.Struct, frozen=True):
     settled: int
     at: Micros
 
+    def debited(self) -> Debited:
+        return Debited(self.budget_lane, self.debit_seq, self.amount, self.settled, self.at)
+
 
 class PlanRow(msgspec.Struct, frozen=True):
     plan_hash: str
@@ -103,11 +108,14 @@ class PermitRow(msgspec.Struct, frozen=True):
     permit_id: str
     build_id: str
     transition_seq: int
+    token_hash: str
     spent: int
     minted_at: Micros
     expires_at: Micros
     consumed_at: Micros | None
     voided_at: Micros | None
+    statement_hash: str | None
+    """What asked for it; none where the pause of its build did."""
 
 
 class RefRow(msgspec.Struct, frozen=True):
@@ -124,19 +132,13 @@ class ArtifactRow(msgspec.Struct, frozen=True):
 
 class PrincipalRow(msgspec.Struct, frozen=True):
     name: str
+    added_at: Micros
+    added_by: str
 
 
 class Role(msgspec.Struct, frozen=True):
     name: str
     role: str
-
-
-class RequestRow(msgspec.Struct, frozen=True):
-    request_no: int
-    verb: str
-    request_id: str
-    payload: str
-    payload_hash: str
 
 
 class MetaRow(msgspec.Struct, frozen=True):
@@ -173,15 +175,15 @@ class Life(msgspec.Struct, frozen=True):
 
     child: Child
     events: list[Event]
-    debits: list[tuple[str, int]]
-    """Lane and amount of each debit that came before its end."""
+    debits: list[Debited]
+    """Those that came before its end."""
 
     def spent(self) -> dict[str, int]:
         """By lane; a lane that nothing was taken from is left out."""
         sums: dict[str, int] = {}
-        for lane, amount in self.debits:
-            if amount:
-                sums[lane] = sums.get(lane, 0) + amount
+        for one in self.debits:
+            if one.amount:
+                sums[one.lane] = sums.get(one.lane, 0) + one.amount
         return sums
 
 
@@ -217,7 +219,7 @@ KINDS: Final[dict[Any, tuple[str, tuple[str, ...]]]] = {
     VerifyResult: ("verify_result", ("verify_result_id",)),
     PairSignature: ("dot_pair_signature", ("signature_id",)),
     Role: ("principal_roles", ("name", "role")),
-    RequestRow: ("requests", ("request_no",)),
+    Ledger: ("requests", ("request_no",)),
     Key: ("keys", ("fingerprint",)),
     Signature: ("signatures", ("seq",)),
     Seal: ("seals", ("seal_no",)),

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from onceward.evidence.kinds import KINDS, Child, Life
 from onceward.kernel.chain import Event
-from onceward.lifecycles.budget import LATE
+from onceward.lifecycles.budget import LATE, Debited
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell
@@ -42,6 +42,10 @@ class Records(Protocol):
 
     def lives(self, children: Sequence[str]) -> dict[str, Life]:
         """All that is recorded of some children."""
+        ...
+
+    def debits_of(self, children: Sequence[str]) -> dict[str, list[Debited]]:
+        """Every debit of some children."""
         ...
 
     def told(self) -> int:
@@ -112,15 +116,22 @@ class Rows:
         for event in events_named(self.rows, [f"child:{child}" for child in children]):
             if event.stream[6:] in lives:
                 lives[event.stream[6:]].events.append(event)
-        spent = self.rows.read(
-            f"SELECT child_id, budget_lane, amount FROM budget_debits WHERE child_id IN {these}"
-            " AND settled <> ?",
-            (*children, LATE),
-        )
-        for child, lane, amount in spent:
+        for child, debits in self.debits_of(children).items():
             if child in lives:
-                lives[child].debits.append((lane, amount))
+                lives[child].debits.extend(one for one in debits if one.settled != LATE)
         return lives
+
+    def debits_of(self, children: Sequence[str]) -> dict[str, list[Debited]]:
+        found: dict[str, list[Debited]] = {}
+        if children:
+            these = f"({', '.join('?' * len(children))})"
+            for child, *debit in self.rows.read(
+                "SELECT child_id, budget_lane, debit_seq, amount, settled, at FROM budget_debits"
+                f" WHERE child_id IN {these} ORDER BY budget_lane, debit_seq",
+                children,
+            ):
+                found.setdefault(child, []).append(Debited(*debit))
+        return found
 
     def told(self) -> int:
         ((count,),) = self.rows.read(

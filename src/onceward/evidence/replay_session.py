@@ -21,7 +21,7 @@ from onceward.kernel.canon import ZERO_HASH
 from onceward.kernel.chain import Event, body_of, link
 from onceward.kernel.records import Move, Owner, Token
 from onceward.lifecycles import child as rules
-from onceward.lifecycles.budget import LANES, MODE
+from onceward.lifecycles.budget import LANES, MODE, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD, Order
 from onceward.store.tables.checkpoints import Checkpoint
@@ -41,7 +41,14 @@ _MADE_FOR_CHILD: Final = frozenset(
             "to",
             "reason",
         ),
-        *("transition_seq", "parent_stream_id", "parent_seq", "spent", "cancel_request_id"),
+        *(
+            "transition_seq",
+            "parent_stream_id",
+            "parent_seq",
+            "spent",
+            "debits",
+            "cancel_request_id",
+        ),
     }
 )
 """What of a child's last event follows from the rest of the record."""
@@ -176,7 +183,9 @@ class SessionReplay:
             self._check_end(event, begun, str(detail.get("reason")), context["fence"])
             facts = {key: value for key, value in detail.items() if key not in _MADE_FOR_CHILD}
             spent = begun.life.spent()
+            debits = debits_digest(begun.life.debits)
             facts |= {"spent": spent} if spent else {}
+            facts |= {"debits": debits} if debits else {}
             move = rules.end_again(begun.token, str(detail.get("reason")), facts, actor)
         said = {**move.said(), "parent_stream_id": self.stream, "parent_seq": self.seq + 1}
         body = body_of(_event_of(move), context, said)
@@ -247,7 +256,7 @@ class SessionReplay:
         elif name == "TARGET_HELD":
             self._held.add(str(detail.get("child_id")))
         elif name in TOLD:
-            self._steps.note(decode_body(event.body))
+            self._steps.note(event, decode_body(event.body))
 
     def _dispatched(self) -> None:
         """The order of dispatch as the tokens have it, and those children that no event speaks of yet."""

@@ -40,8 +40,10 @@ _PASSED: Final = "WORKER_PASS"
 class Sagas:
     """Runs, each by its own stream."""
 
-    def __init__(self, records: Records, findings: Findings) -> None:
+    def __init__(self, records: Records, findings: Findings, consumed: Mapping[str, int]) -> None:
         self._records, self._findings = records, findings
+        self._consumed = consumed
+        """Where in the order of all events each grant was used up."""
         self._runs = Ahead(records.all(Run), lambda run: run.saga_id)
         self._steps = Ahead(records.all(Step), lambda step: step.saga_id)
         self._facts: dict[str, Any] = {}
@@ -61,6 +63,11 @@ class Sagas:
             )
         elif body.event == "LEASE_TAKEN":
             self._facts["lease_fence"] = said.get("epoch")
+            used = self._consumed.get(self._facts["grant_id"] or "")
+            if self._records.whole and used is not None and event.position < used:
+                self._findings.fault(
+                    "state", f"{event.stream}#{event.seq}", "it began before its grant was used"
+                )
         elif body.event == "REGISTRY_AUDITED":
             self.audited(
                 {**said, "rollback_ref": f"evidence:{said.get('evidence')}"},

@@ -28,7 +28,7 @@ from onceward.evidence.signing import (
 from onceward.kernel.canon import digest, sha256_hex
 from onceward.kernel.chain import Event
 from onceward.kernel.merkle import Tree
-from onceward.lifecycles.duties import ROLE_OF
+from onceward.lifecycles.duties import OWN_ACTS, ROLE_OF
 from onceward.store.tables.keys import Key, Seal, Signature
 from onceward.store.tables.tokens import Token
 
@@ -56,9 +56,9 @@ class Authority:
         self._claims: dict[str, list[Claim]] = {}
         self._newest: tuple[str, dict[str, Any], int] | None = None
         """The act that was read last, and how often it was done."""
-        self._owners: dict[str, str] = {}
-        """Where each principal got its first key."""
         self._roles: dict[str, set[str]] = {}
+        self._added: dict[str, tuple[int, str]] = {}
+        """When each principal was made known, and by whom."""
         self._seals: list[tuple[str, dict[str, Any]]] = []
         """What genuine seals say, with the hash of their statement, in their order."""
         self.spent: dict[str, dict[str, int]] = {}
@@ -67,6 +67,8 @@ class Authority:
         """What changes say was signed, by the hash of the statement."""
         self._tokens: dict[str, Token] = {}
         """Tokens as the events tell of them."""
+        self._position = 0
+        """Where the act that is read now stands in the order of all events."""
         self._begun = records.first_key()
         """The place of the first key among all events: nobody could sign before."""
 
@@ -88,7 +90,15 @@ class Authority:
             return
         subject = event.stream.partition(":")[2]
         detail = msgspec.structs.asdict(body.detail)
-        said = Claim(place, context.actor, body.event, subject, context.session_id, detail)
+        said = Claim(
+            place=place,
+            actor=context.actor,
+            event=body.event,
+            subject=subject,
+            session=context.session_id,
+            detail=detail,
+            position=event.position,
+        )
         if self._newest is not None and self._newest[0] == context.signed:
             # The workspace's stream says what was signed before it says what was done about it.
             self._newest = (*self._newest[:2], self._newest[2] + 1)
@@ -104,21 +114,21 @@ class Authority:
         """One event of the workspace's stream."""
         detail, place = body.detail, f"workspace#{event.seq}"
         if body.event == "KEY_ADDED":
-            self._add(event.seq, detail)
-            self._owners.setdefault(detail.principal, place)
-            if self._owners[detail.principal] != place and not body.context.signed:
+            if self._told and not body.context.signed and self._records.whole:
                 self._findings.fault(
-                    "signature", place, f"nobody signed for another key of {detail.principal}"
+                    "signature", place, f"nobody signed for the key of {detail.principal}"
                 )
+            self._add(event.seq, detail)
         elif body.event == "KEY_REVOKED":
             begun = self._told.get(detail.key, (0, None))[0]
             self._told[detail.key] = (begun, event.seq)
         elif body.event == "PRINCIPAL_ADDED":
             self._roles.setdefault(detail.principal, set()).update(detail.roles or ())
+            self._added.setdefault(detail.principal, (event.at, body.context.actor))
         elif body.event == "ROLES_TAKEN":
             self._roles.setdefault(detail.principal, set()).difference_update(detail.roles or ())
         elif body.event == "ACT_SIGNED":
-            self._act(event.seq, detail, place)
+            self._act(event, detail, place)
         elif body.event == "TOKEN_MADE":
             said = (detail.token_id, detail.principal, detail.token_hash, detail.note)
             self._tokens[detail.token_id] = Token(*said, event.seq, None, detail.expires_at)
@@ -142,7 +152,8 @@ class Authority:
                 "key", key.fingerprint[:16], "it is not the key that its event tells of"
             )
 
-    def _act(self, seq: int, detail: Detail, place: str) -> None:
+    def _act(self, event: Event, detail: Detail, place: str) -> None:
+        seq = event.seq
         found = next(self._signatures, None)
         while found is not None and found.seq < seq:
             self._findings.fault("signature", found.statement_hash[:16], "no event tells of it")
@@ -155,6 +166,7 @@ class Authority:
                 )
             return
         self._findings.count("signatures")
+        self._position = event.position
         why = self._objection(found, detail)
         if why:
             self._findings.fault("signature", place, why)
@@ -212,7 +224,7 @@ class Authority:
         (subject,) = said["subject"]
         if subject["digest"]["sha256"] != digest(told["payload"]):
             return "what is asked is not what its digest says"
-        if self._records.asked(told["act"], told["nonce"]) not in (
+        if told["act"] not in OWN_ACTS and self._records.asked(told["act"], told["nonce"]) not in (
             None,
             subject["digest"]["sha256"],
         ):
@@ -224,10 +236,23 @@ class Authority:
         ):
             return f"{told['principal']} had no role that allows {told['act']}"
         claims = self._claims.pop(found.statement_hash, [])
+        self._require_done()
         self._newest = (found.statement_hash, told, len(claims))
         if len(claims) > 1 and told["act"] in ONCE:
             return f"what was signed was done {len(claims)} times"
+        for claim in claims:
+            if self._records.whole and claim.position < self._position:
+                return f"{claim.place} stands before it in the order of all events"
         return next(filter(None, (unlike(claim, told) for claim in claims)), None)
+
+    def _require_done(self) -> None:
+        """What was signed last was done: an act that changes nothing is not told of."""
+        if self._newest is not None and self._newest[2] == 0 and self._records.whole:
+            hash_, told, _ = self._newest
+            self._findings.fault(
+                "signature", hash_[:16], f"no event tells of what {told['act']} did"
+            )
+        self._newest = None
 
     def _read_pair(self, told: dict[str, Any], detail: Detail, found: Signature) -> str | None:
         """Somebody's word on a change: exactly what its rows and events say, by somebody who might."""
@@ -262,6 +287,7 @@ class Authority:
 
     def finish(self) -> None:
         """What is left over when every event was seen."""
+        self._require_done()
         for left in self._signatures:
             self._findings.fault("signature", left.statement_hash[:16], "no event tells of it")
         for statement, claims in sorted(self._claims.items()):
@@ -279,7 +305,11 @@ class Authority:
             held: dict[str, set[str]] = {}
             for role in self._records.all(Role):
                 held.setdefault(role.name, set()).add(role.role)
-            known = {principal.name for principal in self._records.all(PrincipalRow)}
+            rows = {row.name: row for row in self._records.all(PrincipalRow)}
+            known = rows.keys()
+            for name in sorted(known & self._added.keys()):
+                if (rows[name].added_at, rows[name].added_by) != self._added[name]:
+                    self._findings.fault("role", name, "it was not added then, or by them")
             for name in sorted(known ^ self._roles.keys()):
                 self._findings.fault(
                     "role", name, "no event made it known" if name in known else "it is not there"

@@ -11,13 +11,14 @@ import msgspec
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, batches
 from onceward.kernel.canon import digest
+from onceward.kernel.chain import Event
 from onceward.kernel.sagas import Step
 from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body
+    from onceward.evidence.bodies import Body, Detail
 
 TOLD: Final = frozenset(
     {
@@ -39,12 +40,12 @@ class Steps:
         self._unrun: set[str] = set()
         self._late: set[tuple[Any, ...]] = set()
         """Step, child, context, outputs, code and environment of results that came after their child's end."""
-        self._wanted: dict[tuple[str, str], str] = {}
-        self._decided: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._wanted: dict[tuple[str, str], tuple[str, int]] = {}
+        self._decided: dict[tuple[str, str], tuple[Any, ...]] = {}
         self.made: str | None = None
         """What the whole build made, by its last event."""
 
-    def note(self, body: Body) -> None:
+    def note(self, event: Event, body: Body) -> None:
         name, detail = body.event, body.detail
         if name == "STEP_REUSED":
             self._reused[detail.step] = (
@@ -53,9 +54,11 @@ class Steps:
                 detail.child_id,
                 detail.code_version,
                 detail.environment_hash,
+                detail.origin,
+                *_cost(detail),
             )
         elif name == "STEP_DECIDED" and detail.decision == "accept":
-            self._accepted[detail.step] = detail.outputs
+            self._accepted[detail.step] = (detail.outputs, *_cost(detail))
         elif name == "LATE_RESULT":
             self._late.add(
                 (
@@ -65,6 +68,7 @@ class Steps:
                     detail.outputs,
                     detail.code_version,
                     detail.environment_hash,
+                    *_cost(detail),
                 )
             )
         elif name == "STEP_IN_DOUBT":
@@ -72,12 +76,14 @@ class Steps:
         elif name == "STEP_FAILED":
             self._unrun.add(detail.step)
         elif name == "APPROVAL_WANTED":
-            self._wanted[detail.step, detail.digest] = detail.text
+            self._wanted[detail.step, detail.digest] = (detail.text, event.at)
         elif name in ("APPROVAL_GIVEN", "APPROVAL_REFUSED"):
             self._decided[detail.step, detail.digest] = (
                 detail.decision,
                 body.context.actor,
                 detail.note,
+                event.at,
+                body.context.signed or None,
             )
 
     def check_approvals(self, rows: Iterable[Approval], findings: Findings) -> None:
@@ -86,8 +92,10 @@ class Steps:
         for row in rows:
             findings.count("approvals")
             key = (step_name(row.stage, row.target), row.digest)
-            said = None if row.decision is None else (row.decision, row.actor, row.note or "")
-            if left.pop(key, None) != said or wanted.pop(key, None) != row.text:
+            said = (row.decision, row.actor, row.note or "", row.decided_at, row.statement_hash)
+            undecided = (None, None, "", None, None)
+            asked = (row.text, row.wanted_at)
+            if left.pop(key, undecided) != said or wanted.pop(key, None) != asked:
                 where = f"{self._build} {key[0]}"
                 findings.fault(
                     "approval",
@@ -142,6 +150,9 @@ class Steps:
 
     def _objection(self, step: str, row: Checkpoint, ends: Mapping[str, bytes]) -> str | None:
         """How a checkpoint differs from the events that speak of it."""
+        cost = (row.cost, row.tokens, row.attempt)
+        if row.how != "reused" and row.origin is not None:
+            return "it was not taken over from anywhere"
         if row.how == "reused":
             said = self._reused.get(step)
             found = (
@@ -150,6 +161,8 @@ class Steps:
                 row.child_id or "",
                 row.code_version,
                 row.environment_hash,
+                row.origin,
+                *cost,
             )
             return (
                 None
@@ -159,22 +172,26 @@ class Steps:
         if row.how == "approved":
             decision = self._decided.get((step, row.context_hash), ("",))[0]
             wanted = {"approved": "SUCCESS", "refused": "FAILED"}.get(decision)
-            return None if row.status == wanted and row.outputs == "[]" else "nobody decided so"
+            bare = (row.outputs, row.child_id, row.code_version, row.environment_hash)
+            same = row.status == wanted and bare == ("[]", None, None, None) and cost == (0, 0, 1)
+            return None if same else "nobody decided so"
         if row.how == "accepted":
             listed = [[output.name, output.sha256] for output in outputs_of(row)]
             return (
                 None
-                if row.status == "SUCCESS" and self._accepted.get(step) == listed
+                if row.status == "SUCCESS" and self._accepted.get(step) == (listed, *cost)
                 else "nobody accepted this"
             )
         if row.status == "IN_DOUBT" and step not in self._doubted:
             return "nothing left it in doubt"
         if row.child_id is None:
-            return None if row.status == "FAILED" and step in self._unrun else "no child made it"
+            same = row.status == "FAILED" and step in self._unrun and cost == (0, 0, 0)
+            return None if same else "no child made it"
         if row.child_id not in ends:
             return "the child that made it is not there"
         made = result_digest(outputs_of(row))
-        late = (step, row.child_id, row.context_hash, made, row.code_version, row.environment_hash)
+        code = (row.code_version, row.environment_hash)
+        late = (step, row.child_id, row.context_hash, made, *code, *cost)
         if row.status == "SUCCESS" and late in self._late:
             return None
         return self._unlike_child(row, body_of(ends[row.child_id]))
@@ -187,6 +204,8 @@ class Steps:
         # Of a step whose inputs changed while it ran, nobody else may take the result over.
         if row.context_hash != context and row.context_hash != digest([context, row.child_id]):
             return "its context is not that of the child that made it"
+        if (row.cost, row.tokens, row.attempt) != _cost_of(detail):
+            return "its cost or attempt is not that of the child that made it"
         if row.status == "SUCCESS":
             if (row.code_version, row.environment_hash) != (
                 detail.get("code_version"),
@@ -202,6 +221,19 @@ class Steps:
         elif detail.get("reason") == "completed":
             return f"it says {row.status}, but its child completed"
         return None
+
+
+def _cost(detail: Detail) -> tuple[int, int, int]:
+    """Cost, tokens and attempt of a checkpoint, as an event tells of them."""
+    spent = detail.spent or {}
+    return (spent.get("usd_micros", 0), spent.get("tokens", 0), detail.attempt)
+
+
+def _cost_of(said: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The same as a child's last event tells of them: what it spent, and the attempts before it."""
+    own, earlier = said.get("spent", {}), said.get("earlier", {})
+    sums = (own.get(lane, 0) + earlier.get(lane, 0) for lane in ("usd_micros", "tokens"))
+    return (*sums, said.get("attempt", 1))
 
 
 def outputs_of(row: Checkpoint | Step) -> list[Output]:

@@ -10,6 +10,7 @@ import msgspec
 
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
+from onceward.evidence.bodies import decode_body
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import (
     BuildRow,
@@ -18,17 +19,18 @@ from onceward.evidence.kinds import (
     PermitRow,
     PlanRow,
     RefRow,
-    RequestRow,
     Total,
 )
 from onceward.evidence.records import Records, Rows, batches
-from onceward.evidence.walk import Anchor, Walk
+from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.chain import Event
-from onceward.lifecycles.budget import LATE
+from onceward.kernel.limits import MAX_INTEGER
+from onceward.lifecycles.budget import ASKED, LATE
 from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.port import Reads
 from onceward.store.tables.budgets import workspace_lanes
+from onceward.store.tables.requests import UNTOLD, Ledger
 
 
 def verify_rows(rows: Reads) -> Findings:
@@ -56,6 +58,11 @@ def verify(
             _totals(records, findings, walk)
         with readable(findings, "the permits"):
             _permits(records, findings, walk)
+        if isinstance(records, Rows):
+            with readable(findings, "the requests"):
+                _requests(records, findings, walk)
+            with readable(findings, "the outbox"):
+                _outbox(records, findings, walk)
     for what, look in (
         ("the plans", _plans),
         ("the children", _left_by_children),
@@ -63,9 +70,6 @@ def verify(
     ):
         with readable(findings, what):
             look(records, findings)
-    if isinstance(records, Rows):
-        with readable(findings, "the requests"):
-            _bookkeeping(records, findings)
     return findings
 
 
@@ -92,11 +96,18 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
     for total in records.all(Total):
         totals[total.parent_session_id, total.budget_lane] = total
     for session, limits in walk.limits.items():
-        for lane, limit in limits.items():
-            if (session, lane) not in totals or totals[session, lane].limit_amount != limit:
+        for lane in limits:
+            if (session, lane) not in totals:
                 findings.fault(
                     "totals", session, f"the limit of {lane} is not what its last event says"
                 )
+    for (session, lane), total in totals.items():
+        if total.limit_amount != walk.limits.get(session, {}).get(lane):
+            findings.fault(
+                "totals", session, f"the limit of {lane} is not what its last event says"
+            )
+        if not 0 <= total.carried < 1_000_000:
+            findings.fault("totals", session, f"{lane} carries on more than a part of a second")
     for build, spent in walk.authority.spent.items():
         for lane, amount in spent.items():
             amount += walk.after_end.get(build, {}).get(lane, 0)
@@ -116,11 +127,16 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
                     f"debit {debit.debit_seq} stands where {number} should",
                 )
             summed += debit.amount
-            if debit.child_id not in walk.open:
-                stream = f"session:{session}"
-                told = walk.late if debit.settled == LATE else walk.spent
+            most = walk.widest.get(session, {}).get(lane)
+            if debit.settled == ASKED and most is not None and summed > most:
+                findings.fault("totals", session, f"{lane} passed its limit by what was asked for")
+            stream = f"session:{session}"
+            if debit.settled == LATE:
+                mark = late_mark(debit.child_id, lane, debit.amount, debit.at)
+                walk.late[stream] = walk.late.get(stream, 0) - mark
+            elif debit.child_id not in walk.open:
                 counted = debit.amount * weight(debit.child_id, lane)
-                told[stream] = told.get(stream, 0) - counted
+                walk.spent[stream] = walk.spent.get(stream, 0) - counted
             findings.count("debits")
         whole[lane] = whole.get(lane, 0) + summed
         row = totals.pop((session, lane), None)
@@ -186,8 +202,16 @@ def _left_by_children(records: Records, findings: Findings) -> None:
 def _permits(records: Records, findings: Findings, walk: Walk) -> None:
     for permit in records.all(PermitRow):
         findings.count("permits")
-        if walk.minted.pop(permit.permit_id, None) != permit.build_id:
+        told = walk.minted.pop(permit.permit_id, None)
+        if told is None:
             findings.fault("permit", permit.permit_id, "no event of its build minted it")
+        elif told != permit:
+            names = ", ".join(
+                name
+                for name in PermitRow.__struct_fields__
+                if getattr(told, name) != getattr(permit, name)
+            )
+            findings.fault("permit", permit.permit_id, f"its events say otherwise: {names}")
     for permit_id in walk.minted:
         findings.fault("permit", permit_id, "an event minted it, and it is not there")
 
@@ -206,14 +230,79 @@ def _refs(records: Records, findings: Findings) -> None:
         findings.fault("ref", f"{owner} {name}", "what it refers to is not known")
 
 
-def _bookkeeping(records: Rows, findings: Findings) -> None:
-    """Requests and the outbox: not evidence of the work, but they must not contradict it."""
-    for request in records.all(RequestRow):
+def _requests(records: Rows, findings: Findings, walk: Walk) -> None:
+    """Every request is what it was asked with; every answer is what its event says, and no answer is gone."""
+    left = walk.answered
+    for request in records.all(Ledger):
         findings.count("requests")
         if sha256_hex(request.payload.encode()) != request.payload_hash:
             findings.fault(
                 "request", f"{request.verb} {request.request_id}", "it is not what its hash says"
             )
+        if request.answered_at is not None and request.verb not in UNTOLD:
+            left -= answer_mark(request.answered_at, request.told())
+    if left:
+        _name_answers(records, findings)
+
+
+def _name_answers(records: Rows, findings: Findings) -> None:
+    """Which requests are not what the events of their answers say."""
+    told = {}
+    for event in records.stream("workspace"):
+        body = decode_body(event.body)
+        if body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
+            place = (body.detail.verb, body.detail.request_id)
+            told[place] = answer_mark(event.at, body.detail)
+    for request in records.all(Ledger):
+        said = told.pop((request.verb, request.request_id), None)
+        if said is None and (request.answered_at is None or request.verb in UNTOLD):
+            continue
+        if said != answer_mark(request.answered_at or 0, request.told()):
+            findings.fault(
+                "request",
+                f"{request.verb} {request.request_id}",
+                "it was not asked or answered so, by the event of its answer",
+            )
+    for verb, request_id in sorted(told):
+        findings.fault("request", f"{verb} {request_id}", "it was answered, and is not there")
+
+
+def _count_events(rows: Reads, first: int, last: int, names: Sequence[str] | None) -> int:
+    """How many events there are from one place to another, of some names or, without any, of all. A child's own copies
+    are for nobody: its session's are."""
+    if names == []:
+        return 0
+    also = f" AND ({' OR '.join(['e.body LIKE ?'] * len(names))})" if names else ""
+    ((count,),) = rows.read(
+        "SELECT count(*) FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        f" WHERE e.position >= ? AND e.position < ? AND s.stream NOT LIKE 'child:%'{also}",
+        (first, last, *(f'%"event":"{name}"}}' for name in names or ())),
+    )
+    return int(count)
+
+
+def _count_posted(rows: Reads, first: int, last: int, sink: str) -> int:
+    ((count,),) = rows.read(
+        "SELECT (SELECT count(*) FROM event_outbox WHERE sink = ? AND position >= ? AND position < ?)"
+        " + (SELECT count(*) FROM outbox_used WHERE sink = ? AND position >= ? AND position < ?)",
+        (sink, first, last, sink, first, last),
+    )
+    return int(count)
+
+
+def _outbox(records: Rows, findings: Findings, walk: Walk) -> None:
+    """Every event is delivered, or waits to be, wherever it was to go; and nothing else is."""
+    ends = [*(place for place, _ in walk.sinks[1:]), MAX_INTEGER]
+    for (first, sinks), last in zip(walk.sinks, ends, strict=bool(walk.sinks)):
+        for sink, names in sorted(sinks.items()):
+            wanted = _count_events(records.rows, first, last, names)
+            found = _count_posted(records.rows, first, last, sink)
+            if wanted != found:
+                findings.fault(
+                    "outbox",
+                    sink,
+                    f"of {wanted:,} events since number {first:,} {found:,} were delivered or wait to be",
+                )
     lost = records.rows.read(
         "SELECT o.sink, o.position FROM event_outbox o LEFT JOIN events e ON e.position = o.position"
         " WHERE e.position IS NULL ORDER BY o.sink, o.position LIMIT 100"

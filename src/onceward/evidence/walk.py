@@ -9,11 +9,11 @@ import msgspec
 
 from onceward.evidence.ahead import SALT, Ahead, weight
 from onceward.evidence.asked import NEEDED
-from onceward.evidence.bodies import Body, decode_body
+from onceward.evidence.bodies import Body, Detail, decode_body
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import BuildRow, Child, SessionRow
+from onceward.evidence.kinds import BuildRow, Child, PermitRow, SessionRow
 from onceward.evidence.records import Records
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import Authority
@@ -21,6 +21,7 @@ from onceward.evidence.steps import TOLD, Steps
 from onceward.kernel.canon import ZERO_HASH, sha256_hex
 from onceward.kernel.chain import STREAM, Event, link
 from onceward.kernel.machine import Machine
+from onceward.lifecycles.budget import LANES, SETTLED, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD
 from onceward.store.tables.approvals import Approval
@@ -64,15 +65,26 @@ class Walk:
         self.open: set[str] = set()
         """Children that have not ended."""
         self._copies: dict[str, int] = {}
-        self.minted: dict[str, str] = {}
+        self._debits: list[tuple[str, str, int]] = []
+        """Children that spent something, and what their last event says of their debits, and when."""
+        self.minted: dict[str, PermitRow] = {}
+        self._tokens_of: dict[str, list[str]] = {}
+        """The confirmation tokens of each build, the newest last."""
+        self.sinks: list[tuple[int, dict[str, list[str] | None]]] = []
+        """From which place on which sinks are told of which events."""
+        self.answered = 0
+        """A sum that says which requests were answered how, without remembering each."""
+        self.widest: dict[str, dict[str, int | None]] = {}
+        """The most that sessions were ever allowed to ask for, by lane; None without a limit."""
         self.limits: dict[str, dict[str, int]] = {}
         """What sessions may spend, by their last event about it."""
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
         self._backlog = Backlog(records, findings, self.authority.expect)
-        self._sagas = Sagas(records, findings)
-        self._entries = Entries(records, findings, self._sagas.audited)
+        consumed: dict[str, int] = {}
+        self._sagas = Sagas(records, findings, consumed)
+        self._entries = Entries(records, findings, self._sagas.audited, consumed)
         self._logs: list[tuple[str, str, str, str]] = []
         self._seen, self._newest = 0, 0
 
@@ -114,6 +126,7 @@ class Walk:
             )
         self._compare_copies()
         self._check_logs()
+        self._check_debits()
         self.findings.count("events", self._seen)
 
     def _begin(self, name: str) -> Stream:
@@ -152,6 +165,12 @@ class Walk:
             self._of_session(stream, event, body)
         elif stream.kind == "workspace":
             self.authority.follow(event, body)
+            if body.event == "SETTINGS_NOTED":
+                self._backlog.noted(event, body.detail.policy)
+            if body.event == "SINKS_CHANGED":
+                self.sinks.append((event.position, body.detail.sinks or {}))
+            if body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
+                self.answered += answer_mark(event.at, body.detail)
             if body.event == "BACKLOG_SWEPT":
                 self._backlog.swept(event)
         elif stream.kind == "entry":
@@ -178,6 +197,10 @@ class Walk:
                 ]
                 if len(self._logs) >= _BATCH:
                     self._check_logs()
+            if detail.spent or detail.debits:
+                self._debits.append((stream.subject, detail.debits, event.at))
+                if len(self._debits) >= _BATCH:
+                    self._check_debits()
             if detail.spent:
                 for lane, amount in detail.spent.items():
                     self.spent[session] = self.spent.get(session, 0) + amount * weight(
@@ -185,6 +208,8 @@ class Walk:
                     )
         if detail.work:
             stream.work = (detail.work, detail.attempt, detail.target)
+            stream.begun = (event.at, session, detail.parent_seq, detail.predecessor)
+        stream.cancelled = detail.cancel_request_id
         if detail.dispatch_seq is not None:
             stream.dispatch = (detail.dispatch_seq, detail.lease_id)
 
@@ -208,21 +233,56 @@ class Walk:
                 (SALT, event.body)
             )
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
-            self.limits[stream.subject] = detail.limits or {}
+            self.limits[stream.subject] = limits = detail.limits or {}
+            widest = self.widest.setdefault(stream.subject, dict.fromkeys(LANES, 0))
+            for lane, most in widest.items():
+                limit = limits.get(lane)
+                widest[lane] = None if most is None or limit is None else max(most, limit)
             stream.opened = detail.max_active_children
+        elif name == "TARGET_HELD":
+            stream.held.add(detail.child_id)
         elif name == "DEBIT_LATE":
-            self._late_debit(stream, detail.child_id, detail.amounts or {})
+            self._late_debit(stream, event.at, detail.child_id, detail.amounts or {})
         elif name in TOLD:
-            stream.steps.note(body)
-        if name in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
-            if detail.permit_id in self.minted:
-                self.findings.fault("permit", detail.permit_id, "it was minted twice")
-            self.minted[detail.permit_id] = stream.subject
+            stream.steps.note(event, body)
+        if detail.permit_id:
+            self._of_permit(stream.subject, event, body)
 
-    def _late_debit(self, stream: Stream, child_id: str, amounts: Mapping[str, int]) -> None:
+    def _of_permit(self, build: str, event: Event, body: Body) -> None:
+        """A confirmation token as the events tell of it: minted, made void by the next one, used."""
+        detail = body.detail
+        if body.event not in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
+            used = self.minted.get(detail.permit_id)
+            if used is not None:
+                self.minted[used.permit_id] = msgspec.structs.replace(used, consumed_at=event.at)
+            return
+        if detail.permit_id in self.minted:
+            self.findings.fault("permit", detail.permit_id, "it was minted twice")
+        paused = body.event == "BUILD_PAUSED"
+        older = self._tokens_of.setdefault(build, [])
+        for name in older:
+            if (self.minted[name].consumed_at, self.minted[name].voided_at) == (None, None):
+                self.minted[name] = msgspec.structs.replace(self.minted[name], voided_at=event.at)
+        older.append(detail.permit_id)
+        self.minted[detail.permit_id] = PermitRow(
+            permit_id=detail.permit_id,
+            build_id=build,
+            transition_seq=detail.transition_seq if paused else detail.bound,
+            token_hash=detail.token_hash,
+            spent=detail.spent_micros,
+            minted_at=event.at,
+            expires_at=detail.expires_at,
+            consumed_at=None,
+            voided_at=None,
+            statement_hash=None if paused else body.context.signed or None,
+        )
+
+    def _late_debit(
+        self, stream: Stream, at: int, child_id: str, amounts: Mapping[str, int]
+    ) -> None:
         ended = stream.state in BUILD.terminal
         for lane, amount in amounts.items():
-            added = amount * weight(child_id, lane)
+            added = late_mark(child_id, lane, amount, at)
             self.late[stream.name] = self.late.get(stream.name, 0) + added
             if ended:
                 lanes = self.after_end.setdefault(stream.subject, {})
@@ -290,6 +350,9 @@ class Walk:
             )
         if stream.ends > 1:
             self.findings.fault("terminal", child.child_id, f"it ends {stream.ends} times")
+        why = _misplaced(stream, child)
+        if why:
+            self.findings.fault("phase", child.child_id, why)
 
     def _without_stream(self, child: Child) -> None:
         """A child that never began has no event yet."""
@@ -307,6 +370,33 @@ class Walk:
         if session is None or session.max_active_children != stream.opened:
             self.findings.fault(
                 "state", stream.subject, "the session that its stream tells of is not there"
+            )
+            return
+        self._check_dispatch(stream, session)
+
+    def _check_dispatch(self, stream: Stream, session: SessionRow) -> None:
+        """Children went by their place in the queue; the session knows the highest numbers it gave."""
+        last = first = queued = 0
+        for row in self.records.dispatched(session.session_id):
+            queued = max(queued, row.queue_seq)
+            if (row.attempt > 1) != (row.predecessor is not None):
+                self.findings.fault(
+                    "phase", row.child_id, "its attempt is not that of what it follows"
+                )
+            if row.dispatch_seq is None:
+                continue
+            # A later attempt waits for its time, and some for their target (C-5).
+            waits = row.attempt > 1 or row.child_id in stream.held
+            if row.dispatch_seq <= last or (not waits and row.queue_seq < first):
+                self.findings.fault(
+                    "phase", row.child_id, f"its place in the order is not {row.dispatch_seq}"
+                )
+            last, first = row.dispatch_seq, first if waits else row.queue_seq
+        if (session.queue_high, session.dispatch_high) != (queued, last):
+            self.findings.fault(
+                "state",
+                session.session_id,
+                "the numbers that it gave are not those of its children",
             )
 
     def _end_build(self, stream: Stream) -> None:
@@ -348,11 +438,56 @@ class Walk:
             )
         self._logs.clear()
 
+    def _check_debits(self) -> None:
+        """What was debited for a child, when and on whose word, is what its last event says."""
+        found = self.records.debits_of(sorted({child for child, *_ in self._debits}))
+        for child, told, at in self._debits:
+            debits = found.get(child, [])
+            time = [(one.settled, one.at) for one in debits if one.lane == "duration_secs"]
+            if debits_digest(debits) != told or any(one != (SETTLED, at) for one in time):
+                self.findings.fault("totals", child, "its debits are not what its last event says")
+        self._debits.clear()
+
     def _compare_copies(self) -> None:
         for session in sorted(session for session, left in self._copies.items() if left):
             self.findings.fault(
                 "copy", session or "(none)", "it does not say what the streams of its children say"
             )
+
+
+def _misplaced(stream: Stream, child: Child) -> str | None:
+    """How a child's row differs from its events in whose it is, what it follows, and who asked it to end."""
+    if stream.begun is not None:
+        at, session, parent_seq, predecessor = stream.begun
+        if {session, child.parent_stream_id, f"session:{child.parent_session_id}"} != {session}:
+            return "it is another session's than its events say"
+        if (child.started_at, child.predecessor) != (at, predecessor):
+            return "it began, or follows another, otherwise than its first event says"
+        if child.parent_seq >= parent_seq:
+            return "it was queued after it began"
+    elif child.started_at is not None:
+        return "no event says that it began"
+    if child.updated_at < stream.at:
+        return "it was last changed before its last event"
+    recovered = child.reason in ("terminated_on_restart", "lease_orphaned")
+    if child.phase == "terminal" and (
+        child.cancel_request_id != stream.cancelled
+        or (child.reason == "cancelled") != (child.cancel_request_id is not None and not recovered)
+    ):
+        return "it was asked to end, or not, otherwise than its last event says"
+    return None
+
+
+def late_mark(child_id: str, lane: str, amount: int, at: int) -> int:
+    """What one debit after a child's end adds to the sum of all."""
+    return hash((SALT, child_id, lane, amount, at))
+
+
+def answer_mark(at: int, said: Detail | Mapping[str, str]) -> int:
+    """What one answered request adds to the sum of all: as its event tells of it, or as its row does."""
+    names = ("verb", "request_id", "principal", "asked", "answer")
+    told = said if isinstance(said, Mapping) else msgspec.structs.asdict(said)
+    return hash((SALT, at, *(told[name] for name in names)))
 
 
 class Stream:
@@ -373,6 +508,7 @@ class Stream:
             "reason",
         ),
         *("code", "ends", "dispatch", "plan_hash", "parent", "opened", "steps", "work"),
+        *("begun", "cancelled", "held", "at"),
     )
 
     def __init__(self, name: str) -> None:
@@ -389,6 +525,12 @@ class Stream:
         self.parent: str | None = None
         self.opened = 0
         self.work: tuple[str, int, str | None] | None = None
+        self.begun: tuple[int, str, int, str | None] | None = None
+        """When a child began, in which session, at which place there, and after whom."""
+        self.cancelled: str | None = None
+        self.held: set[str] = set()
+        """Children of a session that waited for their target."""
+        self.at = 0
         if self.kind == "session":
             self.steps = Steps(self.subject)
 
@@ -412,6 +554,7 @@ class Stream:
                 "it stands before its predecessor in the order of all events",
             )
         self.seq, self.hash, self.position = seq, event.hash, event.position
+        self.at = event.at
 
     def move(self, machine: Machine, event: Event, body: Body, findings: Findings) -> None:
         """The event must be an arrow of the machine that follows the last one; silent moves may lie between."""

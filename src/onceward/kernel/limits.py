@@ -176,6 +176,10 @@ to wait for."""
 APPROVAL_SECONDS: Final = 7 * 86_400
 """How long an approval of a change is good, unless the workspace says otherwise."""
 
+LONG_LINE: Final = 2000
+"""How many characters of a line a page shows, unless all is asked for."""
+WHOLE_DIFF_BYTES: Final = 32 * 1024 * 1024
+"""The same where all of it is asked for."""
 DIFF_BYTES: Final = 512 * 1024
 """Largest file whose difference is shown line by line: what a person could still read."""
 

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from onceward.errors import AccountingModeInvalid, InvalidConfig
+from onceward.kernel.canon import digest
 from onceward.kernel.limits import MAX_INTEGER
 from onceward.kernel.money import MICROS, to_micros, to_units
+from onceward.kernel.sources import Micros
 
 MODE: Final = "running_total_v1"
 ASKED, SETTLED, LATE = 0, 1, 2
 """What a debit's column `settled` says: asked before, reported afterwards, or reported after the child's end."""
 _NONE: Final[Mapping[str, int]] = {}
 LANES: Final = ("solver_calls", "duration_secs", "tokens", "usd_micros")
+
+
+class Debited(NamedTuple):
+    """One debit of a child, as it is stored."""
+
+    lane: str
+    debit_seq: int
+    amount: int
+    settled: int
+    at: Micros
+
+
+def debits_digest(debits: Sequence[Debited]) -> str:
+    """What a child's last event says of its debits, each with its kind and its time; empty where there are none. Its
+    time is charged with that event itself, and what comes later has an event of its own."""
+    own = [list(one) for one in debits if one.lane != "duration_secs" and one.settled != LATE]
+    return digest(sorted(own)) if own else ""
 
 
 class Lane(msgspec.Struct, frozen=True):

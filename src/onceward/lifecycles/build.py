@@ -104,11 +104,9 @@ def orphan(build: Build, actor: str) -> Move:
     return move(build, "CRASHED", "orphaned_at_startup", actor)
 
 
-def pause(build: Build, reason: str, permit_id: str, detail: Mapping[str, Any], actor: str) -> Move:
-    """The budget stops a build; its permit to go on is minted with the pause (B-9, B-10)."""
-    return move(
-        build, "BUDGET_PAUSE", reason, actor, {**detail, "permit_id": permit_id}, about=permit_id
-    )
+def pause(build: Build, reason: str, detail: Mapping[str, Any], actor: str) -> Move:
+    """The budget stops a build; its permit to go on is minted with the pause, and `detail` tells of it (B-9, B-10)."""
+    return move(build, "BUDGET_PAUSE", reason, actor, detail, about=detail["permit_id"])
 
 
 def abandon(build: Build, failed: bool, actor: str) -> Move:

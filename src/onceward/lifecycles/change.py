@@ -87,6 +87,16 @@ class Policy(msgspec.Struct, frozen=True):
         return [PathRule("*", self.approvals), *some]
 
 
+def recorded_policy(policy: Policy) -> dict[str, Any]:
+    """What of a policy says who may do what, as it is recorded."""
+    return {
+        "approval_seconds": policy.approval_seconds,
+        "approvals": policy.approvals,
+        "authors_may_review": policy.authors_may_review,
+        "path": [msgspec.to_builtins(rule) for rule in policy.path],
+    }
+
+
 def _fits(place: str, glob: str) -> bool:
     """A glob is for a place however deep it lies: whoever marks a change chooses the tree, and must not choose the
     rules with it."""

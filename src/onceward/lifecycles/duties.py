@@ -27,6 +27,8 @@ ROLE_OF: Final[Mapping[str, str]] = {
     "outbox.flush": "operator",
     "children.cancel": "operator",
     "builds.confirm": "operator",
+    "builds.pause": "operator",
+    "settings.note": "",
     "builds.abandon": "operator",
     "builds.approve": "reviewer",
     "seals.add": "operator",
@@ -60,6 +62,9 @@ WORKS: Final = frozenset(
     }
 )
 """What takes its time: only a kernel that serves takes it from others (K-13)."""
+
+OWN_ACTS: Final = frozenset({"builds.pause", "settings.note"})
+"""What a kernel signs for its own principal while it works; nobody asks for it."""
 
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""

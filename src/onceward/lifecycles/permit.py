@@ -48,6 +48,16 @@ def mint(permit_id: str, subject: str, bound: int, secret_hash: str, expires_at:
     return Permit(permit_id, subject, bound, secret_hash, expires_at)
 
 
+def told(permit: Permit, spent: int) -> dict[str, Any]:
+    """What the event that mints a permit says of it."""
+    return {
+        "expires_at": permit.expires_at,
+        "permit_id": permit.permit_id,
+        "spent_micros": spent,
+        "token_hash": permit.secret_hash,
+    }
+
+
 def objection(permit: Permit | None, subject: str, bound: int, now: Micros) -> str:
     """Why a permit does not allow this, in words; empty if it does. Asking uses nothing up."""
     if permit is None:

@@ -227,7 +227,8 @@ def _objections_to(
     if known is not None:
         if known.root != root:
             return [
-                f"{one.key} is in the registry already, {known.status}, by another run; a new one needs a new version"
+                f"{one.key} is in the registry already, {known.status}, by another run: a version is used once; give it"
+                " the next one in the plan, and have that granted"
             ]
         if known.status != "active" or known.digest != one.meaning.digest():
             return [f"{one.key} is {known.status}, or not what the plan says"]

@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 FAILURES: Final = ("action_failed", "check_failed", "guard_failed", "abandoned")
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One state of a saga: where a failure there stops, and what is then to be undone, in this order."""
 
     name: str
@@ -31,6 +31,8 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     undo: tuple[str, ...] = ()
     forward: bool = False
     """Whether its stop is not undone but finished."""
+    again: bool = False
+    """Whether its stop undoes nothing that was done before: a person has the state itself tried again."""
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +107,7 @@ def given_of(run: Run) -> Any:
 def machine_of(shape: Shape) -> Machine:
     """The table of a saga."""
     stops = {place.stop: place for place in reversed(shape.places)}
-    settling = [stop for stop, place in stops.items() if not place.forward]
+    settling = [stop for stop, place in stops.items() if not (place.forward or place.again)]
     return Machine("saga", _arrows(shape, stops), [DONE, *settling])
 
 
@@ -129,6 +131,9 @@ def _arrows(shape: Shape, stops: Mapping[str, Place]) -> Iterator[Arrow]:
             yield Arrow(stop, stop, reason, event, bookkeeping=True)
         if place.forward:
             yield Arrow(stop, DONE, "finished_forward", "SAGA_DONE")
+        if place.again:
+            yield Arrow(stop, stop, "to_be_tried_again", "SAGA_STUCK", bookkeeping=True)
+            yield Arrow(stop, place.name, "tried_again", "SAGA_RETRIED")
 
 
 ASSEMBLY: Final = Shape(
@@ -140,7 +145,7 @@ ASSEMBLY: Final = Shape(
         Place("S3_VERIFY_SCHEMA", "COMP_SCHEMA", ("S2_SCHEMA",)),
         Place("S4_VALUES", "COMP_VALUES", ("S4_VALUES",)),
         Place("S5_VERIFY_VALUES", "COMP_VALUES", ("S4_VALUES",)),
-        Place("S6_EVIDENCE", "COMP_EVIDENCE", ("S6_EVIDENCE",)),
+        Place("S6_EVIDENCE", "COMP_EVIDENCE", ("S6_EVIDENCE",), again=True),
         Place("S7_FINALIZE", "COMP_FINALIZE", ("S7_FINALIZE",), forward=True),
     ),
 )
@@ -272,8 +277,20 @@ def stick(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
     )
 
 
+def wait_for_person(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
+    """The stop of a state that can be tried again is dealt with: what was done before is in force, and a person says
+    when the cause is gone."""
+    stuck = canonical(dict(why)).decode()
+    return _move(run, run.state, "to_be_tried_again", actor, {"why": why}, {"stuck": stuck})
+
+
 def retry(run: Run, actor: str) -> Move:
-    """A person says that the compensation is to be tried again."""
+    """A person says that the compensation is to be tried again, or the state itself, where nothing is left of its
+    compensation."""
+    place = shape_of(run).stop(run.state)
+    if place.again and not remaining(run):
+        columns = {"stuck": None, "undone": 0}
+        return _move(run, place.name, "tried_again", actor, {"undone": 0}, columns)
     return _move(run, run.state, "retried", actor, {}, {"stuck": None})
 
 

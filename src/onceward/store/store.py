@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onceward.errors import InvalidConfig, NotFound, Recovery, StorageError
 from onceward.kernel import faults
@@ -15,6 +15,7 @@ from onceward.kernel.sources import Sources
 from onceward.store import migrate
 from onceward.store.port import Database, Session
 from onceward.store.tables.requests import (
+    UNTOLD,
     Ledger,
     Requests,
     answer_request,
@@ -49,6 +50,13 @@ class Store:
         self._idle: list[Session] = []
         self._closed = False
         self._mutex = threading.Lock()
+
+    @property
+    def sinks(self) -> dict[str, list[str] | None]:
+        """Who is told of events, and of which; None means all."""
+        return {
+            name: None if wanted is None else sorted(wanted) for name, wanted in self._sinks.items()
+        }
 
     def require_schema(self, waiting: Sequence[migrate.Migration] | None = None) -> None:
         """Refuse a store that is absent, older or newer than this code. `waiting` is what `migrate.pending` said."""
@@ -87,7 +95,10 @@ class Store:
         return self.writer.write(work)
 
     def answer(
-        self, request: Request, work: Callable[[Transaction, str], object], prefix: str = "req"
+        self,
+        request: Request,
+        work: Callable[[Transaction, str], dict[str, Any]],
+        prefix: str = "req",
     ) -> Answer:
         """Carry out a request at most once: the effect and its answer are one transaction (K-8)."""
 
@@ -173,7 +184,7 @@ class Store:
 def answer_once(
     tx: Transaction,
     request: Request,
-    work: Callable[[Transaction, str], object],
+    work: Callable[[Transaction, str], dict[str, Any]],
     prefix: str = "req",
 ) -> Answer:
     """Inside a transaction: the stored answer of a request, or its work done now and recorded."""
@@ -183,8 +194,19 @@ def answer_once(
     found = found or filed(tx, request, prefix)
     value = work(tx, found.resource_id)
     faults.point("request.worked")
-    answer_request(tx, request, value, tx.now)
+    record_answer(tx, found, value)
     return Answer(value)
+
+
+def record_answer(tx: Transaction, asked: Ledger, value: dict[str, Any]) -> None:
+    """What a request came to, in the transaction that did it, and the event that says so; a refusal as well."""
+    answered = answer_request(tx, asked, value, tx.now)
+    if asked.verb in UNTOLD:
+        return
+    refusal = value.get("error")
+    code = {"code": refusal["code"]} if refusal is not None else {}
+    event = "REQUEST_REFUSED" if refusal is not None else "REQUEST_ANSWERED"
+    tx.append("workspace", event, "kernel", {**answered.told(), **code})
 
 
 def filed(tx: Transaction, request: Request, prefix: str = "req") -> Ledger:

@@ -54,6 +54,8 @@ class Transaction:
         """The hash of the signed statement that asks for what is being done."""
         self.announce: Callable[[], None] | None = None
         """What must stand before the next event; an act that changes nothing leaves nothing."""
+        self.asked_at: Micros | None = None
+        """When that statement was signed."""
         self._now: Micros | None = None
         self._failed: OncewardError | None = None
         self._promised = False

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onceward.edges.cli import render
+from onceward.edges.cli.approvals import looked_at, show_approval
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.build_display import BuildDisplay, build_display
 from onceward.edges.cli.following import follow_build, serves
@@ -359,15 +360,28 @@ def confirm(given: Globals, build: str) -> int:
 @click.command(cls=Command)
 @build_argument()
 @click.argument("step")
-@click.option(
-    "--digest", required=True, metavar="D", help="Of exactly what flows into the step, as shown."
-)
+@click.option("--digest", metavar="D", help="Of exactly what flows into the step, as shown.")
+@click.option("--show", is_flag=True, help="Show what flows into the step; decide nothing.")
 @click.option("--refuse", is_flag=True, help="Refuse it: the step fails.")
 @click.option("--note", default="", metavar="TEXT", help="Why, for the record.")
 @asking_options
 @pass_globals
-def approve(given: Globals, build: str, step: str, digest: str, refuse: bool, note: str) -> int:
-    """Approve STEP of BUILD, which waits for a person: exactly what flows into it, and nothing else."""
+def approve(
+    given: Globals,
+    build: str,
+    step: str,
+    digest: str | None,
+    show: bool,
+    refuse: bool,
+    note: str,
+) -> int:
+    """Approve STEP of BUILD, which waits for a person: exactly what flows into it, and nothing else. Without --digest it
+    is shown, on a terminal, and you type the beginning of what you approve."""
+    if show:
+        show_approval(given, build, step)
+        return 0
+    if digest is None:
+        digest = looked_at(given, build, step, refuse=refuse)
     payload = {"build": build, "step": step, "digest": digest, "refuse": refuse, "note": note}
     return tell(given, ask(given, "builds.approve", payload), _say_decided)
 

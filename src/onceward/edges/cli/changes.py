@@ -151,7 +151,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
     from onceward.engine.change_reading import change_diff
 
     with given.workspace().artifacts() as artifacts:
-        found = change_diff(artifacts, entry, paths)
+        found = change_diff(artifacts, entry, paths, whole=True)
     if given.json:
         render.document(msgspec.to_builtins(found))
         return
@@ -238,10 +238,17 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
             ],
         )
     with given.workspace().artifacts() as artifacts:
-        found = change_diff(artifacts, entry_id)
+        found = change_diff(artifacts, entry_id, whole=True)
     show_diffs(found.files, False)
     show_terms(found.target, found.check)
     current = found.manifest
+    unseen = [file.path for file in found.files if file.cut_off]
+    if unseen and decision != "reject":
+        raise InvalidConfig(
+            f"{render.plain(unseen[0])} is too large to be shown here, and only what was seen is approved",
+            context={"files": unseen[:100]},
+            recovery=[Recovery("look at it elsewhere, then name its digest", "--digest D")],
+        )
     render.say(f"manifest {click.style(current[:8], bold=True)}{current[8:]}")
     while decision is None:
         word = click.prompt("approve, defer or reject", default="defer")

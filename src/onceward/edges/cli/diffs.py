@@ -9,6 +9,7 @@ import click
 
 from onceward.edges.cli import render
 from onceward.engine.diffs import FileDiff, Line
+from onceward.kernel.hidden import marked
 
 _SIGNS = {
     "added": ("+", "green"),
@@ -69,6 +70,6 @@ def _line(line: Line) -> str:
     if line.sign == "@":
         return click.style("...", dim=True)
     text, _, note = line.text.partition("\n")
-    shown = f"{line.sign}{''.join(char if char == chr(9) else render.plain(char) for char in text)}"
+    shown = f"{line.sign}{marked(text)}"
     colour = {"+": "green", "-": "red"}.get(line.sign)
     return click.style(shown, fg=colour) + (click.style(f"\n{note}", dim=True) if note else "")

@@ -14,7 +14,7 @@ from onceward.edges.cli.main import Command, Globals, Group, asking_options, pas
 
 @click.group(cls=Group)
 def keys() -> None:
-    """The keys people act with. Whoever acts here for the first time gets one; its file stays on this machine."""
+    """The keys people act with; their files stay on this machine. A principal comes with its first one."""
 
 
 @keys.command(cls=Command)

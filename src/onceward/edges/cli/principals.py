@@ -47,7 +47,7 @@ def list_(given: Globals) -> None:
 @asking_options
 @pass_globals
 def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
-    """Make NAME known, or give it more roles or a key. Without --key it gets one when it first acts."""
+    """Make NAME known, or give it more roles or a key. Without --key its first one is made here."""
     if not roles and not key:
         raise click.UsageError("say which --role, or bring a --key")
     payload = {"name": name, "roles": sorted(set(roles)), **({"key": key} if key else {})}

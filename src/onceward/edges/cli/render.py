@@ -12,12 +12,14 @@ from typing import Any
 import click
 
 from onceward.errors import OncewardError
+from onceward.kernel.hidden import marked
 
 STATES = {
     **{"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "BLOCKED": "red", "CRASHED": "red"},
     **{"IN_DOUBT": "yellow", "BUDGET_PAUSE": "yellow", "running": "cyan"},
 }
 """The colours of what a build or a step can be."""
+_SPACES = dict.fromkeys(map(ord, "\n\r\t"), " ")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -31,14 +33,8 @@ def document(value: Any) -> None:
 
 
 def plain(text: object) -> str:
-    """Stored text without the control bytes that could speak to a terminal."""
-    return "".join(_harmless(char) for char in str(text))
-
-
-def _harmless(char: str) -> str:
-    if char.isprintable():
-        return char
-    return " " if char in "\n\r\t" else "\N{REPLACEMENT CHARACTER}"
+    """Stored text on one line, with nothing in it that could speak to a terminal or is hidden."""
+    return marked(str(text).translate(_SPACES))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -156,7 +156,7 @@ def resume(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, .
 @_budget_option
 @pass_globals
 def retry(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ...]) -> int:
-    """Try the compensation again at which RUN is stuck, and go on."""
+    """Try again what RUN is stuck at, a compensation or the state that failed, and go on."""
     return _go_on(given, run_, file, budgets, retry=True)
 
 
@@ -294,7 +294,7 @@ class SagaDisplay:
             return
         if said["side"] == "compensation" and not self._undoing:
             self._undoing = True
-            self._say("it stops; what was done is undone:")
+            self._say("it stops; its compensation:")
         if said["status"] == "running":
             return
         name = said["step"] if said["side"] == "action" else f"undo {said['step']}"
@@ -352,7 +352,12 @@ def _summary(outcome: Mapping[str, Any]) -> str:
             else ", and its compensation is done"
         ),
         "given up": f"{click.style(state, fg='yellow')}: {name} was given up; not all of it is undone",
-        "stuck": f"{click.style(state, fg='yellow')}: {name} is stuck; a compensation failed and waits for you",
+        "stuck": f"{click.style(state, fg='yellow')}: {name} "
+        + (
+            "waits for you: what was done is in force, and the state that failed can be tried again"
+            if (outcome.get("stuck") or {}).get("again")
+            else "is stuck; a compensation failed and waits for you"
+        ),
     }.get(outcome["standing"], f"{click.style(state, fg='yellow')}: {name} is not finished")
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.engine.reading import has_role
 from onceward.engine.tokens import bearer_of
 from onceward.errors import OncewardError
 from onceward.kernel.canon import sha256_hex
@@ -155,10 +154,14 @@ class Doors:
             return False
         with self._mutex:
             known = not caller.session or caller.session in self._sessions
-        return known and self._bearer(caller.token) == caller.principal
+        return (
+            known
+            and self._bearer(caller.token) == caller.principal
+            and self._service.has_role(caller.principal)
+        )
 
     def _with_a_role(self, caller: Caller) -> Caller:
-        if not has_role(self._service.store, caller.principal):
+        if not self._service.has_role(caller.principal):
             raise Forbidden(f"{caller.principal} has no role here any more")
         return caller
 
@@ -178,7 +181,7 @@ class Doors:
     def _bearer(self, token: str) -> str | None:
         if hmac.compare_digest(token.encode("utf-8", "replace"), self.local.encode()):
             return self._service.workspace.principal
-        return bearer_of(self._service.store, token) if token else None
+        return bearer_of(self._service.store, self._service.authority, token) if token else None
 
     def _count_failure(self) -> None:
         """Who guesses is told to wait; who has something good is let in meanwhile."""

@@ -120,6 +120,7 @@ GOVERNED: Final = (
         "what a change would do, line by line",
         governed.Diff,
         reads.diff,
+        query=reads.InFull,
     ),
     look(
         "changes",

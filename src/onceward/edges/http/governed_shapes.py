@@ -113,6 +113,7 @@ class FileDiff(TypedDict):
     before: NotRequired[str | None]
     after: NotRequired[str | None]
     note: NotRequired[str]
+    cut_off: NotRequired[bool]
     lines: NotRequired[list[Line]]
     added: NotRequired[int]
     removed: NotRequired[int]

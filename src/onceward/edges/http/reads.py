@@ -179,8 +179,14 @@ def logs(call: Call) -> dict[str, Any]:
     return tail_of(call.artifacts, spool, call.path["child"], most)
 
 
+class InFull(Query, frozen=True):
+    whole: bool = False
+    """Whether files that are large are shown as well."""
+
+
 def diff(call: Call) -> dict[str, Any]:
-    said: dict[str, Any] = msgspec.to_builtins(change_diff(call.artifacts, call.path["entry"]))
+    found = change_diff(call.artifacts, call.path["entry"], whole=call.query.whole)
+    said: dict[str, Any] = msgspec.to_builtins(found)
     return said
 
 

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 
 from onceward.edges.http.routes import Call
 from onceward.edges.http.special import Special
-from onceward.edges.web.forms import form_of
+from onceward.edges.web.forms import Offered
 from onceward.edges.web.pages import NAV
 from onceward.edges.web.rendering import STATIC, rendered
 from onceward.engine.feeding import position_now
@@ -62,7 +62,16 @@ class Web(Special):
         assert call.route.read is not None
         said = call.route.read(call)
         around = {"here": _here(call, path)} if call.caller is not None else {"over": False}
-        return rendered(call.route.page, form_of=form_of, **around, **said)
+        forms = Offered(_roles(call), call.workspace.settings.server)
+        own = {"form_of": forms.form_of, "offered": forms.offered}
+        return rendered(call.route.page, **own, **around, **said)
+
+
+def _roles(call: Call) -> frozenset[str]:
+    if call.caller is None:
+        return frozenset()
+    with call.service.store.read() as rows:
+        return call.service.authority.roles(rows, call.principal)
 
 
 def _here(call: Call, path: str) -> dict[str, Any]:

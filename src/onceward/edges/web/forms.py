@@ -14,6 +14,7 @@ from onceward.edges.http.routes import PREFIX, Route
 from onceward.errors import InvalidConfig, NotFound
 from onceward.kernel.canon import parse
 from onceward.lifecycles.duties import ROLE_OF
+from onceward.settings import ServerSettings
 
 _NOT_ASKED: Final = ("client_request_id",)
 _PAIRS: Final = ("budget", "config")
@@ -45,6 +46,8 @@ class Form(msgspec.Struct, frozen=True):
     role: str
     once: bool
     """Whether it is sent with an id, and so done once."""
+    refusal: str = ""
+    """Why whoever looks may not do it; empty if they may."""
 
 
 @cache
@@ -74,6 +77,27 @@ def form_of(name: str, /, **given: Any) -> Form:
         for one in form.fields
     ]
     return msgspec.structs.replace(form, fields=fields)
+
+
+class Offered:
+    """Forms for one person: what they may not do is said, and not offered."""
+
+    def __init__(self, roles: frozenset[str], settings: ServerSettings) -> None:
+        self._roles, self._settings = roles, settings
+
+    def form_of(self, name: str, /, **given: Any) -> Form:
+        return self.offered(form_of(name, **given))
+
+    def offered(self, form: Form) -> Form:
+        return msgspec.structs.replace(form, refusal=self._refusal(form))
+
+    def _refusal(self, form: Form) -> str:
+        if form.name == "spawn" and not self._settings.spawn:
+            return "this server runs no commands for others"
+        needs = form.role.split("|") if form.role else []
+        if not needs or not self._roles.isdisjoint((*needs, "admin")):
+            return ""
+        return f"for who has the role {' or '.join(needs)}"
 
 
 def act_named(name: str, given: str) -> Form:

@@ -10,7 +10,7 @@ from onceward.edges.http import reads
 from onceward.edges.http.routes import Call, Query, Read, Route
 from onceward.edges.web import views
 from onceward.edges.web.forms import act_named, acts
-from onceward.engine import build_reading, change_reading, reading, saga_reading
+from onceward.engine import approving, build_reading, change_reading, reading, saga_reading
 from onceward.engine.explain import explain
 from onceward.engine.overview import overview
 from onceward.engine.spending import spending
@@ -39,6 +39,8 @@ NAV: Final = (
 class Chosen(Query, frozen=True):
     step: str = ""
     """Whose log is shown."""
+    whole: bool = False
+    """Whether all that is to be approved is shown."""
 
 
 class Queue(Query, frozen=True):
@@ -46,7 +48,7 @@ class Queue(Query, frozen=True):
     before: str = ""
 
 
-class Way(Query, frozen=True):
+class Way(reads.InFull, frozen=True):
     view: Annotated[str, msgspec.Meta(pattern="^(split|unified)$")] = "split"
 
 
@@ -109,7 +111,8 @@ def _build(call: Call) -> dict[str, Any]:
         ),
         "tally": views.tally(found["steps"]),
         "raised": views.raised(found),
-        "to_approve": views.to_approve(call.artifacts, found),
+        "to_approve": approving.to_approve(call.artifacts, found, whole=call.query.whole),
+        "is_whole": call.query.whole,
         "told": _told(call, found["build_id"]),
         **_log(call, found),
     }
@@ -159,7 +162,7 @@ def _child(call: Call) -> dict[str, Any]:
 
 def _artifact(call: Call) -> dict[str, Any]:
     return {
-        **views.shown(call.artifacts, call.path["sha256"]),
+        **approving.shown(call.artifacts, call.path["sha256"]),
         "told": _told(call, call.path["sha256"]),
     }
 
@@ -176,9 +179,13 @@ def _changes(call: Call) -> dict[str, Any]:
 
 def _change(call: Call) -> dict[str, Any]:
     found = change_reading.change_status(call.store, call.path["entry"], call.workspace.policy)
+    files = views.files(reads.diff(call), whole=call.query.whole)
     return {
         "change": found,
-        "files": views.files(reads.diff(call)),
+        "files": files,
+        "cut_off": any(file["cut_off"] for file in files),
+        "is_whole": call.query.whole,
+        "own": call.principal == found["author"] and not call.workspace.policy.authors_may_review,
         "history": change_reading.change_history(call.store, found["entry_id"]),
         "view": call.query.view,
         "told": _told(call, found["entry_id"]),

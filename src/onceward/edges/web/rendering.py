@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any, Final
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from onceward.kernel.hidden import marked
+from onceward.kernel.limits import LONG_LINE
 from onceward.kernel.money import to_usd
 from onceward.kernel.sources import LiveSources
 
 HERE: Final = Path(__file__).parent
 STATIC: Final = HERE / "static"
-_LINE: Final = 2000
 _clock: Final = LiveSources()
 _TONES: Final = {
     "good": "SUCCESS REUSED SKIPPED done ok good sound alive verified_complete active kernel consumed applied approve",
@@ -27,26 +27,23 @@ _TONES: Final = {
     "bad": "FAILED BLOCKED failed stopped dead reviewed_rejected reject revoked verify_failed_escalated fail refused",
 }
 TONE: Final = {word: tone for tone, words in _TONES.items() for word in words.split()}
-# What would move the cursor, colour the terminal or turn the text round is shown, and does nothing.
-_ODD: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-)
 
 
 def visible(text: Any) -> str:
     """Somebody's text with nothing hidden in it, and no line longer than a page can show."""
-    shown = _ODD.sub(_sign, str(text).replace("\r\n", "\n"))
-    return "\n".join(_short(line) for line in shown.split("\n"))
+    return "\n".join(_short(line) for line in marked(str(text)).split("\n"))
 
 
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+def whole(text: Any) -> str:
+    """The same with no line cut off."""
+    return marked(str(text))
 
 
 def _short(line: str) -> str:
     return (
-        line if len(line) <= _LINE else f"{line[:_LINE]} … ({len(line) - _LINE:,} more characters)"
+        line
+        if len(line) <= LONG_LINE
+        else f"{line[:LONG_LINE]} … ({len(line) - LONG_LINE:,} more characters)"
     )
 
 
@@ -136,7 +133,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters = (visible, tone, words, short, moment, ago, lasting, size, pretty)
+    filters = (visible, whole, tone, words, short, moment, ago, lasting, size, pretty)
     found.filters |= {made.__name__: made for made in filters}
     found.globals |= {"stamp": stamp, "amount": amount}
     return found

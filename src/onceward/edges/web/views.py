@@ -11,18 +11,15 @@ import msgspec
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call
 from onceward.edges.web.rendering import lasting, seconds_of
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.feeding import newest_events
 from onceward.engine.logs import tail_of
 from onceward.engine.spool import Spool
+from onceward.kernel.limits import LONG_LINE
 from onceward.kernel.money import to_usd
 from onceward.lifecycles.plan import step_name
 
 _BARS: Final = 60
 _NODES: Final = 48
-_TEXT: Final = 256 * 1024
-_SHORT: Final = 8 * 1024
-_APPROVED: Final = 5
 """How many of the things that a person is to approve are shown at once."""
 _LOG: Final = 32 * 1024
 _DIFF_LINES: Final = 1500
@@ -191,54 +188,14 @@ def logs_of(call: Call, child_id: str) -> dict[str, Any]:
     return tail_of(call.artifacts, Spool(call.workspace.folder / "running"), child_id, _LOG)
 
 
-def to_approve(artifacts: Artifacts, build: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """By step that waits for a person: what flows into it, with the text of the first few where they are short."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for approval in build.get("approvals", ()):
-        stage, _, target = approval["step"].partition(":")
-        gathered = build["gathers"].get(stage, ())
-        flowing = [
-            {"step": step_name(step["stage"], step["target"]), **artifact}
-            for need in build["flows_in"].get(stage, ())
-            for step in build["steps"]
-            if step["stage"] == need and (need in gathered or step["target"] == target)
-            for artifact in step.get("artifacts", ())
-        ]
-        for one in flowing[:_APPROVED]:
-            if one["size"] <= _SHORT:
-                one["text"] = shown(artifacts, one["sha256"])["text"]
-        found[approval["step"]] = flowing
-    return found
-
-
-def shown(artifacts: Artifacts, digest: str) -> dict[str, Any]:
-    """The beginning of an artifact, if it is text: bytes that are none are only told of."""
-    whole, size = artifacts.found(digest)
-    data = b""
-    for piece in artifacts.read(whole):
-        data += piece
-        if len(data) > _TEXT:
-            break
-    text: str | None = None
-    if b"\0" not in data[:_TEXT]:
-        try:
-            text = data[:_TEXT].decode("utf-8")
-        except UnicodeDecodeError as error:
-            # A letter may be cut in two where we stopped.
-            text = (
-                data[: error.start].decode("utf-8")
-                if size > _TEXT and error.start > _TEXT - 4
-                else None
-            )
-    return {"sha256": whole, "size": size, "text": text, "cut": size > _TEXT}
-
-
-def files(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every file of a change with its lines beside each other as well as one below the other."""
+def files(diff: Mapping[str, Any], *, whole: bool) -> list[dict[str, Any]]:
+    """Every file of a change with its lines beside each other as well as one below the other; not `whole`, its first
+    lines, each as far as a page shows it."""
     found = []
     for one in diff["files"]:
         lines = list(one.get("lines", ()))
-        kept = lines[:_DIFF_LINES]
+        kept = lines if whole else lines[:_DIFF_LINES]
+        long = not whole and any(len(line["text"]) > LONG_LINE for line in kept)
         found.append(
             {
                 **{"path": one["path"], "what": one["what"], "note": one.get("note", "")},
@@ -250,6 +207,7 @@ def files(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
                 **{"before": one.get("before"), "after": one.get("after")},
                 **{"before_mode": one.get("before_mode"), "after_mode": one.get("after_mode")},
                 **{"lines": kept, "pairs": _pairs(kept), "left_out": len(lines) - len(kept)},
+                "cut_off": one.get("cut_off", False) or long or len(lines) > len(kept),
             }
         )
     return found

@@ -7,7 +7,7 @@ import msgspec
 from onceward.kernel.sources import Micros
 from onceward.store.port import Reads, Writes
 
-_FIELDS = "build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at"
+_FIELDS = "build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at, statement_hash"
 
 
 class Approval(msgspec.Struct, frozen=True):
@@ -23,6 +23,8 @@ class Approval(msgspec.Struct, frozen=True):
     actor: str | None
     note: str | None
     decided_at: Micros | None
+    statement_hash: str | None = None
+    """What the person signed."""
 
 
 def want_approval(
@@ -68,10 +70,26 @@ def find_approval(
 
 
 def decide_approval(
-    tx: Writes, found: Approval, decision: str, actor: str, note: str, now: Micros
+    tx: Writes,
+    found: Approval,
+    decision: str,
+    actor: str,
+    note: str,
+    now: Micros,
+    statement: str | None,
 ) -> None:
     tx.write(
-        "UPDATE approvals SET decision = ?, actor = ?, note = ?, decided_at = ?"
+        "UPDATE approvals SET decision = ?, actor = ?, note = ?, decided_at = ?, statement_hash = ?"
         " WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
-        (decision, actor, note, now, found.build_id, found.stage, found.target, found.digest),
+        (
+            decision,
+            actor,
+            note,
+            now,
+            statement,
+            found.build_id,
+            found.stage,
+            found.target,
+            found.digest,
+        ),
     )

@@ -68,6 +68,15 @@ def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
     return {lane: int(amount) for lane, amount in found}
 
 
+def debits_of_child(rows: Reads, child_id: str) -> list[Row]:
+    """Every debit of a child: lane, number, amount, kind and time."""
+    return rows.read(
+        "SELECT budget_lane, debit_seq, amount, settled, at FROM budget_debits WHERE child_id = ?"
+        " ORDER BY budget_lane, debit_seq",
+        (child_id,),
+    )
+
+
 def workspace_lanes(rows: Reads) -> list[Row]:
     """Lane, limit and total of what the whole workspace may spend."""
     return rows.read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,12 @@ def made_with(code_version: str | None, environment_hash: str | None) -> dict[st
     """What an event says of the code and environment of a step; nothing of a step that has none."""
     said = {"code_version": code_version, "environment_hash": environment_hash}
     return {name: value for name, value in said.items() if value}
+
+
+def told_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What an event says of the cost and the attempt of a checkpoint that no child's last event tells of."""
+    spent = {"usd_micros": checkpoint.cost, "tokens": checkpoint.tokens}
+    return {"attempt": checkpoint.attempt, "spent": {k: v for k, v in spent.items() if v}}
 
 
 def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:

@@ -57,8 +57,9 @@ def delivered(tx: Writes, parcels: Sequence[Parcel]) -> None:
             (parcel.sink, parcel.event.position),
         )
         tx.write(
-            "INSERT INTO outbox_used (sink, dedupe_key) VALUES (?, ?) ON CONFLICT (sink, dedupe_key) DO NOTHING",
-            (parcel.sink, parcel.dedupe_key),
+            "INSERT INTO outbox_used (sink, dedupe_key, position) VALUES (?, ?, ?)"
+            " ON CONFLICT (sink, dedupe_key) DO NOTHING",
+            (parcel.sink, parcel.dedupe_key, parcel.event.position),
         )
 
 

@@ -10,15 +10,18 @@ from onceward.store.port import Reads, Writes
 _FIELDS = "permit_id, build_id, transition_seq, token_hash, expires_at, consumed_at, voided_at"
 
 
-def mint_confirmation(tx: Writes, permit: Permit, spent: int, now: Micros) -> None:
-    """A new confirmation token of a build; those before it are void."""
+def mint_confirmation(
+    tx: Writes, permit: Permit, spent: int, now: Micros, statement: str | None = None
+) -> None:
+    """A new confirmation token of a build; those before it are void. `statement` is what asked for it."""
     tx.write(
         "UPDATE confirmation_tokens SET voided_at = ? WHERE build_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
         (now, permit.subject),
     )
     tx.write(
         "INSERT INTO confirmation_tokens"
-        " (permit_id, build_id, transition_seq, token_hash, spent, minted_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        " (permit_id, build_id, transition_seq, token_hash, spent, minted_at, expires_at, statement_hash)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             permit.permit_id,
             permit.subject,
@@ -27,8 +30,17 @@ def mint_confirmation(tx: Writes, permit: Permit, spent: int, now: Micros) -> No
             spent,
             now,
             permit.expires_at,
+            statement,
         ),
     )
+
+
+def statement_of(rows: Reads, permit_id: str) -> str | None:
+    """The hash of what asked for a confirmation token; None where its pause did."""
+    found = rows.read(
+        "SELECT statement_hash FROM confirmation_tokens WHERE permit_id = ?", (permit_id,)
+    )
+    return found[0][0] if found else None
 
 
 def newest_confirmations(rows: Reads, limit: int) -> list[Permit]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from onceward.errors import RequestConflict
-from onceward.kernel.canon import bounded
+from onceward.kernel.canon import bounded, digest, sha256_hex
 from onceward.kernel.records import Request
 from onceward.store.port import Reads, Writes
+
+UNTOLD: Final = frozenset({"outbox.flush"})
+"""What may be asked without an event that tells of the answer: it says nothing that anything depends on, and an event
+would only be one more to deliver."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -23,11 +27,24 @@ class Ledger(msgspec.Struct, frozen=True):
     principal: str
     signature: bytes | None
     resource_id: str
+    asked_at: int
     answered_at: int | None
     answer: str | None
     takes: int
     """How often a kernel began to take it and has neither answered it nor given it back."""
     expires_at: int | None
+
+    def told(self) -> dict[str, str]:
+        """What the event of its answer says of it: who asked, and digests of what was asked and answered."""
+        signature = sha256_hex(self.signature) if self.signature is not None else None
+        terms = (self.resource_id, self.asked_at, self.expires_at)
+        return {
+            "answer": sha256_hex((self.answer or "").encode()),
+            "asked": digest([self.payload_hash, signature, *terms]),
+            "principal": self.principal,
+            "request_id": self.request_id,
+            "verb": self.verb,
+        }
 
     @property
     def request(self) -> Request:
@@ -49,8 +66,8 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = (
-    "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, answered_at, answer,"
-    " takes, expires_at"
+    "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at, answered_at,"
+    " answer, takes, expires_at"
 )
 
 
@@ -111,12 +128,14 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
     )
 
 
-def answer_request(tx: Writes, request: Request, value: Any, now: int) -> None:
-    """Record what a request came to, in the transaction that did it."""
+def answer_request(tx: Writes, asked: Ledger, value: Any, now: int) -> Ledger:
+    """Record what a request came to, in the transaction that did it; answers its row as it is then."""
+    answer = bounded(value, "the answer").decode()
     tx.write(
         "UPDATE requests SET answered_at = ?, answer = ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
-        (now, bounded(value, "the answer").decode(), request.verb, request.request_id),
+        (now, answer, asked.verb, asked.request_id),
     )
+    return msgspec.structs.replace(asked, answered_at=now, answer=answer)
 
 
 def count_take(tx: Writes, request: Request, change: int) -> None:
