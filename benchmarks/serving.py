@@ -134,7 +134,7 @@ def run(folder: Path, asked: Any) -> None:
     assert server.stdout is not None
     said = json.loads(server.stdout.readline())
     client = Client.here(folder / ".onceward", patience=120)
-    token = json.loads((folder / ".onceward" / "serve.json").read_text())["token"]
+    token = Client.here(folder / ".onceward").token
     took: dict[tuple[str, bool], list[float]] = {}
     held, gaps = [], 0
     try:

@@ -193,7 +193,7 @@ def _change(workspace):
     backlog.become("tester")
     bad = backlog.approved({"b.txt": None, "d.txt": "5\n"}, depends_on=[good])
     backlog.cut(bad)
-    write(backlog.tree, {"sneaked": "in"})
+    (backlog.tree / "d.txt").unlink()
     backlog.verify(bad)
     backlog.become("tester")
     backlog.abandon(backlog.mark(), "enough")

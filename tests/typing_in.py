@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked
+from onceward.engine.prints import at_work
 
 BIN = Path(sys.executable).parent
 
@@ -26,7 +27,7 @@ class Typed:
     def __call__(self, *argv, check=None, **words):
         done = forked.run(argv, cwd=self.folder, env=self.env, first=BIN, **words)
         if check is not None:
-            assert done.returncode == check, done.stderr
+            assert done.returncode == check, done.stderr + done.stdout[-3000:]
         return done
 
 
@@ -66,6 +67,11 @@ def until(true, seconds=600):
 
 
 def on_its_own(act):
-    """What `act` answers on a thread of its own: on the thread of a step nobody signs."""
+    """What `act` answers on a thread that is no step's, as another process would: a step signs for nobody."""
+
+    def outside():
+        at_work.set(None)
+        return act()
+
     with ThreadPoolExecutor(1) as own:
-        return own.submit(act).result()
+        return own.submit(outside).result()

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from onceward.engine import git, proposals
+from onceward.engine.bases import Base, tree_name
 from onceward.engine.change_reading import change_status, result_of
 from onceward.engine.cutting import cut as cut_entry
 from onceward.engine.cutting import manifest_for, own_place, tree_of
 from onceward.engine.diffs import FileDiff, diffs_of
+from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.kernel import Kernel
-from onceward.engine.proposals import Proposal, Wish
+from onceward.engine.proposals import Proposal, Wish, oldest_base
 from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import Told
 from onceward.engine.trees import scan
@@ -51,6 +53,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     delete: Sequence[str] = ()
     check: Sequence[str] = ()
     links: bool = False
+    since: str | None = None
+    """The build whose base counts; of what a build made, its own unless another is named."""
+    accept_drift: str = ""
+    """The digest of drift under the proposal that is accepted."""
 
 
 def propose(workspace: Workspace, source: Source) -> Proposal:
@@ -65,12 +71,21 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
         made: dict[str, bytes | None] = dict.fromkeys(source.delete)
         if source.tree is not None:
             made |= {
-                path: (source.tree / path).read_bytes()
+                path: (source.tree / os_path(path)).read_bytes()
                 for path in scan(source.tree, workspace.policy.ignore)
             }
         return proposals.for_place(place, source.cutter, source.target, check, made)
     root = source.base.absolute().resolve()
-    wish = Wish(root, _target(workspace, root), check, workspace.policy, source.links)
+    target = tree_name(workspace.folder.parent, workspace.folder, root)
+    wish = Wish(
+        root=root,
+        target=target,
+        check=check,
+        policy=workspace.policy,
+        links=source.links,
+        base=_base(workspace, source),
+        accepted=source.accept_drift,
+    )
     if source.tree is not None:
         _require_apart(root, source.tree.absolute().resolve())
         return proposals.from_folder(wish, source.tree.absolute().resolve())
@@ -81,7 +96,7 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
             found = proposals.from_build(wish, artifacts, source.build, source.stages)
             # Its contents are read while the store is open.
             return _at_hand(found)
-    return proposals.from_contents(wish, dict.fromkeys(source.delete))
+    return proposals.from_contents(wish, dict.fromkeys(map(recorded_path, source.delete)))
 
 
 def _at_hand(proposal: Proposal) -> Proposal:
@@ -91,12 +106,20 @@ def _at_hand(proposal: Proposal) -> Proposal:
     )
 
 
-def _target(workspace: Workspace, root: Path) -> str:
-    """A tree as seen from the workspace's own folder, so that the record need not hold a place of this machine."""
-    home = workspace.folder.parent.resolve()
-    if root.is_relative_to(workspace.folder.resolve()):
-        raise InvalidConfig(f"{root} is the workspace's own", context={"field": "--base"})
-    return root.relative_to(home).as_posix() if root.is_relative_to(home) else str(root)
+def _base(workspace: Workspace, source: Source) -> Base | None:
+    """What the tree was before the work, as far as a build kept that."""
+    name = source.since or source.build
+    if name is None:
+        return None
+    with workspace.artifacts() as artifacts, artifacts.store.read() as rows:
+        base = oldest_base(rows, artifacts, name)
+    if base is None and source.since is not None:
+        raise InvalidConfig(
+            f"build {source.since} kept no state of a tree before it began",
+            context={"field": "--since"},
+            recovery=[Recovery('name the tree in its plan: tree = "DIR"')],
+        )
+    return base
 
 
 def _require_apart(base: Path, tree: Path) -> None:
@@ -164,18 +187,17 @@ def verify(
     again: bool = False,
     timeout: float | None = None,
     commit: bool = False,
+    accept_drift: str = "",
 ) -> tuple[dict[str, Any], int]:
     """Look at what was cut; answers how it stands, and the signal's exit status."""
 
     def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
         if commit:
             require_commit(kernel, name)
-        return checked(
-            workspace,
-            kernel,
-            verify_entry(kernel, name, again=again, timeout=timeout, stop=stop),
-            commit,
+        done = verify_entry(
+            kernel, name, again=again, timeout=timeout, stop=stop, accept_drift=accept_drift
         )
+        return checked(workspace, kernel, done, commit)
 
     return _foreground(workspace, work)
 

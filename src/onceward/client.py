@@ -50,17 +50,25 @@ class Client:
 
     @classmethod
     def here(cls, folder: Path | str | None = None, **options: Any) -> Client:
-        """The server of the workspace in this folder, as whoever runs it; NOT_FOUND where none runs."""
+        """The server of the workspace in this folder, as whoever runs it; NOT_FOUND where none runs, PERMISSION_DENIED
+        inside a child that it runs."""
+        from onceward.engine.peer_socket import ask
         from onceward.settings import find_workspace
 
         place = Path(folder) if folder is not None else find_workspace(None)
         try:
             note = json.loads((place / "serve.json").read_bytes())
-        except (OSError, ValueError):
+            token = ask(note["socket"], {})["token"]
+        except (OSError, ValueError, KeyError):
             raise NotFound(
                 f"no server runs at {place}", recovery=[Recovery("start one", "onceward serve")]
             ) from None
-        return cls(note["url"], note["token"], **options)
+        return cls(note["url"], token, **options)
+
+    @property
+    def token(self) -> str:
+        """What it shows to be let in."""
+        return self._token
 
     def __enter__(self) -> Client:
         return self

@@ -80,7 +80,7 @@ CODES = _parse("""
     G-CUT-ONCE        4 409 final  the approval was already cut
     G-VERIFY-CUT      2 409 final  there is no cut to verify
     G-VERIFY-SOD      2 403 final  the verifier must not be the executor
-    BASE_DRIFT        2 409 final  the files are no longer what the change was made on
+    BASE_DRIFT        1 409 final  the files are no longer what the change was made on
     APPROVAL_EXPIRED  2 409 final  the approval is too old
 """)
 

@@ -433,7 +433,7 @@ class Hosted:
         with kernel.store.read() as rows:
             entry_id = Changes(rows).named(order.entry).entry_id
         self._probe_place(kernel, entry_id)
-        require_verifiable(kernel, entry_id)
+        require_verifiable(kernel, entry_id, order.accept_drift)
         result_id, timeout = f"vrf_{taking.ident}", seconds_of(order.timeout, "timeout")
 
         def work(stop: threading.Event) -> None:
@@ -444,6 +444,7 @@ class Hosted:
                 timeout=timeout,
                 stop=stop,
                 result_id=result_id,
+                accept_drift=order.accept_drift,
             )
             changing.checked(self.workspace, kernel, done, order.commit)
 

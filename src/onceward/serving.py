@@ -23,7 +23,8 @@ from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 
 NOTE: Final = "serve.json"
-"""Where whoever runs a server finds it, and the token to act as themselves; only they can read it."""
+"""Where whoever runs a server finds it: its address, and the socket at which they get a token to act as themselves. No
+credential lies in it."""
 
 
 class Service:
@@ -42,6 +43,8 @@ class Service:
         self._mutex = threading.Lock()
         self._stop, self.stopping = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
+        self.held_secrets: dict[str, str] = {}
+        """What this server itself must not let children print, by name."""
         self.failure: str = ""
         """Why this is no kernel any more, if it was one."""
 
@@ -148,6 +151,7 @@ class Service:
         kernel = self.workspace.kernel()
         try:
             kernel.require("operator")
+            kernel.held_secrets |= self.held_secrets
             hosted = Hosted(self.workspace, kernel)
             kernel.answers.host = hosted
             kernel.store.write(lambda tx: show_where(tx, self.url or "here"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from urllib.parse import urlsplit
 
 from onceward import settings as settings_module
 from onceward.databases import postgres
@@ -246,6 +247,7 @@ class Workspace:
                 confirmation_seconds=self.settings.builds.confirmation_seconds,
                 lock_folder=self.lock_folder,
                 notes=self._notes,
+                secrets=self._own_secrets(),
             )
         except BaseException:
             store.close()
@@ -441,6 +443,15 @@ class Workspace:
             secret = os.environ.get(notify.secret_env) if notify.secret_env else ""
             found.append(WebhookNotice("notify webhook", notify.webhook, secret, store))
         return found
+
+    def _own_secrets(self) -> dict[str, str]:
+        """What this process was given for its own use, by name: no child may leave it in what is kept."""
+        names = [sink.secret_env for sink in self.settings.sink]
+        names.append(self.settings.notify.secret_env)
+        found = {name: os.environ[name] for name in names if name in os.environ}
+        if self.settings.store.url != "sqlite":
+            found["STORE_PASSWORD"] = urlsplit(self.settings.store.url).password or ""
+        return {name: value for name, value in found.items() if value}
 
     def new_file(self, path: Path) -> SqliteDatabase:
         """A file to back up into."""

@@ -118,6 +118,7 @@ def test_a_cut_is_there_whole_or_not_at_all_wherever_it_is_killed(trial):
         ending = trial.order("cut", entry, fault=death[0], nth=death[1])
         killed += ending == -signal.SIGKILL
         assert ending in (0, -signal.SIGKILL), death
+        assert not list(trial.backlog.tree.glob(".onceward*")), death
         assert trial.status(entry)[0] in CHANGE.persistent
         assert trial.order("cut", entry) == 0, death
         status, live = trial.status(entry)
@@ -141,16 +142,13 @@ def test_a_cut_is_there_whole_or_not_at_all_wherever_it_is_killed(trial):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("good", [True, False], ids=["passes", "fails"])
 def test_a_verification_says_one_thing_wherever_it_is_killed(trial, good):
-    extra = trial.backlog.tree / "sneaked.txt"
-
     def before():
-        extra.unlink(missing_ok=True)
         entry = trial.approved()
         trial.prior = tree(trial)
         assert trial.order("cut", entry) == 0
         trial.cut = tree(trial)
         if not good:
-            write(trial.backlog.tree, {"sneaked.txt": "in"})
+            (trial.backlog.tree / f"g{trial.number}.txt").unlink()
         return entry
 
     for death in trial.deaths("verify", before):
@@ -159,7 +157,6 @@ def test_a_verification_says_one_thing_wherever_it_is_killed(trial, good):
         assert ending in (0, -signal.SIGKILL), death
         assert trial.status(entry)[0] in CHANGE.persistent
         assert trial.order("verify", entry) == 0, death
-        extra.unlink(missing_ok=True)
         assert trial.status(entry)[0] == (
             "verified_complete" if good else "verify_failed_escalated"
         ), death

@@ -223,3 +223,47 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(disk, tmp_path):
         with Path(RESULTS).open("a") as file:
             said = {"commit": commit, "seed": SEED, "slice": SLICE, "cuts": cuts, "builds": builds}
             file.write(json.dumps({**said, "lost": 0}) + "\n")
+
+
+@pytest.mark.guarantee("G1")
+@pytest.mark.rule("H-5")
+@pytest.mark.timeout(600)
+def test_a_change_that_was_cut_is_there_after_a_power_cut(disk, tmp_path):
+    """The tree has a disk of its own: no commit of the store syncs it by the way."""
+    tree, home, wanted = disk.place / "repo", tmp_path / "home", tmp_path / "wanted"
+    names = [f"sub{n % 3}/f{n}.txt" for n in range(30)]
+    for folder, text in ((tree, "old"), (wanted, "approved")):
+        for name in names[:20] if folder == tree else names[5:]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{text} {name}\n" * 50)
+    home.mkdir()
+    subprocess.run(["sync"], check=True)
+
+    def onceward(*argv: str) -> dict[str, object]:
+        done = subprocess.run(
+            [sys.executable, "-m", "onceward", *argv, "--json"],
+            cwd=home,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    onceward("init")
+    for name, role in (("rob", "reviewer"), ("vic", "verifier")):
+        onceward("principals", "add", name, "--role", role)
+    for moment in range(2):
+        marked = onceward("change", "mark", "--tree", str(wanted), "--base", str(tree))
+        entry, digest = str(marked["entry_id"]), str(marked["manifest"])
+        onceward("change", "sweep")
+        onceward("--as", "rob", "change", "review", entry, "--approve", "--digest", digest)
+        assert onceward("change", "cut", entry)["status"] == "cut_applied"
+        disk.cut()
+        disk.unmount()
+        disk.mount()
+        here = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
+        assert here == sorted(names[5:]), "what was acknowledged as cut is there, and nothing else"
+        assert all((tree / name).read_bytes() == (wanted / name).read_bytes() for name in here)
+        assert onceward("--as", "vic", "change", "verify", entry)["status"] == "verified_complete"
+        for name in names[10:]:
+            (wanted / name).write_text(f"again {moment} {name}\n" * 5)

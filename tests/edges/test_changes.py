@@ -125,7 +125,7 @@ def test_drift_is_refused_with_its_code_and_nothing_changed(folder, onceward):
     onceward("change", "review", entry, "--approve", "--digest", digest, ONCEWARD_AS="rob")
     write(folder / "repo", {"calc.py": "edited\n"})
     refused = onceward("change", "cut", entry, "--json", ONCEWARD_AS="max")
-    assert refused.status == 2 and json.loads(refused.err)["error"]["code"] == "BASE_DRIFT"
+    assert refused.status == 1 and json.loads(refused.err)["error"]["code"] == "BASE_DRIFT"
     assert (folder / "repo/calc.py").read_text() == "edited\n" and (
         folder / "repo/old.txt"
     ).exists()

@@ -11,6 +11,7 @@ from itertools import product
 
 import pytest
 
+import onceward.client
 from onceward.edges.http.api import ROUTES
 from onceward.edges.web.pages import PAGES
 from onceward.lifecycles.duties import OWN_ACTS, ROLE_OF
@@ -44,8 +45,8 @@ class Client:
 def serve(cli, lasting=False):
     process = start(cli, "serve", "--port", "0", "--json", lasting=lasting)
     said = json.loads(process.stdout.readline() or process.communicate()[1])
-    note = json.loads((cli.folder / ".onceward" / "serve.json").read_text())
-    return process, Client(said["url"], note["token"])
+    token = onceward.client.Client.here(cli.folder / ".onceward").token
+    return process, Client(said["url"], token)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from helpers import count
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.cutting import cut as cut_entry
 from onceward.engine.cutting import open_set
+from onceward.engine.staging import STAGING, Staging
 from onceward.engine.trees import difference, scan
 from onceward.errors import BaseDrift, ChildCancelled, GuardFailed, LockConflict, OncewardError
 from onceward.kernel import faults
@@ -64,7 +65,8 @@ def trees(kernel, tmp_path):
         kernel.store.write(record)
     manifest = checked(Manifest("tree", "base", tuple(units)))
     known = []
-    cutter = TreeCutter(base, kernel.artifacts, manifest, "cst_1", kept=lambda: known[0])
+    staging = Staging(base, kernel.folder / STAGING, "cst_1")
+    cutter = TreeCutter(base, kernel.artifacts, manifest, staging, kept=lambda: known[0])
     cutter.known = known
     return base, tree, cutter
 

@@ -86,12 +86,22 @@ def test_a_place_of_ones_own_is_cut_verified_and_restored(flags):
     second = flags.approved(what=proposed(flags, {"dark": b"dim"}))
     flags.cut(second)
     flags.live.write_text(json.dumps({**json.loads(flags.live.read_text()), "sneaked": "in"}))
+    with pytest.raises(BaseDrift, match="sneaked"):
+        flags.verify(second)
+    flags.live.write_text(json.dumps({"dark": "dim", "sneaked": "in"}))
+    accepted = json.loads(flags.live.read_text())
+    assert accepted == {"dark": "dim", "sneaked": "in"}
+    with pytest.raises(BaseDrift, match="new, sneaked"):
+        flags.verify(second)
+    flags.live.write_text(json.dumps({"new": "yes"}))
     done = flags.verify(second)
     assert (
-        json.loads(done.result.detail)["extra"]["paths"] == ["sneaked"]
-        and done.undo.status == "applied"
+        json.loads(done.result.detail)["missing"]["paths"] == ["dark"]
+        and done.undo.status == "stuck"
     )
-    assert json.loads(flags.live.read_text()) == {"dark": "on", "new": "yes", "sneaked": "in"}
+    flags.live.write_text(json.dumps({"dark": "dim", "new": "yes"}))
+    assert flags.verify(second).undo.status == "applied"
+    assert json.loads(flags.live.read_text()) == {"dark": "on", "new": "yes"}
     with flags.store.read() as rows:
         tools = {s.role: s.tool_revision for s in Changes(rows).signatures(entry)}
     assert tools["executor"] != tools["verifier"]

@@ -140,7 +140,7 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
             "binary",
         ),
         (b"diff --git a/x b/x\nnew file mode 120000\n", InvalidConfig, "not mode 120000"),
-        (b"--- a/\xff\n+++ b/\xff\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "no text"),
+        (b"--- a/\xff\n+++ b/\xff\n@@ -1 +1 @@\n-1\n+2\n", BaseDrift, "is not there"),
         (2 * b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "twice"),
         (
             b"--- a/m\n+++ b/m\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n",
@@ -164,7 +164,7 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
             "both a.txt and m",
         ),
         (b'--- /dev/null\n+++ "b/\\777"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "cannot be read"),
-        (b'--- /dev/null\n+++ "b/q\\a.txt"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "no path inside"),
+        (b'--- /dev/null\n+++ "b/../x"\n@@ -0,0 +1 @@\n+x\n', InvalidConfig, "no path inside"),
     ],
     ids=lambda value: repr(value)[:60],
 )

@@ -102,7 +102,7 @@ def test_no_path_leads_out(shared, path):
 @pytest.mark.guarantee("G23")
 def test_who_is_slow_is_hung_up_on_and_nobody_waits_for_them(running):
     """One says half of what they want and no more, one sends half a body, one nothing: all are let go of in time."""
-    token = json.loads((running.scene.folder / "serve.json").read_text())["token"]
+    token = running.client.token
     lines = [socket.create_connection(place(running), timeout=600) for _ in range(30)]
     sent = request(
         running,
@@ -226,8 +226,8 @@ def test_a_server_for_others_speaks_tls_and_goes_by_its_names_only(scene, tmp_pa
     try:
         assert served.url.startswith("https://localhost:")
         context = ssl.create_default_context(cafile=certificate)
-        note = json.loads((scene.folder / "serve.json").read_text())
-        with Client(served.url, note["token"], context=context) as client:
+        token = Client.here(scene.folder).token
+        with Client(served.url, token, context=context) as client:
             assert client.whoami()["name"] == "tester"
             line = http.client.HTTPSConnection(
                 "localhost", int(served.url.rsplit(":", 1)[1]), context=context

@@ -56,11 +56,11 @@ def test_over_tls_each_event_is_told_once_however_much_there_is(scene, tmp_path)
         tmp_path / "key.pem",
     )
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    note = json.loads((scene.folder / "serve.json").read_text())
+    token = Client.here(scene.folder).token
     heard = []
 
     def listen():
-        with Client(served.url, note["token"], context=context) as client:
+        with Client(served.url, token, context=context) as client:
             for event in client.events():
                 heard.append(event["id"])
                 if event["detail"].get("note") == "the last":
@@ -69,7 +69,7 @@ def test_over_tls_each_event_is_told_once_however_much_there_is(scene, tmp_path)
     listener = threading.Thread(target=listen, daemon=True)
     try:
         listener.start()
-        with Client(served.url, note["token"], context=context) as client:
+        with Client(served.url, token, context=context) as client:
             for number in range(300):
                 made = hashlib.sha256(f"tls{number}".encode()).hexdigest()
                 client.new_token(

@@ -64,11 +64,12 @@ def _subject(rows: Reads, name: str) -> str:
 
 def sign(rows: Reads, signer: Signer, request: Request) -> Request:
     """The request with its statement signed: what, by whom, where, once, and after which moment of the history."""
-    envelope = _signed(rows, signer, request)
+    envelope = signed_for(rows, signer, request)
     return msgspec.structs.replace(request, signature=canonical(envelope.document()))
 
 
-def _signed(rows: Reads, signer: Signer, request: Request) -> Envelope:
+def signed_for(rows: Reads, signer: Signer, request: Request) -> Envelope:
+    """What a principal signs of a request, now."""
     after = _After(*head_of(rows, "workspace"), moment_of(rows))
     return signer.key.sign(_said(request, signer.workspace, signer.key.fingerprint, after))
 
@@ -172,7 +173,7 @@ def own_act(
         yield
         return
     request = Request(act, nonce, payload, signer.principal)
-    with acting(tx, _signed(tx, signer, request), act, signer.principal, nonce):
+    with acting(tx, signed_for(tx, signer, request), act, signer.principal, nonce):
         yield
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from onceward.engine import acts
+from onceward.engine.credentials import child_proof
 from onceward.engine.enrolment import to_sign
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
@@ -22,11 +23,13 @@ from onceward.errors import (
     StorageError,
     StoredError,
 )
+from onceward.evidence.signing import Envelope
 from onceward.kernel.canon import bounded
 from onceward.kernel.limits import REQUEST_TAKES
 from onceward.kernel.records import Answer, Request
 from onceward.kernel.sources import iso
 from onceward.lifecycles.duties import ROLE_OF, WORKS
+from onceward.store.port import Reads
 from onceward.store.store import answer_once, filed, record_answer
 from onceward.store.tables.requests import Ledger, Requests
 from onceward.store.transaction import Transaction
@@ -183,7 +186,7 @@ class Answers:
 
         def run(tx: Transaction, resource_id: str) -> Any:
             self._kernel.authority.require(tx, principal, verb.role)
-            envelope = acts.authenticate(tx, request)
+            envelope = self._envelope(tx, request)
             with acts.acting(tx, envelope, request.verb, principal, request.request_id):
                 return {"ok": act(tx, principal)}
 
@@ -196,8 +199,16 @@ class Answers:
             if known is not None and known.answered_at is not None:
                 return True
             self._kernel.authority.require(rows, request.principal, role_of(request.verb))
-            acts.authenticate(rows, request)
+            self._envelope(rows, request)
         return False
+
+    def _envelope(self, rows: Reads, request: Request) -> Envelope:
+        """What a request's principal signed; for a child of theirs that asks, what this kernel signs in their name."""
+        proof = child_proof(request)
+        if proof is None:
+            return acts.authenticate(rows, request)
+        signer = self._kernel.credentials.signer_for(request, proof)
+        return acts.signed_for(rows, signer, request)
 
     def _work(self, request: Request) -> Answer:
         """Work is begun by whoever hosts it, and answered with what it is called; a kernel that does its own work in
@@ -233,7 +244,7 @@ class Answers:
             )
 
         def accept(tx: Transaction, subject: Subject) -> None:
-            envelope = acts.authenticate(tx, request)
+            envelope = self._envelope(tx, request)
             with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
                 detail = {"verb": request.verb, "request_id": request.request_id, **subject}
                 tx.append("workspace", "WORK_TAKEN", request.principal, detail)

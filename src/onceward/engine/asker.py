@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 from onceward.engine import acts, tenure
 from onceward.engine.answers import Pending, role_of, told
+from onceward.engine.credentials import Credential, not_for_children, own_credential
 from onceward.engine.enrolment import to_sign
 from onceward.engine.kernel import Kernel
 from onceward.engine.keyring import Keyring
 from onceward.engine.principals import authorize
+from onceward.engine.prints import at_work
 from onceward.errors import LockConflict
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
-from onceward.lifecycles.duties import WORKS
+from onceward.lifecycles.duties import CHILD_ACTS, WORKS
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.requests import Requests
 
@@ -30,12 +33,18 @@ class Asker:
     def ask(self, request: Request, wait: float) -> Answer | Pending:
         request.check()
         with self.store.read() as rows:
+            credential = credential_here(rows, self._keyring)
+            if credential is not None:
+                request = credential.request(acts.named(rows, request))
             authorize(rows, request.principal, role_of(request.verb))
             request = to_sign(rows, self._keyring, request)
             found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
                 return told(Answer(found.value(), replayed=True))
-        request = sign_for(self.store, self._keyring, request)
+        if credential is None:
+            request = sign_for(self.store, self._keyring, request)
+        elif request.verb not in CHILD_ACTS:
+            raise not_for_children(request.verb, credential.child_id)
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:
@@ -64,6 +73,14 @@ class Asker:
 
     def close(self) -> None:
         self.store.close()
+
+
+def credential_here(rows: Reads, keyring: Keyring) -> Credential | None:
+    """The credential of the child that asks; None outside of children. A child that lost its own signs for nobody."""
+    if not keyring.child_around(rows):
+        return None
+    task = at_work.get()
+    return task.running.credential() if task is not None else own_credential()
 
 
 def sign_for(store: Store, keyring: Keyring, request: Request) -> Request:

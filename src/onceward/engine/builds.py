@@ -12,6 +12,7 @@ import msgspec
 
 from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.bases import take_base
 from onceward.engine.build_reading import deciding
 from onceward.engine.code_changes import code_changes, environment_detail, environments_of
 from onceward.engine.kernel import Kernel
@@ -103,10 +104,15 @@ def begin(
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = build_id or kernel.store.sources.new_id("bld")
+    base = take_base(
+        resolved.plan, kernel.home, kernel.folder, kernel.artifacts, kernel.policy.ignore
+    )
 
     def work(tx: Transaction) -> None:
         require_operations(tx, resolved, kernel.registered)
         _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
+        if base is not None:
+            base.record(tx, kernel.artifacts, build_id, kernel.principal)
         if foreground:
             show_build(tx, kernel.fence, build_id)
         accept(tx, build_id)

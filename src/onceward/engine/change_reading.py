@@ -15,7 +15,7 @@ from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
 from onceward.kernel.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.kernel.sources import iso
 from onceward.lifecycles.change import PathRule, Policy
-from onceward.lifecycles.manifest import Manifest, manifest_of
+from onceward.lifecycles.manifest import Manifest, Origin, manifest_of
 from onceward.store.store import Store
 from onceward.store.tables.changes import Changes
 
@@ -79,6 +79,7 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
                 "key": entry.idempotency_key,
             },
             "check": list(manifest.check) or None,
+            "origin": None if manifest.origin is None else msgspec.to_builtins(manifest.origin),
             "units": [_unit(unit) for unit in msgspec.to_builtins(manifest.unit)],
             "escalates": entry.escalates,
             "escalations": [one.entry_id for one in found.escalations(entry.entry_id)] or None,
@@ -198,6 +199,7 @@ class Proposed(msgspec.Struct, frozen=True):
     target: str
     check: Sequence[str]
     files: list[FileDiff]
+    origin: Origin | None = None
 
 
 def change_diff(
@@ -216,4 +218,11 @@ def change_diff(
         )
     limit = WHOLE_DIFF_BYTES if whole else DIFF_BYTES
     files = diffs_of(artifacts, manifest, paths, limit)
-    return Proposed(entry.entry_id, envelope.content_hash, manifest.target, manifest.check, files)
+    return Proposed(
+        entry_id=entry.entry_id,
+        manifest=envelope.content_hash,
+        target=manifest.target,
+        check=manifest.check,
+        files=files,
+        origin=manifest.origin,
+    )

@@ -3,7 +3,6 @@ at before the transaction."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.engine import changes
+from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
-from onceward.errors import InvalidConfig
+from onceward.engine.file_names import os_path, recorded_path
+from onceward.errors import BaseDrift, InvalidConfig
 from onceward.kernel.canon import parse
 from onceward.kernel.changes import LINK, ChangeSet
 from onceward.kernel.limits import MAX_NOTE_CHARS
@@ -26,6 +27,7 @@ from onceward.lifecycles.manifest import (
     manifest_of,
 )
 from onceward.lifecycles.registry import plan_of
+from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.transaction import Transaction
 
@@ -43,6 +45,8 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     depends_on: list[str] = []
     revises: str = ""
     """The entry in whose place it is proposed."""
+    child: str = ""
+    """The child that proposes it, which has shown that it is that."""
 
 
 def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
@@ -53,7 +57,9 @@ def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
         if asked.revises:
             entry, known = changes.revise(tx, actor, asked.revises, what, reason), False
         else:
-            entry, known = changes.mark(tx, actor, asked.key, what, reason, asked.depends_on)
+            entry, known = changes.mark(
+                tx, actor, asked.key, what, reason, asked.depends_on, asked.child
+            )
         said = {"entry_id": entry.entry_id, "status": entry.status, "manifest": asked.manifest}
         return {**said, **({"known": True} if known else {})}
 
@@ -101,26 +107,51 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
             )
     elif manifest.cutter == TREE:
         _require_tree(kernel, manifest.target)
+        _require_origin(kernel, manifest)
     elif manifest.cutter not in kernel.cutters:
         raise InvalidConfig(
             f"there is no cutter {manifest.cutter[:60]!a} here", context={"field": "cutter"}
         )
     for unit in manifest.unit:
         if unit.after_mode == LINK and unit.after is not None:
-            check_link(unit.path, os.fsdecode(_bytes(kernel, unit.after)))
+            check_link(unit.path, recorded_path(_bytes(kernel, unit.after)))
+
+
+def _require_origin(kernel: Kernel, manifest: Manifest) -> None:
+    """What a proposal says of its base is what the build kept, and of what was changed since, all of it."""
+    origin = manifest.origin
+    if origin is None:
+        return
+    with kernel.store.read() as rows:
+        base = base_of(rows, kernel.artifacts, Builds(rows).get(origin.build).build_id)
+    if base is None or (base.build_id, base.sha256, base.tree) != (
+        origin.build,
+        origin.base,
+        manifest.target,
+    ):
+        raise InvalidConfig(
+            f"build {origin.build} kept no such state of {manifest.target}",
+            context={"field": "origin"},
+        )
+    if tuple(base.drift(kernel.home / os_path(manifest.target))) != origin.drift:
+        raise BaseDrift(
+            f"{manifest.target} was changed while the change was being marked; mark it again",
+            context={"tree": manifest.target},
+        )
 
 
 def _require_tree(kernel: Kernel, target: str) -> None:
     """A tree by its one name: as seen from the workspace's folder if it lies there, with no link on the way, and not
     the workspace itself."""
-    home, real = kernel.home.resolve(), (kernel.home / target).resolve()
+    named = os_path(target)
+    home, real = kernel.home.resolve(), (kernel.home / named).resolve()
     inside = real.is_relative_to(home)
     parts = real.relative_to(home).parts if inside else real.parts
     if real.is_relative_to(kernel.folder.resolve()) or any(is_machinery(part) for part in parts):
         raise InvalidConfig(
             f"{target[:80]} is nothing that is changed", context={"field": "target"}
         )
-    if real != (home / target if not target.startswith("/") else Path(target)) or (
+    if real != (home / named if not target.startswith("/") else Path(named)) or (
         target.startswith("/") and inside
     ):
         raise InvalidConfig(

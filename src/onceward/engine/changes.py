@@ -67,8 +67,10 @@ def mark(
     what: Proposed,
     reason: str,
     depends_on: Sequence[str] = (),
+    child: str = "",
 ) -> tuple[Entry, bool]:
-    """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there."""
+    """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there. `child` is
+    the one that proposes it in its author's name."""
     check_name(key, "idempotency_key")
     changes, manifest = Changes(tx), what.manifest
     needed = sorted({changes.named(name).entry_id for name in depends_on})
@@ -88,7 +90,7 @@ def mark(
             )
         return known, True
     entry_id = tx.sources.new_id("ent")
-    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, needed)])
+    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, needed, child=child)])
     for other in needed:
         add_dependency(tx, entry_id, other)
     propose(tx, entry, author, what, 1)

@@ -14,6 +14,7 @@ import msgspec
 from onceward.engine import child_budget, child_dispatch, processes
 from onceward.engine.artifacts import Blob
 from onceward.engine.child_dispatch import Closing
+from onceward.engine.credentials import VARIABLE
 from onceward.engine.processes import FIRST_INHERITED, Ending, Process, environment
 from onceward.engine.redaction import Redactor, check_secret
 from onceward.engine.reports import Reports
@@ -76,7 +77,8 @@ def _run_function(
     """Run a function on this thread. None where its slot was given up meanwhile: whoever did so recorded its end, and
     what it made after that is kept as a late result."""
     began = time.monotonic()
-    redactor = Redactor({name: os.environ[name] for name in work.secrets if name in os.environ})
+    own = {name: os.environ[name] for name in work.secrets if name in os.environ}
+    redactor = children.redactor.also(own)
     running.limit = work.timeout or 0.0
     running.deadline = None if work.timeout is None else began + work.timeout
 
@@ -93,6 +95,9 @@ def _run_function(
     kept: Any = None
     returned = False
     logs: dict[str, Blob] = {}
+    issuer = children.issuer
+    if issuer is not None:
+        running.credential = lambda: issuer.of(token.child_id)
     try:
         with running.interruptible():
             value = work.call(ChildTask(token, running, spend))
@@ -281,7 +286,10 @@ class _Commanded:
         self.secrets = {
             name: check_secret(name, value) for name, value in work.secrets_now().items()
         }
-        self.redactor = Redactor(self.secrets)
+        issuer = children.issuer
+        self.credential = issuer.of(token.child_id) if issuer is not None else None
+        hidden = {VARIABLE: self.credential.secret} if self.credential is not None else {}
+        self.redactor = children.redactor.also({**self.secrets, **hidden})
         self.claim: Claim | None = None
         self.process: Process | None = None
         self.pressed = False
@@ -295,22 +303,26 @@ class _Commanded:
         except (LockLost, StorageError):
             raise
         except Exception as error:
-            gone = self.process is None or self.process.ending is not None or self.process.dismiss()
-            if gone:
-                self._release()
-            else:
-                self.children.targets.retain(self.token.child_id)
-            if self.token.phase == "leased":
-                return self._never(error)
-            said: dict[str, Any] = {
-                "error": "EXECUTION_FAILED",
-                "message": self.redactor.text(described(error)),
-            }
-            ended = Ended("execution_failed", said if gone else {**said, "death_unconfirmed": True})
-            micros = self.process.micros() if self.process else 0
-            return closing_of(
-                self.children, self.token, _by_request(self.running, ended), micros, {}
-            )
+            return self._failed(error)
+        finally:
+            if self.children.issuer is not None:
+                self.children.issuer.end(self.token.child_id)
+
+    def _failed(self, error: Exception) -> Closing:
+        gone = self.process is None or self.process.ending is not None or self.process.dismiss()
+        if gone:
+            self._release()
+        else:
+            self.children.targets.retain(self.token.child_id)
+        if self.token.phase == "leased":
+            return self._never(error)
+        said: dict[str, Any] = {
+            "error": "EXECUTION_FAILED",
+            "message": self.redactor.text(described(error)),
+        }
+        ended = Ended("execution_failed", said if gone else {**said, "death_unconfirmed": True})
+        micros = self.process.micros() if self.process else 0
+        return closing_of(self.children, self.token, _by_request(self.running, ended), micros, {})
 
     def _run(self) -> Closing:
         if self.work.target is not None:
@@ -354,6 +366,8 @@ class _Commanded:
             "ONCEWARD_ACK_FD": str(FIRST_INHERITED + 1),
             "ONCEWARD_REPORT_ID": reports.identity,
         }
+        if self.credential is not None:
+            given[VARIABLE] = self.credential.text()
         order = processes.Order(
             *(
                 self.token.child_id,

@@ -16,9 +16,11 @@ import msgspec
 from onceward.engine import child_budget, child_dispatch, child_workflow, operations
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
+from onceward.engine.credentials import Issuer
 from onceward.engine.held_targets import HeldTargets, retry_delay
 from onceward.engine.late import LateBox
 from onceward.engine.processes import Processes
+from onceward.engine.redaction import Redactor
 from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
 from onceward.errors import (
@@ -64,6 +66,8 @@ class Children:
         target_wait: float = TARGET_WAIT_SECONDS,
         on_pause: Literal["finish", "stop"] = "stop",
         decides_starts: bool = False,
+        issuer: Issuer | None = None,
+        held_secrets: Mapping[str, str] | None = None,
     ) -> None:
         """`on_pause` says what becomes of running children when the session's time is used up. With
         `decides_starts` whoever opened the session sees to it that nothing starts without budget."""
@@ -72,6 +76,10 @@ class Children:
         self.spool = spool
         self.session_id, self.actor, self.jobs = session_id, actor, jobs
         self.registered = registered
+        self.redactor = Redactor(held_secrets or {})
+        """Takes what the kernel itself holds out of whatever children leave."""
+        self.issuer = issuer
+        """Gives a child what it shows to ask in its own name."""
         self.late = late
         tenure = store.tenure
         if tenure is None:

@@ -12,7 +12,10 @@ from typing import Any, Protocol
 import msgspec
 
 from onceward.engine.artifacts import Artifacts, Blob, sync_all
-from onceward.engine.trees import Tree, after, before, digest_of, folders_of, listing, scan
+from onceward.engine.file_names import os_path
+from onceward.engine.staging import Staging
+from onceward.engine.tree_state import TreeState, state_in, state_of
+from onceward.engine.trees import ODD, Tree, after, before, folders_of, listing
 from onceward.errors import BaseDrift, InvalidConfig
 from onceward.kernel import faults
 from onceward.kernel.canon import canonical, sha256_hex
@@ -22,25 +25,20 @@ from onceward.lifecycles.manifest import Manifest
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a place was like before a change: everything there by path, what did not count, and the folders on the way
-    of the change with their modes."""
+    """What a place was like before a change: everything there that counts, and the folders on the way of the change
+    with their modes."""
 
-    paths: Sequence[str] = ()
-    ignore: Sequence[str] = ()
+    state: TreeState = TreeState()
     folders: dict[str, int] = {}
 
     def data(self) -> bytes:
-        """As it is kept: one text about it, then the paths in the system's own bytes; a NUL ends each."""
-        head = canonical({"folders": dict(self.folders), "ignore": list(self.ignore)})
-        return b"".join(
-            part + b"\0" for part in (head, *(os.fsencode(path) for path in sorted(self.paths)))
-        )
+        """As it is kept: the folders, then the state; a NUL ends each part."""
+        return canonical({"folders": dict(self.folders)}) + b"\0" + self.state.data()
 
 
 def listing_in(data: bytes) -> Listing:
-    head, *paths = data.split(b"\0")[:-1]
-    said = msgspec.json.decode(head)
-    return Listing([os.fsdecode(path) for path in paths], said["ignore"], said["folders"])
+    head, _, rest = data.partition(b"\0")
+    return Listing(state_in(rest), msgspec.json.decode(head)["folders"])
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -100,21 +98,21 @@ class TreeCutter:
         root: Path,
         artifacts: Artifacts,
         manifest: Manifest,
-        change_set_id: str,
+        staging: Staging,
         policy: Policy | None = None,
         kept: Callable[[], Listing] = Listing,
     ) -> None:
         self._root, self._artifacts, self._units = root, artifacts, manifest.unit
+        self._staging = staging
         self._base, self._policy, self._kept = manifest.base, policy or Policy(), kept
         self._gone = {unit.path for unit in manifest.unit if unit.after is None}
-        self._staging = f".onceward-{change_set_id}"
 
     def check(self) -> None:
         with Tree(self._root) as tree:
             drifted = [unit.path for unit in self._units if not self._fits(tree, unit)]
             if drifted:
                 raise _drifted(drifted)
-        if self._base and digest_of(scan(self._root, self._policy.ignore, True)) != self._base:
+        if self._base and state_of(self._root, self._policy.ignore).digest() != self._base:
             raise BaseDrift(
                 "the tree is not what the change was made on: something else in it has changed"
             )
@@ -125,7 +123,8 @@ class TreeCutter:
             # other way round.
             above = tree.file_above(unit.path)
             if tree.is_folder(unit.path) and not all(
-                f"{unit.path}/{path}" in self._gone for path in listing(self._root / unit.path)
+                f"{unit.path}/{path}" in self._gone
+                for path in listing(self._root / os_path(unit.path))
             ):
                 return False
             if above and above not in self._gone:
@@ -140,11 +139,10 @@ class TreeCutter:
                     prior[unit.path] = self._prior(unit)
             ways = {way for unit in self._units for way in (*folders_of(unit.path), unit.path)}
             folders = {way: tree.mode_of(way) for way in sorted(ways) if tree.is_folder(way)}
-        ignore = self._policy.ignore
-        return Kept(prior, Listing(listing(self._root, ignore), ignore, folders))
+        return Kept(prior, Listing(state_of(self._root, self._policy.ignore), folders))
 
     def _prior(self, unit: Unit) -> Blob:
-        place = self._root / unit.path
+        place = self._root / os_path(unit.path)
         if unit.before_mode == LINK:
             blob = self._artifacts.keep(os.fsencode(os.readlink(place)))  # noqa: PTH115
         else:
@@ -154,20 +152,23 @@ class TreeCutter:
         return blob
 
     def stage(self) -> None:
-        """The new bytes beside the tree's own files, verified as they are written."""
-        with Tree(self._root, {self._staging: 0o700}) as tree:
-            tree.make(self._staging)
-            tree.empty(self._staging)
+        """The new bytes at hand, verified as they are written, before any of them is put in its place."""
+        with self._staging.opened() as staging:
+            staging.clear()
             for number, unit in enumerate(self._units):
                 if unit.after is not None:
-                    pieces = self._artifacts.read(unit.after)
-                    tree.write(f"{self._staging}/{number}", pieces, unit.after_mode or 0)
+                    self._stage_unit(staging, number, unit)
         sync_all(self._root)
         faults.point("cut.staged")
 
+    def _stage_unit(self, staging: Tree, number: int, unit: Unit) -> None:
+        assert unit.after is not None
+        staging.write(str(number), self._artifacts.read(unit.after), unit.after_mode or 0)
+
     def apply(self) -> None:
         """What goes goes first: its folders may be in the way of what comes."""
-        with Tree(self._root) as tree:
+        with Tree(self._root) as tree, self._staging.opened() as staging:
+            self._stage_missing(tree, staging)
             for number, unit in self._ordered(lambda unit: unit.after is not None):
                 found = tree.look(unit.path)
                 if found == after(unit):
@@ -180,8 +181,25 @@ class TreeCutter:
                 if unit.after is None:
                     tree.remove(unit.path)
                 else:
-                    tree.put(f"{self._staging}/{number}", unit.path)
+                    tree.put(staging, str(number), unit.path)
                 faults.point("cut.applied")
+        sync_all(self._root)
+
+    def _stage_missing(self, tree: Tree, staging: Tree) -> None:
+        """A kernel that was killed leaves nothing staged: the next one clears it away."""
+        missing = [
+            (number, unit)
+            for number, unit in enumerate(self._units)
+            if unit.after is not None
+            and staging.look(str(number)) != after(unit)
+            and tree.look(unit.path) != after(unit)
+        ]
+        if not missing:
+            return
+        staging.clear()
+        for number, unit in enumerate(self._units):
+            if unit.after is not None and tree.look(unit.path) != after(unit):
+                self._stage_unit(staging, number, unit)
         sync_all(self._root)
 
     def _ordered(self, comes: Callable[[Unit], bool]) -> list[tuple[int, Unit]]:
@@ -191,7 +209,7 @@ class TreeCutter:
         """What came goes first, then the folders that were there come back, then the files."""
         folders = self._kept().folders
         foreign: list[str] = []
-        with Tree(self._root, {**folders, self._staging: 0o700}) as tree:
+        with Tree(self._root, folders) as tree:
             came = [unit for unit in self._units if unit.before is None]
             for unit in came:
                 self._one(tree, unit, foreign, lambda tree, unit: tree.remove(unit.path, folders))
@@ -225,17 +243,14 @@ class TreeCutter:
 
     def _give_back(self, tree: Tree, unit: Unit) -> None:
         assert unit.before is not None
-        tree.make(self._staging)
-        tree.empty(self._staging)
-        tree.write(
-            f"{self._staging}/back", self._artifacts.read(unit.before), unit.before_mode or 0
-        )
-        tree.put(f"{self._staging}/back", unit.path)
+        with self._staging.opened() as staging:
+            staging.clear()
+            staging.write("back", self._artifacts.read(unit.before), unit.before_mode or 0)
+            tree.put(staging, "back", unit.path)
 
     def clear(self) -> None:
-        """Leave nothing of the work beside the tree's own files."""
-        with Tree(self._root) as tree:
-            tree.empty(self._staging, remove=True)
+        """Leave nothing of the work behind."""
+        self._staging.remove()
         sync_all(self._root)
 
 
@@ -261,7 +276,8 @@ class PlaceCutter:
             data = self._place.read(unit.path)
             if data is not None and sha256_hex(data) == unit.before:
                 prior[unit.path] = self._artifacts.keep(data)
-        return Kept(prior, Listing(sorted(self._place.paths())))
+        # A place of one's own is looked at by name: what else is there may be anything, and of any size.
+        return Kept(prior, Listing(TreeState(dict.fromkeys(sorted(self._place.paths()), ODD))))
 
     def stage(self) -> None:
         """All of it is at hand before any of it is put in place."""

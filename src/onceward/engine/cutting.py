@@ -21,6 +21,7 @@ from onceward.engine.cutters import (
     listing_in,
     place_of,
 )
+from onceward.engine.file_names import os_path
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
@@ -28,6 +29,7 @@ from onceward.engine.registry_cutter import RegistryCutter
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import ActionTask, Saga
+from onceward.engine.staging import STAGING, Staging
 from onceward.errors import (
     CODES,
     GuardFailed,
@@ -468,7 +470,11 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
     if manifest.cutter == TREE:
         root = tree_of(kernel.home, manifest)
         return TreeCutter(
-            *(root, kernel.artifacts, manifest, change_set_id, kernel.policy),
+            root,
+            kernel.artifacts,
+            manifest,
+            Staging(root, kernel.folder / STAGING, change_set_id),
+            kernel.policy,
             lambda: listing_of(kernel, change_set_id),
         )
     if manifest.cutter == REGISTRY:
@@ -498,7 +504,7 @@ def own_place(cutters: Mapping[str, str], name: str, target: str, home: Path) ->
 
 def tree_of(home: Path, manifest: Manifest) -> Path:
     """The folder that a change is made to."""
-    return home / manifest.target
+    return home / os_path(manifest.target)
 
 
 def tool_revision(module: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from onceward.engine.file_names import os_path
 from onceward.engine.trees import Tree, after
 from onceward.errors import BaseDrift, ExecutionFailed, InvalidConfig
 from onceward.kernel.changes import Unit
@@ -35,7 +36,7 @@ def commit(
 ) -> str:
     """The commit of exactly this; the one there is, where `key` names a trailer that it has already. What is not what
     was approved is not committed, and a commit that became something else is not passed off as it."""
-    paths = [unit.path for unit in units]
+    paths = [os_path(unit.path) for unit in units]
     known = _git(
         tree,
         "log",

@@ -16,6 +16,7 @@ from onceward.engine.artifacts import Artifacts
 from onceward.engine.authority import Authority
 from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
+from onceward.engine.credentials import Credentials, Issuer
 from onceward.engine.delivery import DeliveryThreads, deliver_at_once
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
@@ -28,6 +29,7 @@ from onceward.engine.processes import Processes
 from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
 from onceward.engine.spool import Spool
+from onceward.engine.staging import clear_leftovers
 from onceward.engine.streams import Streams
 from onceward.engine.trust import require_root
 from onceward.errors import (
@@ -87,8 +89,10 @@ class Kernel:
         confirmation_seconds: int = PERMIT_SECONDS,
         lock_folder: Path | None = None,
         notes: TextIO | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`notes` is where to say what takes long before it answers anything."""
+        """`notes` is where to say what takes long before it answers anything. `secrets` are what this process was given
+        for its own use, by name."""
         self.store = store
         self.principal = principal
         self.sinks, self.notices = sinks, notices
@@ -124,6 +128,10 @@ class Kernel:
         self.authority, self.keyring = Authority(), Keyring(folder / "keys")
         self.signer: Signer | None = None
         """The key its principal acts with; nobody's while the principal is unknown."""
+        self.held_secrets: dict[str, str] = dict(secrets or {})
+        """What this process itself holds and no child may leave in what is kept, by name."""
+        self.credentials = Credentials()
+        """Of the children that run: what each may ask for in its own name."""
         self.estimates = EstimatesInFlight()
         self.work = folder / "work"
         """Where the folders of steps that run are."""
@@ -147,6 +155,7 @@ class Kernel:
             self.spool.clear()
             shutil.rmtree(self.work, ignore_errors=True)
             with store.read() as rows:
+                clear_leftovers(rows, folder, self.home)
                 capped = dict(limits or {}) or bool(workspace_lanes(rows))
             if capped:
                 store.write(lambda tx: set_workspace_limits(tx, limits or {}))
@@ -293,6 +302,8 @@ class Kernel:
             target_wait=self.target_wait,
             on_pause=on_pause,
             decides_starts=decides_starts,
+            held_secrets={**self.keyring.secrets(), **self.held_secrets},
+            issuer=Issuer(self.credentials, self.principal, self.signer, self.store.sources.secret),
         )
         # What has ended is let go of; what cannot be ended is remembered to the end.
         self._sessions[:] = [other for other in self._sessions if not other.closed or other.stuck]

@@ -7,13 +7,17 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from onceward.engine.ancestry import own_ancestry
+from onceward.engine.key_agent import agent_key, locked, passphrase_on_terminal
 from onceward.engine.prints import at_work
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.evidence.export import sync_folder
-from onceward.evidence.signing import SigningKey
+from onceward.evidence.signing import Key as AnyKey
+from onceward.evidence.signing import SigningKey, is_locked
 from onceward.kernel import faults
 from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
+from onceward.store.tables.builds import Builds
 from onceward.store.tables.keys import Key, keys_of, workspace_id
 
 _HEADER = "Onceward key of "
@@ -23,7 +27,7 @@ _FOOTER = "-----END"
 class Signer:
     """A principal with a key at hand."""
 
-    def __init__(self, principal: str, workspace: str, key: SigningKey) -> None:
+    def __init__(self, principal: str, workspace: str, key: AnyKey) -> None:
         self.principal, self.workspace, self.key = principal, workspace, key
 
     def proof(self) -> bytes:
@@ -34,6 +38,14 @@ class Signer:
         return f"ed25519:{self.key.public.hex()}:{self.proof().hex()}"
 
 
+def inside_child(principal: str, inside: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"{inside} signs for nobody, and so not for {principal}",
+        context={"principal": principal, "inside": inside},
+        recovery=[Recovery("leave what it made as its result, and let a person act on that")],
+    )
+
+
 class Keyring:
     """The keys that this machine has for a workspace."""
 
@@ -41,27 +53,42 @@ class Keyring:
         self.folder = folder
 
     def signer(self, rows: Reads, principal: str) -> Signer:
-        """The principal's newest key that is in force and here; for nobody on a thread that runs a step (K-14)."""
-        task = at_work.get()
-        if task is not None:
-            raise PermissionDenied(
-                f"the step {step_name(task.stage, task.target)} runs on this thread, and a step signs for nobody",
-                context={"principal": principal, "build_id": task.build_id},
-                recovery=[
-                    Recovery("leave what it made as its result, and let a person act on that")
-                ],
-            )
+        """The principal's newest key that is in force and here; for nobody inside a child (K-14)."""
+        inside = self.child_around(rows)
+        if inside:
+            raise inside_child(principal, inside)
         known = keys_of(rows, principal)
         active = [key for key in known if key.revoked_seq is None]
         for key in reversed(active):
+            held = agent_key(self.folder.parent, key.fingerprint)
+            if held is not None:
+                return Signer(principal, workspace_id(rows), held)
             if self.has(key.fingerprint):
-                return Signer(principal, workspace_id(rows), self._read(key.fingerprint))
+                return Signer(principal, workspace_id(rows), self._read(key.fingerprint, principal))
         raise self._without(principal, known, active)
+
+    def secrets(self) -> dict[str, str]:
+        """What must not be seen of the key files that are here: every line of their insides, by the key's name."""
+        found: dict[str, str] = {}
+        for path in sorted(self.folder.glob("*.pem")) if self.folder.is_dir() else ():
+            with suppress(OSError, UnicodeDecodeError):
+                lines = path.read_text("utf-8").splitlines()
+                body = [line for line in lines[1:] if line and not line.startswith("-----")]
+                found[f"KEY_{path.stem[:16]}"] = "\n".join(body)
+        return found
+
+    def child_around(self, rows: Reads) -> str:
+        """The step whose thread this is, or the running child that this process is in; empty outside of both."""
+        task = at_work.get()
+        if task is not None and Builds(rows).find(task.build_id) is not None:
+            return f"the step {step_name(task.stage, task.target)}"
+        child = own_ancestry().child_of(rows, self.folder.parent)
+        return f"the child {child}" if child else ""
 
     def make(self, principal: str, workspace: str, *, another: bool = False) -> Signer:
         """A new key for a principal, or the one that was made and not told of."""
         waiting = None if another else self._waiting(principal)
-        key = self._read(waiting) if waiting else SigningKey.generate()
+        key = self._read(waiting, principal) if waiting else SigningKey.generate()
         if not waiting:
             self._write(key, principal)
         return Signer(principal, workspace, key)
@@ -83,7 +110,28 @@ class Keyring:
                         return path.stem
         return None
 
-    def _read(self, fingerprint: str) -> SigningKey:
+    def unlock(self, fingerprint: str, passphrase: str) -> SigningKey:
+        """The key in a file that has a passphrase."""
+        return self._key_in(fingerprint, self._data(fingerprint), passphrase)
+
+    def is_locked(self, fingerprint: str) -> bool:
+        return is_locked(self._data(fingerprint))
+
+    def lock(self, key: SigningKey, principal: str, passphrase: str) -> None:
+        """Write a key's file anew, with this passphrase or, empty, with none."""
+        self._write(key, principal, passphrase)
+
+    def _read(self, fingerprint: str, principal: str) -> SigningKey:
+        data = self._data(fingerprint)
+        passphrase = ""
+        if is_locked(data):
+            typed = passphrase_on_terminal(f"Passphrase of {principal}'s key {fingerprint[:16]}: ")
+            if typed is None:
+                raise locked(principal, fingerprint)
+            passphrase = typed
+        return self._key_in(fingerprint, data, passphrase)
+
+    def _data(self, fingerprint: str) -> bytes:
         path = self.path_of(fingerprint)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,15 +146,20 @@ class Keyring:
                 context={"file": str(path)},
                 recovery=[Recovery("take their rights away", f"chmod 600 '{path}'")],
             )
+        return data
+
+    def _key_in(self, fingerprint: str, data: bytes, passphrase: str) -> SigningKey:
+        path = self.path_of(fingerprint)
         try:
-            key = SigningKey.read(data[data.find(b"-----BEGIN") :])
+            key = SigningKey.read(data[data.find(b"-----BEGIN") :], passphrase)
         except InvalidConfig as error:
             raise InvalidConfig(f"{path}: {error.message}", context={"file": str(path)}) from None
         if key.fingerprint != fingerprint:
             raise InvalidConfig(f"the key file {path} holds another key than its name says")
         return key
 
-    def _write(self, key: SigningKey, principal: str) -> None:
+    def _write(self, key: SigningKey, principal: str, passphrase: str | None = None) -> None:
+        """A new file; or, with a passphrase that may be empty, another in its place."""
         path = self.path_of(key.fingerprint)
         # Written aside and linked into place: a key file is there whole or not at all.
         fresh = path.with_suffix(".new")
@@ -115,13 +168,16 @@ class Keyring:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(f"{_HEADER}{principal}\n".encode() + key.pem())
+                    file.write(f"{_HEADER}{principal}\n".encode() + key.pem(passphrase or ""))
                     file.flush()
                     os.fsync(descriptor)
                 faults.point("key.written")
-                path.hardlink_to(fresh)
+                if passphrase is None:
+                    path.hardlink_to(fresh)
+                else:
+                    fresh.replace(path)
             finally:
-                fresh.unlink()
+                fresh.unlink(missing_ok=True)
             sync_folder(self.folder)
         except OSError as error:
             raise InvalidConfig(

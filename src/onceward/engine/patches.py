@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from onceward.engine.file_names import recorded_path
 from onceward.errors import BaseDrift, InvalidConfig
 
 _HUNK: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
@@ -125,7 +126,9 @@ class _Reader:
         came, went = (
             said.get(b"rename " + way) or said.get(b"copy " + way) for way in (b"from ", b"to ")
         )
-        old, new = (named if path is None else _decoded(_unquoted(path)) for path in (came, went))
+        old, new = (
+            named if path is None else recorded_path(_unquoted(path)) for path in (came, went)
+        )
         file = Patched(old, new, [], copied=b"copy from " in said)
         file.new_mode = _mode(said.get(b"new mode ") or said.get(b"new file mode "))
         file.old_mode = _mode(said.get(b"old mode ") or said.get(b"deleted file mode "))
@@ -199,7 +202,7 @@ class _Reader:
             return None, True
         text = _unquoted(text)
         known = [b"a/", b"b/"] if prefix is None else [prefix]
-        return _decoded(
+        return recorded_path(
             next((text[len(p) :] for p in known if p and text.startswith(p)), text)
         ), never
 
@@ -240,11 +243,11 @@ def _named(line: bytes) -> tuple[str | None, tuple[bytes, bytes]]:
         half = len(text) // 2
         old, new = text[:half], text[half + 1 :]
     if old == new and old:
-        return _decoded(old), (b"", b"")
+        return recorded_path(old), (b"", b"")
     first, _, one = old.partition(b"/")
     second, _, other = new.partition(b"/")
     if one and one == other:
-        return _decoded(one), (first + b"/", second + b"/")
+        return recorded_path(one), (first + b"/", second + b"/")
     return None, (b"a/", b"b/")
 
 
@@ -272,15 +275,6 @@ def _unquoted(text: bytes) -> bytes:
         return bytes([number])
 
     return _QUOTED.sub(meant, text[1:-1])
-
-
-def _decoded(path: bytes) -> str:
-    try:
-        return path.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidConfig(
-            f"a path of the patch is no text: {path[:60]!r}", context={"field": "--patch"}
-        ) from None
 
 
 def _mode(text: bytes | None) -> int | None:

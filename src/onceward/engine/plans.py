@@ -47,8 +47,13 @@ class Plan:
         jobs: int | None = None,
         reuse: bool = True,
         on_pause: Literal["finish", "stop"] = "finish",
+        tree: str | None = None,
         folder: Path | str | None = None,
     ) -> None:
+        """`tree` is the folder that its outputs are proposed for: its state is kept before the first step runs."""
+        if tree is not None and (not isinstance(tree, str) or not tree or "\0" in tree):
+            raise refuse("tree", f"tree is a folder, not {tree!r}")
+        self.tree = tree
         self.name = check_name(name, "name")
         self.limits = limits_of(budget or {})
         self.config = config_of("config", config or {})

@@ -38,13 +38,32 @@ class Overheard:
         return getattr(self._out, name)
 
 
+_start_thread = threading.Thread.start
+
+
+def _start_of_step(thread: threading.Thread) -> None:
+    """A thread that a step begins is the step's: what it prints, and that it signs for nobody."""
+    task = at_work.get()
+    if task is not None:
+        run = thread.run
+
+        def run_in_step() -> None:
+            at_work.set(task)
+            run()
+
+        thread.run = run_in_step  # type: ignore[method-assign]
+    _start_thread(thread)
+
+
 @contextmanager
 def overheard() -> Iterator[None]:
-    """While builds run, in however many threads, what they print is listened to."""
+    """While builds run, in however many threads, what they print is listened to, and threads that steps begin are
+    known as theirs."""
     global _listeners
     with _mutex:
         _listeners += 1
         if _listeners == 1:
+            threading.Thread.start = _start_of_step  # type: ignore[assignment, method-assign]
             sys.stdout = sys.stdout and Overheard(sys.stdout, kept=True)
             sys.stderr = sys.stderr and Overheard(sys.stderr, kept=False)
     try:
@@ -52,6 +71,8 @@ def overheard() -> Iterator[None]:
     finally:
         with _mutex:
             _listeners -= 1
+            if _listeners == 0:
+                threading.Thread.start = _start_thread  # type: ignore[method-assign]
             for name in ("stdout", "stderr") if _listeners == 0 else ():
                 if isinstance(getattr(sys, name), Overheard):
                     setattr(sys, name, getattr(sys, name)._out)

@@ -4,23 +4,34 @@ content by path (H-2)."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from onceward.engine.artifacts import Artifacts
+from onceward.engine.bases import Base, base_of
 from onceward.engine.cutters import Place
+from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.outputs import VALUES, read_back
 from onceward.engine.patches import Patched, read_patch
-from onceward.engine.trees import ODD, File, Tree, difference, digest_of, scan, unit_of
-from onceward.errors import BaseDrift, InvalidConfig
+from onceward.engine.tree_state import drift_digest, state_of
+from onceward.engine.trees import ODD, File, Tree, difference, scan, unit_of
+from onceward.errors import BaseDrift, InvalidConfig, Recovery
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.changes import LINK, Unit
 from onceward.lifecycles.change import Policy
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, check_path, checked
+from onceward.lifecycles.manifest import (
+    REGISTRY,
+    TREE,
+    Manifest,
+    Origin,
+    check_path,
+    checked,
+)
 from onceward.lifecycles.registry import RegistryPlan
+from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import checkpoints_of
 
@@ -51,6 +62,10 @@ class Wish(msgspec.Struct, frozen=True):
     check: tuple[str, ...] = ()
     policy: Policy = Policy()
     links: bool = False
+    base: Base | None = None
+    """What the tree was before the work, where a build took that."""
+    accepted: str = ""
+    """The digest of drift under the proposal that somebody accepts."""
 
     def proposal(self, units: Sequence[Unit], contents: Contents) -> Proposal:
         if not units:
@@ -66,14 +81,48 @@ class Wish(msgspec.Struct, frozen=True):
                         f"{unit.path} would lie inside the file {above}",
                         context={"path": unit.path},
                     )
-        base = (
-            digest_of(scan(self.root, self.policy.ignore, True))
-            if self.policy.drift == "tree"
-            else ""
+        whole = self.policy.drift == "tree"
+        manifest = Manifest(
+            cutter=TREE,
+            target=self.target,
+            unit=tuple(units),
+            check=self.check,
+            base=state_of(self.root, self.policy.ignore).digest() if whole else "",
+            origin=self._origin({unit.path for unit in units}),
         )
-        return Proposal(
-            checked(Manifest(TREE, self.target, tuple(units), self.check, base)), contents
-        )
+        return Proposal(checked(manifest), contents)
+
+    def _origin(self, own: Set[str]) -> Origin | None:
+        """What the work was made on; refused where a file that it proposes was changed since by somebody else."""
+        if self.base is None:
+            return None
+        if self.base.tree != self.target:
+            raise InvalidConfig(
+                f"build {self.base.build_id} kept the state of {self.base.tree}, not of {self.target}",
+                context={"field": "tree", "tree": self.base.tree},
+                recovery=[Recovery(f"propose it for {self.base.tree}")],
+            )
+        drift = self.base.drift(self.root)
+        under = [unit for unit in drift if unit.path in own]
+        if under and drift_digest(under) != self.accepted:
+            names = ", ".join(unit.path for unit in under[:5])
+            raise BaseDrift(
+                f"{names} was changed after build {self.base.build_id} began, and not by a recorded cut: the"
+                " proposal would hide that",
+                context={
+                    "paths": [unit.path for unit in under[:100]],
+                    "drift": drift_digest(under),
+                },
+                recovery=[
+                    Recovery("put it back as it was, then mark the change again"),
+                    Recovery(
+                        "or accept what was changed; the reviewer is shown that it was",
+                        f"--accept-drift {drift_digest(under)}",
+                        "medium",
+                    ),
+                ],
+            )
+        return Origin(build=self.base.build_id, base=self.base.sha256, drift=tuple(drift))
 
 
 def from_folder(wish: Wish, folder: Path) -> Proposal:
@@ -84,9 +133,9 @@ def from_folder(wish: Wish, folder: Path) -> Proposal:
     contents: Contents = {}
     for unit in units:
         if unit.before is not None:
-            contents[unit.before] = reader(wish.root / unit.path, unit.before_mode)
+            contents[unit.before] = reader(wish.root / os_path(unit.path), unit.before_mode)
         if unit.after is not None:
-            contents[unit.after] = reader(folder / unit.path, unit.after_mode)
+            contents[unit.after] = reader(folder / os_path(unit.path), unit.after_mode)
     return wish.proposal(units, contents)
 
 
@@ -112,7 +161,7 @@ def _patch(
             raise BaseDrift(
                 f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]}
             )
-        data, mode = (root / file.old).read_bytes(), found.mode
+        data, mode = (root / os_path(file.old)).read_bytes(), found.mode
     fresh = file.new is not None and file.new != file.old
     if (
         fresh
@@ -144,6 +193,16 @@ def _patch(
         made[file.new] = (data, mode if file.new_mode is None else file.new_mode)
 
 
+def oldest_base(rows: Reads, artifacts: Artifacts, name: str) -> Base | None:
+    """What the tree was before anything ran that a build's results come from: before the build itself, and before
+    every build whose results it took over. None if one of them kept no state."""
+    build_id = Builds(rows).named(name).build_id
+    origins = {one.origin for one in checkpoints_of(rows, build_id) if one.origin is not None}
+    found = [base_of(rows, artifacts, origin) for origin in (build_id, *sorted(origins))]
+    known = [base for base in found if base is not None]
+    return min(known, key=lambda base: base.position) if len(known) == len(found) else None
+
+
 def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str]) -> Proposal:
     """The files that some stages of a build made, each at the path that is its name; without a word, of the stages that
     no other needs."""
@@ -170,10 +229,11 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
                 # What a step returned without a name has no place in a tree.
                 continue
             made = (output.sha256, 0o755 if output.kind == "program" else 0o644)
-            if found.setdefault(output.name, made) != made:
+            path = recorded_path(output.name)
+            if found.setdefault(path, made) != made:
                 raise InvalidConfig(
-                    f"two steps made a {output.name}; choose between their stages with --stage",
-                    context={"path": output.name, "stages": sorted(wanted)},
+                    f"two steps made a {path}; choose between their stages with --stage",
+                    context={"path": path, "stages": sorted(wanted)},
                 )
     if not found:
         raise InvalidConfig(f"build {build.build_id} made no files in {', '.join(sorted(wanted))}")
@@ -188,7 +248,7 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
                 units.append(unit_of(path, was, will))
                 contents[sha256] = _artifact(artifacts, sha256)
                 if was is not None:
-                    contents[was.sha256] = reader(wish.root / path, was.mode)
+                    contents[was.sha256] = reader(wish.root / os_path(path), was.mode)
     return wish.proposal(units, contents)
 
 
@@ -213,7 +273,7 @@ def _from_contents(
             continue
         units.append(unit_of(path, was, will))
         if was is not None:
-            contents[was.sha256] = reader(wish.root / path, was.mode)
+            contents[was.sha256] = reader(wish.root / os_path(path), was.mode)
         if now is not None:
             contents[sha256_hex(now[0])] = given(now[0])
     return wish.proposal(units, contents)

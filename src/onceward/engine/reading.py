@@ -11,7 +11,7 @@ import msgspec
 
 from onceward.engine import child_budget
 from onceward.engine.child_dispatch import exported
-from onceward.engine.keyring import Keyring
+from onceward.engine.keyring import Keyring, inside_child
 from onceward.errors import NotFound, Recovery
 from onceward.kernel.chain import STREAM, check_stream
 from onceward.kernel.limits import FOLLOW_SECONDS
@@ -143,6 +143,19 @@ def standing_of(store: Store, keyring: Keyring, principal: str) -> KeyStanding:
         keys = keys_of(rows, principal)
         able = here and any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys)
         return KeyStanding(workspace_id(rows), bool(keys), able)
+
+
+def own_key_files(store: Store, keyring: Keyring, principal: str) -> list[str]:
+    """The keys in force of a principal whose files are here; for nobody inside a child."""
+    with store.read() as rows:
+        inside = keyring.child_around(rows)
+        if inside:
+            raise inside_child(principal, inside)
+        return [
+            key.fingerprint
+            for key in keys_of(rows, principal)
+            if key.revoked_seq is None and keyring.has(key.fingerprint)
+        ]
 
 
 def key_list(store: Store, keyring: Keyring) -> list[dict[str, Any]]:

@@ -34,6 +34,12 @@ class Redactor:
             self._marks += [(os.fsencode(form), mark) for form in forms if len(form) >= _SHORTEST]
         self._kept: dict[str, bytes] = {}
 
+    def also(self, secrets: Mapping[str, str]) -> Redactor:
+        """One that replaces these too; what waits in this one's streams stays here."""
+        made = Redactor(secrets)
+        made._marks += self._marks
+        return made
+
     def clean(self, data: bytes) -> bytes:
         """The same without secrets; where two overlap, all of both goes."""
         out, at = b"", 0

@@ -6,12 +6,14 @@ import fnmatch
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple
 
+from onceward.engine.file_names import os_path, recorded_path
 from onceward.errors import BaseDrift, InvalidConfig
 from onceward.kernel.canon import sha256_hex
 from onceward.kernel.changes import LINK, Unit
@@ -19,7 +21,7 @@ from onceward.kernel.limits import MAX_OUTPUT_FILES
 from onceward.lifecycles.manifest import check_link, is_machinery
 
 _CHUNK: Final = 1 << 20
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
@@ -43,7 +45,7 @@ class Tree:
     def __init__(self, root: Path, modes: Mapping[str, int] = _NOTHING) -> None:
         """`modes` are those of folders that may have to be made again."""
         try:
-            self._root = os.open(root, _FOLDER)
+            self._root = os.open(root, FOLDER)
         except OSError:
             raise InvalidConfig(f"{root} is no folder", context={"folder": str(root)}) from None
         self.root, self._modes = root, modes
@@ -63,20 +65,20 @@ class Tree:
         """What file is there; None where there is none, a folder being none."""
         try:
             with self._above(path) as above:
-                return None if above is None else _look(path.rpartition("/")[2], above)
+                return None if above is None else look_in(above, _name(path))
         except BaseDrift:
             return ODD
 
-    def put(self, staged: str, path: str) -> None:
-        """Move a file that was staged in the tree into its place."""
-        with self._above(staged) as source, self._above(path, make=True) as above:
-            assert source is not None and above is not None
-            name = path.rpartition("/")[2]
+    def put(self, staging: Tree, staged: str, path: str) -> None:
+        """Move a file that was staged elsewhere on the same filesystem into its place."""
+        with self._above(path, make=True) as above:
+            assert above is not None
+            name = _name(path)
             with suppress(OSError):
                 # A folder that the change has emptied gives way to the file that takes its name.
                 os.rmdir(name, dir_fd=above)
             try:
-                os.rename(staged.rpartition("/")[2], name, src_dir_fd=source, dst_dir_fd=above)
+                os.rename(staged, name, src_dir_fd=staging._root, dst_dir_fd=above)
             except IsADirectoryError:
                 raise BaseDrift(
                     f"{path} is a folder now, with something in it", context={"paths": [path]}
@@ -86,7 +88,7 @@ class Tree:
         """Remove a file, and the folders that are empty without it, but for some."""
         with self._above(path) as above:
             if above is not None:
-                os.unlink(path.rpartition("/")[2], dir_fd=above)
+                os.unlink(_name(path), dir_fd=above)
         folder = path.rpartition("/")[0]
         while folder and folder not in but:
             try:
@@ -103,7 +105,7 @@ class Tree:
 
     def write(self, path: str, pieces: Iterable[bytes], mode: int) -> None:
         """A new file, or a new link to where its bytes say."""
-        name = path.rpartition("/")[2]
+        name = _name(path)
         with self._above(path) as above:
             assert above is not None
             if mode == LINK:
@@ -115,15 +117,10 @@ class Tree:
                 file.flush()
                 os.fchmod(file.fileno(), mode)
 
-    def empty(self, folder: str, remove: bool = False) -> None:
-        """Remove every file of a folder, and the folder itself if it is to go; there are no folders in it."""
-        with self._above(f"{folder}/.") as inside:
-            if inside is None:
-                return
-            for name in os.listdir(inside):  # noqa: PTH208
-                os.unlink(name, dir_fd=inside)
-        if remove:
-            os.rmdir(folder, dir_fd=self._root)
+    def clear(self) -> None:
+        """Remove every file of a folder that has no folders in it."""
+        for name in os.listdir(self._root):  # noqa: PTH208
+            os.unlink(name, dir_fd=self._root)
 
     def is_folder(self, path: str) -> bool:
         try:
@@ -139,7 +136,7 @@ class Tree:
 
     def file_above(self, path: str) -> str:
         """The path of a file where a folder on the way should be; empty if there is none."""
-        return next((way for way in folders_of(path) if (self.root / way).is_file()), "")
+        return next((way for way in folders_of(path) if (self.root / os_path(way)).is_file()), "")
 
     @contextmanager
     def _above(self, path: str, make: bool = False) -> Iterator[int | None]:
@@ -150,7 +147,7 @@ class Tree:
             for part in path.split("/")[:-1]:
                 assert at is not None
                 way = f"{way}/{part}" if way else part
-                below = self._step(part, at, way, make)
+                below = self._step(os_path(part), at, way, make)
                 os.close(at)
                 at = below
                 if at is None:
@@ -164,7 +161,7 @@ class Tree:
         made = False
         for _ in range(3):
             try:
-                found = os.open(part, _FOLDER, dir_fd=at)
+                found = os.open(part, FOLDER, dir_fd=at)
                 if made and way in self._modes:
                     os.fchmod(found, self._modes[way])
                 return found
@@ -186,13 +183,19 @@ class Tree:
         raise BaseDrift(f"{way} cannot be reached: it comes and goes", context={"paths": [way]})
 
 
+def _name(path: str) -> str:
+    """What the system calls the last part of a path."""
+    return os_path(path.rpartition("/")[2])
+
+
 def folders_of(path: str) -> list[str]:
     """The folders that a path lies in, the outermost first."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _look(name: str, above: int) -> File | None:
+def look_in(above: int, name: str, largest: int = sys.maxsize) -> File | None:
+    """What file of a name is in an open folder; one above `largest` bytes by what the system says of it."""
     try:
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
@@ -201,6 +204,9 @@ def _look(name: str, above: int) -> File | None:
             return None
         if not stat.S_ISREG(found.st_mode):
             return ODD
+        if found.st_size > largest:
+            unread = f"{found.st_size} {found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns}"
+            return File(f"unread:{sha256_hex(unread.encode())}", stat.S_IMODE(found.st_mode))
         return _hashed(os.open(name, _FILE, dir_fd=above))
     except FileNotFoundError:
         return None
@@ -233,11 +239,9 @@ def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[st
                 )
             seen = tree.look(path)
             if seen is None or seen == ODD:
-                raise InvalidConfig(
-                    f"{path!a} is no file that can be read", context={"path": ascii(path)}
-                )
+                raise InvalidConfig(f"{path} is no file that can be read", context={"path": path})
             if seen.mode == LINK:
-                check_link(path, str(Path(entry.path).readlink()))
+                check_link(path, recorded_path(os.readlink(entry.path)))  # noqa: PTH115
             found[path] = seen
             if len(found) > MAX_OUTPUT_FILES:
                 raise InvalidConfig(
@@ -266,22 +270,15 @@ def _walk(
     with os.scandir(folder) as entries:
         inside = sorted(entries, key=lambda entry: entry.name)
     for entry in inside:
-        if ignored(entry.name, ignore):
+        name = recorded_path(entry.name)
+        if ignored(name, ignore):
             continue
         if not entry.is_dir(follow_symlinks=False):
-            yield f"{above}{entry.name}", entry
+            yield f"{above}{name}", entry
         elif os.access(entry.path, os.R_OK | os.X_OK, follow_symlinks=False):
-            yield from _walk(Path(entry.path), f"{above}{entry.name}/", ignore)
+            yield from _walk(Path(entry.path), f"{above}{name}/", ignore)
         else:
-            yield f"{above}{entry.name}/", entry
-
-
-def digest_of(files: Mapping[str, File]) -> str:
-    """A whole tree in one digest, whatever its files are called."""
-    made = hashlib.sha256()
-    for path, file in sorted(files.items()):
-        made.update(os.fsencode(path) + f"\0{file.sha256}\0{file.mode:o}\0".encode())
-    return made.hexdigest()
+            yield f"{above}{name}/", entry
 
 
 def difference(base: Mapping[str, File], tree: Mapping[str, File]) -> list[Unit]:

@@ -3,9 +3,8 @@ own check (H-6). What fails is taken back, and told to people as an entry of its
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,13 @@ from onceward.engine.cutting import (
 from onceward.engine.foreground import serving
 from onceward.engine.kernel import Kernel
 from onceward.engine.registry_cutter import plan_in, root_of
-from onceward.engine.trees import File, Tree, ignored, listing
+from onceward.engine.tree_state import TreeState, after_cuts, changed, drift_digest, files_by
+from onceward.engine.trees import ODD, File, Tree, after, before, folders_of, unit_of
 from onceward.engine.work import Command
-from onceward.errors import GuardFailed, InvalidConfig, LockConflict, Recovery
+from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
 from onceward.evidence.cuts import result_digest
 from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import Affected, ChangeSet, Entry, VerifyResult
+from onceward.kernel.changes import Affected, ChangeSet, Entry, Unit, VerifyResult
 from onceward.kernel.limits import MAX_NAMED_PATHS
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.child import Ended
@@ -55,6 +55,8 @@ class Seen(msgspec.Struct):
     missing: list[str] = []
     extra: list[str] = []
     check: dict[str, Any] | None = None
+    drift: list[Unit] = []
+    """What is otherwise beside the change itself, and was so before anybody looked: refused, or accepted."""
 
     @property
     def passed(self) -> bool:
@@ -71,26 +73,53 @@ class Seen(msgspec.Struct):
         for name in ("different", "missing", "extra"):
             paths = getattr(self, name)
             if paths:
-                said[name] = {
-                    "count": len(paths),
-                    "paths": [_shown(path) for path in paths[:MAX_NAMED_PATHS]],
-                }
+                said[name] = {"count": len(paths), "paths": paths[:MAX_NAMED_PATHS]}
+        if self.drift:
+            said["accepted_drift"] = {
+                "count": len(self.drift),
+                "digest": drift_digest(self.drift),
+                "paths": [unit.path for unit in self.drift[:MAX_NAMED_PATHS]],
+            }
         return canonical(said).decode()
+
+    def add(self, later: Seen) -> None:
+        """What another look found: the change itself as it is then, and whatever became otherwise in between."""
+        self.different, self.missing, self.extra = later.different, later.missing, later.extra
+        # What was accepted before stays accepted as it was.
+        between = {unit.path: unit for unit in later.drift if unit not in self.drift}
+        between |= {
+            unit.path: unit_of(unit.path, after(unit), before(unit))
+            for unit in self.drift
+            if unit not in later.drift and unit.path not in between
+        }
+        self._find(between.values())
+
+    def find_drift(self) -> None:
+        """What is otherwise beside the change is a finding as well."""
+        self._find(self.drift)
+        self.drift = []
+
+    def _find(self, units: Iterable[Unit]) -> None:
+        for unit in units:
+            if unit.before is None:
+                self.extra.append(unit.path)
+            elif unit.after is None:
+                self.missing.append(unit.path)
+            else:
+                self.different.append(unit.path)
+        for paths in (self.different, self.missing, self.extra):
+            paths.sort()
 
     def why(self) -> str:
         """In a few words, what is wrong."""
         said = [
-            f"{len(paths)} {name} ({_shown(paths[0])})"
+            f"{len(paths)} {name} ({paths[0]})"
             for name in ("different", "missing", "extra")
             if (paths := getattr(self, name))
         ]
         if self.check is not None and not self.check["passed"]:
             said.append(f"its check failed: {self.check.get('last_line') or self.check['reason']}")
         return ", ".join(said)
-
-
-def _shown(path: str) -> str:
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -113,9 +142,11 @@ def verify(
     timeout: float | None = None,
     stop: threading.Event | None = None,
     result_id: str = "",
+    accept_drift: str = "",
 ) -> Verified:
     """Look at what an entry's cut really left. Asked again it answers the same, unless it is to look again: then one
-    more result follows the last."""
+    more result follows the last. What else in the tree was changed since is refused, unless `accept_drift` is the
+    digest of exactly that."""
     kernel.require("verifier")
     require_signer(kernel)
     with kernel.store.read() as rows:
@@ -134,17 +165,16 @@ def verify(
             manifest = manifest_for(rows, change_set)
         assert change_set is not None
         seen = look(kernel, change_set, manifest)
+        if seen.passed:
+            _require_no_drift(entry, seen, accept_drift)
+        else:
+            seen.find_drift()
         if manifest.check and seen.passed:
             seen.check = _run_check(
                 kernel, entry, change_set, manifest, timeout, stop or threading.Event()
             )
-            # What is signed is what is there when all is said, whatever the check did to it; what it left beside, such
-            # as a cache, is no part of it.
-            last, own = look(kernel, change_set, manifest), set(manifest.paths())
-            seen.different, seen.missing = (
-                last.different,
-                [path for path in last.missing if path in own],
-            )
+            # What is signed is what is there when all is said, whatever the check did to it.
+            seen.add(look(kernel, change_set, manifest))
         result = kernel.store.write(
             lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id)
         )
@@ -201,6 +231,36 @@ def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
     return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
 
 
+def _require_no_drift(entry: Entry, seen: Seen, accepted: str) -> None:
+    """BASE_DRIFT where something else in the tree was changed since the cut, and nobody accepted exactly that."""
+    if not seen.drift or drift_digest(seen.drift) == accepted:
+        return
+    names = [unit.path for unit in seen.drift]
+    digest = drift_digest(seen.drift)
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    raise BaseDrift(
+        f"{', '.join(names[:5])}{more} changed after the cut, and not by a recorded cut; {entry.entry_id} is not"
+        f" verified, and stays {entry.status}",
+        context={
+            "entry_id": entry.entry_id,
+            "paths": names[:MAX_NAMED_PATHS],
+            "count": len(names),
+            "drift": digest,
+        },
+        recovery=[
+            Recovery(
+                "put them back as they were, then verify again",
+                f"onceward change verify {entry.entry_id}",
+            ),
+            Recovery(
+                "or accept exactly this",
+                f"onceward change verify {entry.entry_id} --accept-drift {digest}",
+                "medium",
+            ),
+        ],
+    )
+
+
 def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
     """What is really there, held against what the change set, and those after it, should have left."""
     if manifest.cutter == REGISTRY:
@@ -208,25 +268,35 @@ def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
     with kernel.store.read() as rows:
         found = Changes(rows)
         units, later = found.affected(change_set.change_set_id), found.since(change_set)
-    kept = listing_of(kernel, change_set.change_set_id)
-    wanted = {unit.path: _after(unit) for unit in units}
-    expected = set(kept.paths)
+    own = {unit.path for unit in units}
+    # The change's own paths count whatever is ignored.
+    wanted: dict[str, File | None] = {}
     for row in (*units, *later):
         path = beneath(manifest.target, row.place)
-        if path is not None:
-            expected = expected - {path} if row.after is None else expected | {path}
-            if path in wanted:
-                wanted[path] = _after(row)
-    present, there = _present(kernel, manifest, list(wanted), kept.ignore)
-    expected = {path for path in expected if path not in wanted and not ignored(path, kept.ignore)}
-    others = {path for path in there if path not in wanted}
-    wrong = [path for path in wanted if present[path] != wanted[path]]
-    return Seen(
-        len(units),
-        different=sorted(path for path in wrong if present[path] is not None),
-        missing=sorted([*(path for path in wrong if present[path] is None), *(expected - others)]),
-        extra=sorted(others - expected),
+        if path in own:
+            wanted[path] = _after(row)
+    expected = after_cuts(
+        listing_of(kernel, change_set.change_set_id).state,
+        manifest.target,
+        [*units, *later],
+        lambda digest: b"".join(kernel.artifacts.read(digest)),
     )
+    present, others = _present(kernel, manifest, sorted(own), expected)
+    wrong = [path for path in wanted if present[path] != wanted[path]]
+    beside = {path: file for path, file in expected.files.items() if path not in own}
+    otherwise = changed(beside, {path: file for path, file in others.items() if path not in own})
+    # What lies where the change put or removed a file is of the change's own.
+    beneath_own = [unit for unit in otherwise if not own.isdisjoint(folders_of(unit.path))]
+    seen = Seen(
+        len(units),
+        different=[path for path in wrong if present[path] is not None],
+        missing=[path for path in wrong if present[path] is None],
+        extra=[],
+        drift=beneath_own,
+    )
+    seen.find_drift()
+    seen.drift = [unit for unit in otherwise if unit not in beneath_own]
+    return seen
 
 
 def _after(row: Affected) -> File | None:
@@ -234,21 +304,20 @@ def _after(row: Affected) -> File | None:
 
 
 def _present(
-    kernel: Kernel, manifest: Manifest, paths: Sequence[str], ignore: Sequence[str]
-) -> tuple[dict[str, File | None], list[str]]:
-    """What is at some paths, and what is there at all; a place that is gone has nothing."""
+    kernel: Kernel, manifest: Manifest, paths: Sequence[str], expected: TreeState
+) -> tuple[dict[str, File | None], dict[str, File]]:
+    """What is at some paths, and everything that is there and counts; a place that is gone has nothing."""
     if manifest.cutter != TREE:
         place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
         data = {path: place.read(path) for path in paths}
-        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, sorted(
-            place.paths()
-        )
+        there = {path: expected.files.get(path, ODD) for path in place.paths()}
+        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, there
     root = tree_of(kernel.home, manifest)
     try:
         with Tree(root) as tree:
-            return {path: tree.look(path) for path in paths}, listing(root, ignore)
+            return {path: tree.look(path) for path in paths}, files_by(root, expected.rules)
     except InvalidConfig:
-        return dict.fromkeys(paths), []
+        return dict.fromkeys(paths), {}
 
 
 def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
@@ -305,15 +374,22 @@ def _said(how: Ended) -> dict[str, Any]:
     }
 
 
-def require_verifiable(kernel: Kernel, entry_id: str) -> None:
-    """What stands against verifying an entry, told before anything is looked at."""
+def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") -> None:
+    """What stands against verifying an entry, told before anything is begun."""
     kernel.require("verifier")
     require_signer(kernel)
     with kernel.store.read() as rows:
         found = Changes(rows)
         change_set = found.live_set(entry_id)
-        if change_set is None or not found.results(change_set.change_set_id):
-            _require_verifiable(rows, kernel, found.get(entry_id), change_set)
+        if change_set is not None and found.results(change_set.change_set_id):
+            return
+        entry = found.get(entry_id)
+        _require_verifiable(rows, kernel, entry, change_set)
+        assert change_set is not None
+        manifest = manifest_for(rows, change_set)
+    seen = look(kernel, change_set, manifest)
+    if seen.passed:
+        _require_no_drift(entry, seen, accept_drift)
 
 
 def _record(

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from onceward.engine.credentials import Credential
 from onceward.engine.processes import Process
 from onceward.engine.redaction import Redactor
 from onceward.errors import ChildCancelled, InvalidConfig, OncewardError
@@ -274,6 +275,8 @@ class Running:
         self.abort: Callable[[], object] | None = None
         """Cancels the coroutine of an `async def` child; it is waited for all the same."""
         self.slot = 0
+        self.credential: Callable[[], Credential | None] = lambda: None
+        """Answers what a function shows to ask in its own name."""
         self.token: Token | None = None
         """What it runs as, for whoever has to give it up."""
         self.given_up = False

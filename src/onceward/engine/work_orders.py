@@ -107,6 +107,8 @@ class VerifyChange(Order, frozen=True):
     again: bool = False
     timeout: Seconds | None = None
     commit: bool = False
+    accept_drift: str = ""
+    """The digest of what else was changed in the tree since the cut, to be accepted."""
 
 
 ORDERS: Final[Mapping[str, type[Order]]] = {

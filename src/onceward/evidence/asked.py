@@ -124,7 +124,9 @@ def _marked(claim: Claim, payload: Mapping[str, Any]) -> bool:
         claim.detail["manifest"],
         claim.detail["idempotency_key"],
     )
-    return same and needs == (claim.detail["depends_on"] or []) and _reason(payload, claim)
+    by_child = payload.get("child", "") == (claim.detail["child"] or "")
+    same = same and by_child and needs == (claim.detail["depends_on"] or [])
+    return same and _reason(payload, claim)
 
 
 def _revised(claim: Claim, payload: Mapping[str, Any]) -> bool:

@@ -71,6 +71,7 @@ class Detail(msgspec.Struct):
     why: Any = None
     idempotency_key: str = ""
     depends_on: list[str] | None = None
+    child: str | None = None
     escalates: str | None = None
     sinks: Any = None
     policy: Any = None

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -25,6 +25,7 @@ POSSESSION: Final = "urn:onceward:possession@1"
 _PKCS8: Final = bytes.fromhex("302e020100300506032b657004220420")
 _BEGIN: Final = b"-----BEGIN PRIVATE KEY-----"
 _END: Final = b"-----END PRIVATE KEY-----"
+_LOCKED: Final = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
 
@@ -115,10 +116,13 @@ class SigningKey:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def read(cls, pem: bytes) -> SigningKey:
-        """A key from its PKCS #8 file (RFC 8410), in the one form without passphrase and attributes."""
+    def read(cls, pem: bytes, passphrase: str = "") -> SigningKey:
+        """A key from its PKCS #8 file (RFC 8410), in the one form without attributes; with its passphrase, if it has
+        one."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+        if is_locked(pem):
+            return cls(_unlocked(pem, passphrase))
         body = pem.strip().removeprefix(_BEGIN).removesuffix(_END)
         try:
             data = base64.b64decode(b"".join(body.split()), validate=True)
@@ -128,7 +132,10 @@ class SigningKey:
             raise InvalidConfig("this is not the file of an Ed25519 key without a passphrase")
         return cls(Ed25519PrivateKey.from_private_bytes(data[16:]))
 
-    def pem(self) -> bytes:
+    def pem(self, passphrase: str = "") -> bytes:
+        """Its file; encrypted where it has a passphrase."""
+        if passphrase:
+            return _locked(self._private, passphrase)
         text = base64.b64encode(_PKCS8 + self._private.private_bytes_raw())
         return _BEGIN + b"\n" + text + b"\n" + _END + b"\n"
 
@@ -140,6 +147,47 @@ class SigningKey:
     def proof(self, workspace: str, principal: str) -> bytes:
         """That whoever names this key in this workspace has it."""
         return self.sign(possession(workspace, principal, self.public)).signature
+
+
+class Key(Protocol):
+    """A key that signs, wherever it is."""
+
+    public: bytes
+    fingerprint: str
+
+    def sign(self, payload: bytes) -> Envelope: ...
+
+    def proof(self, workspace: str, principal: str) -> bytes: ...
+
+
+def is_locked(pem: bytes) -> bool:
+    """Whether a key file has a passphrase."""
+    return _LOCKED in pem
+
+
+def _locked(private: Any, passphrase: str) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    locked: bytes = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(passphrase.encode()),
+    )
+    return locked
+
+
+def _unlocked(pem: bytes, passphrase: str) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        private = serialization.load_pem_private_key(pem, passphrase.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidConfig("the passphrase is not that of this key") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InvalidConfig("this is not the file of an Ed25519 key")
+    return private
 
 
 def possession(workspace: str, principal: str, public: bytes) -> bytes:

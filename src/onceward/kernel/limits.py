@@ -186,6 +186,12 @@ DIFF_BYTES: Final = 512 * 1024
 MAX_NAMED_PATHS: Final = 100
 """How many paths a result names; all of them are counted."""
 
+MAX_COMPARED_BYTES: Final = 64 * 1024 * 1024
+"""Largest file of a tree, beside those of a change, that is compared by its bytes; a larger one by size, times and inode."""
+
+MAX_IGNORE_BYTES: Final = 256 * 1024
+"""How much of a `.gitignore` is read."""
+
 MAX_UNITS: Final = 10_000
 """Most files of one change: what a person can still be said to have looked at."""
 

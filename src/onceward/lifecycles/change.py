@@ -112,9 +112,10 @@ def mark(
     reason: str,
     depends_on: Sequence[str] = (),
     escalates: tuple[str, str, str] | None = None,
+    child: str = "",
 ) -> Move:
-    """Something is proposed; or proposed again, because `escalates` names an entry that failed, who found that, and who
-    had proposed what it says."""
+    """Something is proposed, by a `child` in its author's name where one is given; or proposed again, because
+    `escalates` names an entry that failed, who found that, and who had proposed what it says."""
     known = {
         "idempotency_key": key,
         "author": author,
@@ -126,6 +127,7 @@ def mark(
     said: dict[str, Any] = {**known, "manifest": manifest.content_hash(), "why": reason}
     said |= {"depends_on": list(depends_on)} if depends_on else {}
     said |= {"escalates": failed} if failed else {}
+    said |= {"child": child} if child else {}
     said |= {"proposed_by": proposer} if proposer != author else {}
     return Move(CHANGE, entry_id, NEW, "marked", 0, actor, detail=said, columns=columns)
 

@@ -66,6 +66,9 @@ WORKS: Final = frozenset(
 OWN_ACTS: Final = frozenset({"builds.pause", "settings.note"})
 """What a kernel signs for its own principal while it works; nobody asks for it."""
 
+CHILD_ACTS: Final = frozenset({"changes.mark", "children.cancel", "sessions.spawn", "builds.run"})
+"""What a child may ask for with its own credential: to propose, to begin work, and its own end (K-14)."""
+
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""
 

@@ -13,11 +13,23 @@ from onceward.errors import InvalidConfig
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.changes import LINK, Unit
 from onceward.kernel.limits import MAX_OUTPUT_PATH, MAX_UNITS
+from onceward.kernel.paths import is_path_text, raw_path
 
 TREE: Final = "tree"
 REGISTRY: Final = "registry"
 _PATH: Final = re.compile("[^\x00-\x1f\x7f\ud800-\udfff]+")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a change was made on, taken before whoever made it began to work."""
+
+    build: str
+    """The build that took it, before its first step."""
+    base: str
+    """The digest of the tree's state as that build keeps it."""
+    drift: tuple[Unit, ...] = ()
+    """What was changed since beside the proposal, or under it, and by no recorded cut."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -32,6 +44,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The entry's own verification command, no shell."""
     base: str = ""
     """The digest of the whole tree it was made on, where the workspace wants all of it unchanged."""
+    origin: Origin | None = None
+    """Where the base was taken before the work; without it, it was taken when the change was marked."""
 
     def text(self) -> str:
         return canonical(msgspec.to_builtins(self)).decode()
@@ -85,7 +99,7 @@ def checked(manifest: Manifest) -> Manifest:
     units = sorted(manifest.unit, key=lambda unit: unit.path)
     paths: set[str] = set()
     for unit in units:
-        check_path(unit.path)
+        check_path(unit.path, in_tree=manifest.cutter == TREE)
         if unit.path in paths:
             raise InvalidConfig(
                 f"{unit.path[:80]} stands twice in the change", context={"path": unit.path}
@@ -98,6 +112,8 @@ def checked(manifest: Manifest) -> Manifest:
             _check_side(unit.path, digest, mode, manifest.cutter == TREE)
         paths.add(unit.path)
     _check_nesting(units)
+    if manifest.origin is not None and manifest.cutter != TREE:
+        raise InvalidConfig("only a change of a tree has an origin", context={"field": "origin"})
     return msgspec.structs.replace(manifest, unit=tuple(units))
 
 
@@ -120,7 +136,7 @@ def _check_target(target: str) -> None:
         return
     parts = target.removeprefix("/").split("/")
     plain = _PATH.fullmatch(target) and all(part not in ("", ".", "..") for part in parts)
-    if not plain or len(target.encode()) > MAX_OUTPUT_PATH:
+    if not plain or not is_path_text(target) or len(target.encode()) > MAX_OUTPUT_PATH:
         raise InvalidConfig(
             f"{target[:80]!a} is not how a tree is named", context={"field": "target"}
         )
@@ -130,15 +146,14 @@ def _check_target(target: str) -> None:
         )
 
 
-def check_path(path: str) -> None:
-    """A path inside a tree, spelled the one way it can be."""
+def check_path(path: str, in_tree: bool = True) -> None:
+    """A path inside a tree, or at a place of the user's own, spelled the one way it can be."""
     parts = path.split("/")
-    safe = _PATH.fullmatch(path) and all(
-        part not in ("", ".", "..") and len(part.encode()) < 256 for part in parts
-    )
+    spelled = is_path_text(path) if in_tree else unicodedata.is_normalized("NFC", path)
     if (
-        not safe
-        or not unicodedata.is_normalized("NFC", path)
+        not _PATH.fullmatch(path)
+        or not spelled
+        or any(part in ("", ".", "..") or len(_raw(part, in_tree)) > 255 for part in parts)
         or len(path.encode()) > MAX_OUTPUT_PATH
     ):
         raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
@@ -147,6 +162,10 @@ def check_path(path: str) -> None:
             f"{path[:80]} belongs to the machinery, and is never part of a change",
             context={"path": path},
         )
+
+
+def _raw(part: str, in_tree: bool) -> bytes:
+    return raw_path(part) if in_tree else part.encode()
 
 
 def is_machinery(name: str) -> bool:

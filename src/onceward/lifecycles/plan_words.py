@@ -30,7 +30,7 @@ _DURATION = re.compile(r"([0-9]{1,9})\s*([smhd])")
 _RATE = re.compile(r"([0-9]{1,6})\s*/\s*([a-z]+)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-PLAN_WORDS: Final = ("name", "budget", "config", "stage", "jobs", "reuse", "on_pause")
+PLAN_WORDS: Final = ("name", "budget", "config", "stage", "jobs", "reuse", "on_pause", "tree")
 STAGE_WORDS: Final = (
     *(
         "name",

@@ -56,6 +56,11 @@ def show_change(found: Mapping[str, Any]) -> None:
         )
     if "check" in found:
         say(render.plain(f"its own check: {shlex.join(found['check'])}"))
+    if "origin" in found:
+        origin = found["origin"]
+        say(f"base: the tree as it was before build {origin['build']} began")
+        for unit in origin.get("drift", ())[:_MOST]:
+            say(render.plain(f"  changed since, beside what is proposed: {unit['path']}"))
     for one in found.get("depends_on", ()):
         say(f"depends on {one['entry_id']} ({one['status']})")
     if "escalates" in found:
@@ -106,6 +111,9 @@ def _wrong(detail: Mapping[str, Any]) -> str:
         if name in detail:
             paths = ", ".join(detail[name]["paths"][:3])
             said.append(f"{detail[name]['count']} {name} ({paths})")
+    if "accepted_drift" in detail:
+        drift = detail["accepted_drift"]
+        said.append(f"{drift['count']} changed beside it, accepted ({drift['digest'][:12]})")
     check = detail.get("check")
     if check is not None and not check["passed"]:
         said.append(f"its check failed: {check.get('last_line') or check['reason']}")

@@ -61,6 +61,17 @@ from onceward.errors import InvalidConfig
 @click.option(
     "--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now."
 )
+@click.option(
+    "--since",
+    metavar="BUILD",
+    help="The tree before BUILD began is the base; what else changed since is shown [default: of --build].",
+)
+@click.option(
+    "--accept-drift",
+    default="",
+    metavar="DIGEST",
+    help="Accept that files of the proposal were changed since; the refusal names the digest.",
+)
 @click.option("--stat", is_flag=True, help="Show which files, not every line.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be proposed.")
 @asking_options
@@ -82,6 +93,8 @@ def mark(
     links: bool,
     key: str | None,
     revise: str | None,
+    since: str | None,
+    accept_drift: str,
     stat: bool,
     dry_run: bool,
 ) -> int:
@@ -115,12 +128,19 @@ def mark(
             delete=delete,
             check=_words(check),
             links=links,
+            since=since,
+            accept_drift=accept_drift,
         ),
     )
     diffs = changing.shown(proposal)
     if not given.json:
         show_diffs(diffs, stat)
-        show_terms(proposal.manifest.target, proposal.manifest.check)
+        manifest = proposal.manifest
+        show_terms(manifest.target, manifest.check, manifest.origin)
+        if build is not None and manifest.origin is None:
+            render.say(
+                "base: the tree as it is now; with `tree` in the plan it is taken before the build begins"
+            )
     digest = proposal.manifest.content_hash()
     if dry_run:
         if given.json:

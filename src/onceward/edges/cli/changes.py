@@ -156,7 +156,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
         render.document(msgspec.to_builtins(found))
         return
     show_diffs(found.files, stat)
-    show_terms(found.target, found.check)
+    show_terms(found.target, found.check, found.origin)
     render.say(f"manifest {found.manifest}")
 
 
@@ -240,7 +240,7 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
     with given.workspace().artifacts() as artifacts:
         found = change_diff(artifacts, entry_id, whole=True)
     show_diffs(found.files, False)
-    show_terms(found.target, found.check)
+    show_terms(found.target, found.check, found.origin)
     current = found.manifest
     unseen = [file.path for file in found.files if file.cut_off]
     if unseen and decision != "reject":
@@ -315,11 +315,25 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     is_flag=True,
     help="If it passes: commit what was changed, naming entry and signatures.",
 )
+@click.option(
+    "--accept-drift",
+    default="",
+    metavar="DIGEST",
+    help="Accept exactly the other files that changed since the cut; the refusal names the digest.",
+)
 @pass_globals
-def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_commit: bool) -> int:
+def verify(
+    given: Globals,
+    entry: str,
+    again: bool,
+    timeout: str | None,
+    git_commit: bool,
+    accept_drift: str,
+) -> int:
     """Look at what the cut of ENTRY really left: exactly the approved files, nothing else, and its own check.
 
-    Somebody else than who cut it does. What fails is taken back, and comes up as an entry of its own. Exits 0 if it
+    Somebody else than who cut it does. What fails is taken back, and comes up as an entry of its own. Where another
+    file of the tree was changed since the cut, nothing is said and nothing taken back (BASE_DRIFT). Exits 0 if it
     passed, 1 if not, 3 if it could not be taken back.
     """
     from onceward import changing
@@ -336,7 +350,11 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
     workspace = given.workspace()
     if serves(workspace):
         order = VerifyChange(
-            entry=entry, again=again, timeout=seconds_text(seconds), commit=git_commit
+            entry=entry,
+            again=again,
+            timeout=seconds_text(seconds),
+            commit=git_commit,
+            accept_drift=accept_drift,
         )
         return follow(
             *(given, "changes.verify", order),
@@ -345,7 +363,12 @@ def verify(given: Globals, entry: str, again: bool, timeout: str | None, git_com
             ),
         )
     found, signal = changing.verify(
-        workspace, entry, again=again, timeout=seconds, commit=git_commit
+        workspace,
+        entry,
+        again=again,
+        timeout=seconds,
+        commit=git_commit,
+        accept_drift=accept_drift,
     )
     return signal or verified(found, given.json)
 

@@ -10,7 +10,9 @@ import click
 from onceward.edges.cli import render
 from onceward.engine.diffs import FileDiff, Line
 from onceward.kernel.hidden import marked
+from onceward.lifecycles.manifest import Origin
 
+_MOST_DRIFT = 50
 _SIGNS = {
     "added": ("+", "green"),
     "removed": ("-", "red"),
@@ -36,13 +38,30 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
     )
 
 
-def show_terms(target: str, check: Sequence[str]) -> None:
-    """What an approval is for beside the files: where they go, and what is run there."""
+def show_terms(target: str, check: Sequence[str], origin: Origin | None) -> None:
+    """What an approval is for beside the files: where they go, what they were made on, and what is run there."""
     click.echo(f"into {click.style(render.plain(target), bold=True)}")
     if check:
         click.echo(
             f"its check, run there when it is verified: {click.style(render.plain(shlex.join(check)), bold=True)}"
         )
+
+    if origin is not None:
+        click.echo(f"base: the tree as it was before build {origin.build} began")
+        show_drift(origin)
+
+
+def show_drift(origin: Origin) -> None:
+    """What was changed beside the proposal while it was made."""
+    if not origin.drift:
+        return
+    many = render.counted(len(origin.drift), "file")
+    click.secho(f"{many} changed since, beside what is proposed, and by no recorded cut:", fg="red")
+    for unit in origin.drift[:_MOST_DRIFT]:
+        sign = "+" if unit.before is None else "-" if unit.after is None else "~"
+        click.secho(f"  {sign} {render.plain(unit.path)}", fg="red")
+    if len(origin.drift) > _MOST_DRIFT:
+        click.secho(f"  and {len(origin.drift) - _MOST_DRIFT:,} more (--json has all)", fg="red")
 
 
 def _name(diff: FileDiff) -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.errors import InvalidConfig, NotFound
+
+if TYPE_CHECKING:
+    from onceward.wiring import Workspace
 
 
 @click.group(cls=Group)
@@ -96,6 +102,95 @@ def show(given: Globals, key: str | None) -> None:
     for name in ("key", "principal", "state", "public", "offer", "file"):
         if name in found:
             click.echo(f"{name:10s} {render.plain(found[name])}")
+
+
+_STDIN = click.option(
+    "--passphrase-stdin", is_flag=True, help="Read passphrases from standard input, a line each."
+)
+
+
+@keys.command(cls=Command)
+@click.option("--remove", is_flag=True, help="Leave the key file without a passphrase.")
+@_STDIN
+@pass_globals
+def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
+    """Protect your key file, or that of --as, with a passphrase; again to change it.
+
+    A program that runs as you can then no longer use the key by reading the file. Asks for the passphrase it has, if it
+    has one, and for the new one."""
+    workspace = given.workspace()
+    keyring = workspace.keyring
+    for fingerprint in _own_keys(workspace):
+        old = ""
+        if keyring.is_locked(fingerprint):
+            old = _passphrase(f"Passphrase of {fingerprint[:16]} now: ", passphrase_stdin)
+        key = keyring.unlock(fingerprint, old)
+        fresh = "" if remove else _new_passphrase(fingerprint, passphrase_stdin)
+        keyring.lock(key, workspace.principal, fresh)
+        how = "has no passphrase any more" if remove else "has a passphrase"
+        render.say(f"the key {fingerprint[:16]} of {render.plain(workspace.principal)} {how}")
+
+
+@keys.command(cls=Command)
+@_STDIN
+@pass_globals
+def agent(given: Globals, passphrase_stdin: bool) -> None:
+    """Hold your unlocked key, or that of --as, until Ctrl-C, and sign for your own commands.
+
+    No process inside a running child gets a signature, whatever it did to its environment."""
+    from onceward.engine.ancestry import child_of_process
+    from onceward.engine.key_agent import KeyAgent
+    from onceward.running import heard
+
+    workspace = given.workspace()
+    held = {}
+    for fingerprint in _own_keys(workspace):
+        locked = workspace.keyring.is_locked(fingerprint)
+        prompt = f"Passphrase of {fingerprint[:16]}: "
+        given_one = _passphrase(prompt, passphrase_stdin) if locked else ""
+        held[fingerprint] = workspace.keyring.unlock(fingerprint, given_one)
+    with workspace.reading() as store:
+        keeper = KeyAgent(workspace.folder, held, child_of_process(store, workspace.folder))
+        keeper.told = lambda text: click.echo(render.plain(text), err=True)
+        names = ", ".join(fingerprint[:16] for fingerprint in held)
+        stop = threading.Event()
+        with heard(stop, True, threading.Event()):
+            keeper.serve(
+                stop,
+                lambda: render.say(
+                    f"holding {names} of {render.plain(workspace.principal)}; Ctrl-C ends it"
+                ),
+            )
+
+
+def _own_keys(workspace: Workspace) -> list[str]:
+    """The keys in force of whoever acts whose files are here."""
+    from onceward.engine.reading import own_key_files
+
+    with workspace.reading() as store:
+        found = own_key_files(store, workspace.keyring, workspace.principal)
+    if not found:
+        raise NotFound(f"{workspace.principal} has no key file here")
+    return found
+
+
+def _passphrase(prompt: str, from_stdin: bool) -> str:
+    from onceward.engine.key_agent import passphrase_on_terminal
+
+    typed = sys.stdin.readline().rstrip("\n") if from_stdin else passphrase_on_terminal(prompt)
+    if not typed:
+        raise InvalidConfig(
+            "a passphrase is needed: type it at a terminal, or use --passphrase-stdin",
+            context={"field": "passphrase"},
+        )
+    return typed
+
+
+def _new_passphrase(fingerprint: str, from_stdin: bool) -> str:
+    fresh = _passphrase(f"New passphrase of {fingerprint[:16]}: ", from_stdin)
+    if not from_stdin and _passphrase("The same again: ", from_stdin) != fresh:
+        raise InvalidConfig("the two are not the same", context={"field": "passphrase"})
+    return fresh
 
 
 @keys.command(cls=Command)

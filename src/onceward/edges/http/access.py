@@ -91,7 +91,8 @@ class Doors:
         self._mutex = threading.Lock()
         self._secret = service.workspace.sources.secret
         self.local = f"owl_{self._secret()}"
-        """The token of whoever runs this server, in a file that only they can read; another one after every start."""
+        """The token of whoever runs this server: given to their processes at a socket, never written to a file;
+        another one after every start."""
 
     @property
     def sessions(self) -> int:

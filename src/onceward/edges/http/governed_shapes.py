@@ -87,6 +87,7 @@ class ChangeInFull(Change):
     needs: list[str]
     lacks: NotRequired[str]
     check: NotRequired[list[str]]
+    origin: NotRequired[Said]
     decisions: NotRequired[list[Said]]
     change_sets: NotRequired[list[Said]]
     results: NotRequired[list[Said]]

@@ -16,6 +16,8 @@ from onceward.edges.http.feed import Feed
 from onceward.edges.http.listening import Place, listening, server
 from onceward.edges.web.answering import Web
 from onceward.edges.web.pages import PAGES
+from onceward.engine.ancestry import child_of_process
+from onceward.engine.peer_socket import PeerSocket
 from onceward.kernel.canon import canonical
 from onceward.serving import NOTE, Service
 from onceward.wiring import Workspace
@@ -40,6 +42,9 @@ class Served:
         )
 
         self._server.ending = self._end
+        self.service.held_secrets["SERVER_TOKEN"] = self.doors.local
+        inside = child_of_process(self.service.store, workspace.folder)
+        self._tokens = PeerSocket(inside, lambda pid, asked: {"token": self.doors.local})
 
     def link(self) -> str:
         """What lets whoever runs this in with a browser, once."""
@@ -50,15 +55,19 @@ class Served:
         self.service.start()
         note = self._workspace.folder / NOTE
         try:
-            said = {"url": self.url, "token": self.doors.local, "pid": os.getpid()}
+            said = {"url": self.url, "socket": str(self._tokens.place), "pid": os.getpid()}
             _write_note(note, said)
             threading.Thread(target=self._keep_note, args=(note, said), daemon=True).start()
+            threading.Thread(
+                target=self._tokens.serve, args=(self.service.stopping,), daemon=True
+            ).start()
             threading.Thread(target=self._announce, args=(ready,), daemon=True).start()
             self._server.run(sockets=[self._socket])
         finally:
             self._end()
             if _noted(note) == os.getpid():
                 note.unlink(missing_ok=True)
+            self._tokens.close()
             self.service.stop()
 
     def _end(self) -> None:

@@ -149,16 +149,12 @@ class Changes:
 
     def since(self, change_set: ChangeSet) -> list[Affected]:
         """What was carried out or undone by the same cutter after a change set, in order."""
-        names = ", ".join(f"a.{name}" for name in Affected.__struct_fields__)
-        found = self._rows.read(
-            f"SELECT {names} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
-            " JOIN cut_change_set o ON o.change_set_id = ? JOIN decision_backlog_entry p ON p.entry_id = o.entry_id"
-            " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
-            " WHERE e.cutter = p.cutter AND c.status = 'applied' AND c.position > o.position"
-            " ORDER BY c.position, a.path",
+        ((cutter, position),) = self._rows.read(
+            "SELECT e.cutter, c.position FROM cut_change_set c"
+            " JOIN decision_backlog_entry e ON e.entry_id = c.entry_id WHERE c.change_set_id = ?",
             (change_set.change_set_id,),
         )
-        return [Affected(*row) for row in found]
+        return self.carried_out_since(cutter, position)
 
     def unverified(self, entry: Entry, places: Sequence[str]) -> list[str]:
         """Other entries that were cut into the same files and are not verified yet."""
@@ -182,6 +178,28 @@ class Changes:
             (cutter,),
         )
         return [(entry_id, target) for entry_id, target in found]
+
+    def unfinished_sets(self, cutter: str) -> list[tuple[str, str]]:
+        """Every change set that a cutter is at, or is stuck with, and the target of its entry."""
+        found = self._rows.read(
+            "SELECT c.change_set_id, e.target FROM cut_change_set c"
+            " JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            " WHERE e.cutter = ? AND c.status IN ('open', 'stuck')",
+            (cutter,),
+        )
+        return [(change_set_id, target) for change_set_id, target in found]
+
+    def carried_out_since(self, cutter: str, position: int) -> list[Affected]:
+        """What a cutter carried out or undid after a position in the order of all events, in order."""
+        names = ", ".join(f"a.{name}" for name in Affected.__struct_fields__)
+        found = self._rows.read(
+            f"SELECT {names} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
+            " WHERE e.cutter = ? AND c.status = 'applied' AND c.position > ?"
+            " ORDER BY c.position, a.path",
+            (cutter, position),
+        )
+        return [Affected(*row) for row in found]
 
     def affected(self, change_set_id: str) -> list[Affected]:
         return self._all(Affected, "change_set_id = ?", (change_set_id,), "path")

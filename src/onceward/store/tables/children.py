@@ -226,6 +226,12 @@ def is_terminal(rows: Reads, child_id: str) -> bool:
     )
 
 
+def live_child(rows: Reads, child_id: str) -> bool:
+    """Whether a child is known here and has not ended."""
+    found = rows.read("SELECT phase FROM urm_dispatch_token WHERE child_id = ?", (child_id,))
+    return bool(found) and found[0][0] != "terminal"
+
+
 def resolve(rows: Reads, prefix: str) -> list[str]:
     """The children that an id, or the one beginning of an id, means: a child, or all that a session has open."""
     sessions = Sessions(rows).named(prefix)

@@ -42,6 +42,12 @@ def lock_row(rows: Reads) -> LockRow | None:
     return LockRow(*found[0]) if found else None
 
 
+def holder_mark(rows: Reads) -> str:
+    """The process that holds the workspace, as `pid-start`; empty if nobody does."""
+    found = lock_row(rows)
+    return f"{found.acquired_by_pid}-{found.process_start}" if found and found.held else ""
+
+
 def take_lock(
     tx: Writes, seen: LockRow | None, taken: LockRow, lost: Callable[[], OncewardError]
 ) -> None:
