@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,10 @@ from onceward.engine.saga_run import Told
 from onceward.engine.trees import scan
 from onceward.engine.verifying import Verified
 from onceward.engine.verifying import verify as verify_entry
-from onceward.errors import CODES, GuardFailed, InvalidConfig, Recovery
+from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recovery
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.changes import ChangeSet
+from onceward.kernel.paths import is_path_text
 from onceward.lifecycles.manifest import TREE, Manifest, manifest_of
 from onceward.running import heard
 from onceward.saga_running import in_file, to_apply
@@ -83,7 +85,7 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
         check=check,
         policy=workspace.policy,
         links=source.links,
-        base=_base(workspace, source),
+        base=_base(workspace, source, target),
         accepted=source.accept_drift,
     )
     if source.tree is not None:
@@ -96,7 +98,7 @@ def propose(workspace: Workspace, source: Source) -> Proposal:
             found = proposals.from_build(wish, artifacts, source.build, source.stages)
             # Its contents are read while the store is open.
             return _at_hand(found)
-    return proposals.from_contents(wish, dict.fromkeys(map(recorded_path, source.delete)))
+    return proposals.from_contents(wish, {_named(root, path): None for path in source.delete})
 
 
 def _at_hand(proposal: Proposal) -> Proposal:
@@ -106,19 +108,34 @@ def _at_hand(proposal: Proposal) -> Proposal:
     )
 
 
-def _base(workspace: Workspace, source: Source) -> Base | None:
-    """What the tree was before the work, as far as a build kept that."""
-    name = source.since or source.build
+def _named(root: Path, path: str) -> str:
+    """A path as it is recorded, from how the system spells it or from how we show it."""
+    if not os.path.lexists(root / path) and is_path_text(path):
+        return path
+    return recorded_path(path)
+
+
+def _base(workspace: Workspace, source: Source, target: str) -> Base | None:
+    """What the tree was before the work, as far as a build kept that. Inside a step it is that of its own build."""
+    name = source.since or source.build or os.environ.get("ONCEWARD_BUILD")
     if name is None:
         return None
+    asked = source.since is not None
     with workspace.artifacts() as artifacts, artifacts.store.read() as rows:
-        base = oldest_base(rows, artifacts, name)
-    if base is None and source.since is not None:
+        try:
+            base = oldest_base(rows, artifacts, name)
+        except NotFound:
+            if asked or source.build is not None:
+                raise
+            return None
+    if base is None and asked:
         raise InvalidConfig(
             f"build {source.since} kept no state of a tree before it began",
             context={"field": "--since"},
             recovery=[Recovery('name the tree in its plan: tree = "DIR"')],
         )
+    if base is not None and base.tree != target and not asked and source.build is None:
+        return None
     return base
 
 

@@ -45,6 +45,8 @@ class Client:
         self.url, self._parts, self._token = url.rstrip("/"), parts, token
         self._patience, self._context = patience, context
         self._line: http.client.HTTPConnection | None = None
+        self.principal = ""
+        """Whoever it acts as, where that is known."""
         self._known: dict[str, Any] | None = None
         self._kind = ""
 
@@ -58,12 +60,14 @@ class Client:
         place = Path(folder) if folder is not None else find_workspace(None)
         try:
             note = json.loads((place / "serve.json").read_bytes())
-            token = ask(note["socket"], {})["token"]
+            said = ask(note["socket"], {})
         except (OSError, ValueError, KeyError):
             raise NotFound(
                 f"no server runs at {place}", recovery=[Recovery("start one", "onceward serve")]
             ) from None
-        return cls(note["url"], token, **options)
+        client = cls(note["url"], said["token"], **options)
+        client.principal = said["principal"]
+        return client
 
     @property
     def token(self) -> str:

@@ -19,7 +19,7 @@ from onceward.engine.answers import Engine
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
-from onceward.engine.keyring import Keyring
+from onceward.engine.keyring import Keyring, inside_child
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
@@ -230,6 +230,17 @@ class Workspace:
 
     def kernel(self, interrupted: threading.Event | None = None) -> Kernel:
         """Become the kernel; LOCK_CONFLICT if another lives. Once `interrupted`, it waits for no remote sink."""
+        try:
+            return self._become(interrupted)
+        except LockConflict:
+            # Whoever is inside a child of the kernel that lives is not told how to end it.
+            with self.reading() as store, store.read() as rows:
+                inside = self.keyring.child_around(rows)
+            if inside:
+                raise inside_child(self.principal, inside) from None
+            raise
+
+    def _become(self, interrupted: threading.Event | None = None) -> Kernel:
         store = self.store()
         try:
             return Kernel(
@@ -418,13 +429,13 @@ class Workspace:
     def engine(self) -> Engine:
         """The kernel if the writer lock can be had, else a line to the kernel that has it (K-13)."""
         try:
-            return self.kernel()
+            return self._become()
         except LockConflict:
             return self.asker()
 
     def asker(self) -> Asker:
         """A line to the kernel that lives."""
-        return Asker(self.store(), self.kernel, self.keyring)
+        return Asker(self.store(), self._become, self.keyring)
 
     def sinks(self, store: Store) -> list[Sink]:
         if not self.settings.sink:

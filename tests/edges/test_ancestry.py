@@ -127,8 +127,38 @@ def test_a_child_proposes_in_its_own_name_and_is_recorded_as_the_one(cli, store_
     step = json.loads(cli("status", "latest", "--json", check=0).stdout)["steps"][0]
     assert said["detail"]["child"] == step["child_id"]
     cli("verify", check=0)
-    log = cli("logs", "latest", "try:main", check=0).stdout
-    assert "ent_" in log
+    assert f"proposed by its child {step['child_id']}" in cli("change", "show", "latest").stdout
+
+
+@pytest.mark.rule("K-14", "H-2")
+def test_a_proposal_of_a_step_is_made_on_the_base_of_its_own_build(cli, store_url):
+    script = """
+    import subprocess, sys
+    open("repo/evil.py", "w").write("x")
+    words = ["--store", sys.argv[2], "change", "mark", "--tree", "wanted", "--base", "repo"]
+    sys.exit(subprocess.run([sys.argv[1], *words]).returncode)
+    """
+    plan(cli, textwrap.dedent(script), str(BIN / "onceward"), store_url)
+    text = (cli.folder / "plan.toml").read_text()
+    (cli.folder / "plan.toml").write_text(f'tree = "repo"\n{text}')
+    (cli.folder / "wanted/evil.py").write_text("x")
+    cli("run", "plan.toml", check=0)
+    said = json.loads(cli("change", "show", "latest", "--json", check=0).stdout)
+    assert [unit["path"] for unit in said["origin"]["drift"]] == ["evil.py"]
+
+
+@pytest.mark.rule("K-14")
+def test_a_child_is_not_told_how_to_end_its_kernel(cli, marked, store_url):
+    entry, _ = marked
+    script = """
+    import subprocess, sys
+    done = subprocess.run([sys.argv[1], "--store", sys.argv[2], "change", "cut", sys.argv[3]], capture_output=True, text=True)
+    open("said", "w").write(done.stderr)
+    """
+    plan(cli, textwrap.dedent(script), str(BIN / "onceward"), store_url, entry)
+    cli("run", "plan.toml", check=0)
+    said = (cli.folder / "said").read_text()
+    assert "PERMISSION_DENIED" in said and "kill" not in said
 
 
 @pytest.mark.rule("K-14")

@@ -175,9 +175,9 @@ def test_the_guide_to_changes_can_be_typed_in(tmp_path):
     assert "G-VERIFY-SOD: " in done.stderr and re.findall(
         r"^exit (\d)$", done.stdout, re.MULTILINE
     ) == ["2", "1", "1"]
-    assert "BASE_DRIFT: " in done.stderr and "backdoor.py changed after the cut" in done.stderr
+    assert "BASE_DRIFT: " in done.stderr and "backdoor.py (added): not as it was" in done.stderr
     assert "it is verified_complete" in done.stdout and "its check failed" in done.stdout
-    assert "base: the tree as it was before build bld_" in done.stdout
+    assert "made on the tree as it was before build bld_" in done.stdout
     assert "what it had changed is taken back" in done.stdout and done.stdout.count("sound: ") == 2
     assert (tmp_path / "repo/prices.py").read_text().endswith("// 100\n")
 

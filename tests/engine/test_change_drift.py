@@ -195,7 +195,7 @@ def test_a_state_comes_back_as_it_was_kept(tmp_path):
     (tree / "link").symlink_to("a")
     (tree / os.fsdecode(b"odd\n\xff")).write_text("4")
     state = state_of(tree, ("*.y",))
-    assert state_in(state.data()) == state and files_by(tree, state.rules) == state.files
+    assert state_in(state.data()) == state and files_by(tree, state) == state.files
     assert "odd\\x0a\\xff" in state.files and "c.x" not in state.files
 
 
@@ -388,10 +388,37 @@ def test_bytes_that_were_changed_while_they_were_staged_are_not_cut(backlog):
     assert (backlog.tree / "a.txt").read_text() == "new\n"
 
 
+@pytest.mark.rule("H-2")
+def test_work_that_was_done_in_place_is_named_and_not_called_nothing(backlog):
+    agent = Agent(backlog)
+    build = agent.begin()
+    write(backlog.tree, {"a.txt": "two\n", "evil.py": "x"})
+    with pytest.raises(BaseDrift, match=r"a.txt \(changed\), evil.py \(added\)") as refused:
+        agent.propose(build, {"a.txt": b"two\n"})
+    assert "nobody has reviewed that" in refused.value.message
+
+
+@pytest.mark.rule("H-6")
+def test_a_file_that_git_tracks_counts_though_a_rule_ignores_it(backlog):
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    write(backlog.tree, {".gitignore": "vendored/\n", "vendored/lib.py": "1", "vendored/x": "2"})
+    for words in (("init", "-q", "."), ("add", "-f", "vendored/lib.py")):
+        subprocess.run(["git", *words], cwd=backlog.tree, check=True)
+    entry = cut(backlog)
+    write(backlog.tree, {"vendored/x": "3", "vendored/lib.py": "evil"})
+    with pytest.raises(BaseDrift) as refused:
+        backlog.verify(entry)
+    assert refused.value.context["paths"] == ["vendored/lib.py"]
+    assert "--as vic" in refused.value.recovery[0].command
+    write(backlog.tree, {"vendored/lib.py": "1"})
+    assert backlog.verify(entry).result.passed
+
+
 def test_drift_has_one_digest(backlog):
     state = state_of(backlog.tree, ())
     edited(backlog.tree)
     from onceward.engine.tree_state import changed
 
-    drift = changed(state.files, files_by(backlog.tree, state.rules))
+    drift = changed(state.files, files_by(backlog.tree, state))
     assert drift_digest(drift) == drift_digest(tuple(drift)) != drift_digest([])

@@ -29,6 +29,7 @@ from onceward.store import migrate
 from onceward.store.store import Store
 from onceward.store.tables.singleton import last_beat
 from onceward.wiring import Workspace
+from typing_in import on_its_own
 
 
 def rewrite(database, sql):
@@ -487,7 +488,7 @@ def test_a_conflict_says_which_build_the_holder_carries(site):
 
     def look(task):
         with pytest.raises(LockConflict) as refused:
-            site.workspace.kernel()
+            on_its_own(site.workspace.kernel)
         seen.append(refused.value.context["build_id"])
 
     plan = Plan("work", folder=site.folder)

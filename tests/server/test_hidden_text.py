@@ -130,3 +130,25 @@ def test_a_step_is_approved_by_what_flows_into_it_and_all_of_it_is_shown(tab, ru
     assert digest in said
     running.cli("approve", build, "look", "--digest", digest, check=0)
     until(lambda: running.client.show_build(build)["state"] == "SUCCESS")
+
+
+@pytest.mark.rule("H-2", "I-4")
+def test_what_changed_beside_a_proposal_is_shown_above_the_button(running, browser):
+    cli, folder = running.cli, running.scene.folder.parent
+    (folder / "site").mkdir()
+    for name in ("index.html", "old.html"):
+        (folder / "site" / name).write_text("one\n")
+    script = "echo two > $ONCEWARD_OUT/index.html; rm site/old.html; echo x > 'site/ev\nil.py'"
+    (folder / "site.toml").write_text(
+        f'name = "site"\ntree = "site"\n[[stage]]\nname = "edit"\nrun = {json.dumps(["sh", "-c", script])}\n'
+    )
+    cli("run", "site.toml", check=0)
+    said = cli("change", "mark", "--build", "latest", "--into", "site", "--json", check=0).stdout
+    cli("change", "sweep", check=0)
+    tab = Tab(browser, running).sign_in()
+    shown = tab.visit(f"/changes/{json.loads(said)['entry_id']}").inner_text("main")
+    tab.close()
+    assert "2 files changed since then, not by a recorded cut:" in shown
+    assert "ev\\x0ail.py" in shown and "old.html removed" in shown.replace("\n", " ")
+    plain = cli("change", "diff", "latest", check=0).stdout
+    assert "ev\\x0ail.py (added)" in plain and "old.html (removed)" in plain

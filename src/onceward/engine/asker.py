@@ -19,6 +19,7 @@ from onceward.kernel.records import Answer, Request
 from onceward.lifecycles.duties import CHILD_ACTS, WORKS
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Requests
 
 
@@ -34,6 +35,9 @@ class Asker:
         request.check()
         with self.store.read() as rows:
             credential = credential_here(rows, self._keyring)
+            if credential is not None and request.verb not in CHILD_ACTS:
+                able = [p.name for p in Principals(rows).all() if p.may(role_of(request.verb))]
+                raise not_for_children(request.verb, credential.child_id, able)
             if credential is not None:
                 request = credential.request(acts.named(rows, request))
             authorize(rows, request.principal, role_of(request.verb))
@@ -43,8 +47,6 @@ class Asker:
                 return told(Answer(found.value(), replayed=True))
         if credential is None:
             request = sign_for(self.store, self._keyring, request)
-        elif request.verb not in CHILD_ACTS:
-            raise not_for_children(request.verb, credential.child_id)
         self.store.file(request)
         deadline = time.monotonic() + wait
         while True:

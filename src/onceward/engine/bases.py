@@ -58,7 +58,7 @@ class Base(msgspec.Struct, frozen=True):
 
     def drift(self, root: Path) -> list[Unit]:
         """What is otherwise now."""
-        found = changed(self.expected.files, files_by(root, self.expected.rules))
+        found = changed(self.expected.files, files_by(root, self.expected))
         if len(found) > MAX_UNITS:
             raise InvalidConfig(
                 f"{len(found):,} files of {self.tree} were changed since build {self.build_id} began; a"

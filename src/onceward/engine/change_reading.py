@@ -10,14 +10,17 @@ import msgspec
 from onceward.engine.artifacts import Artifacts
 from onceward.engine.changes import approvals_of
 from onceward.engine.diffs import FileDiff, diffs_of
+from onceward.engine.file_names import recorded_path
 from onceward.errors import NotFound
 from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
 from onceward.kernel.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.kernel.sources import iso
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, Origin, manifest_of
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.changes import Changes
+from onceward.store.tables.events import events_of
 
 WAITING = {
     "marked": "a sweep",
@@ -79,6 +82,7 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
                 "key": entry.idempotency_key,
             },
             "check": list(manifest.check) or None,
+            "child": _proposing_child(rows, entry.entry_id),
             "origin": None if manifest.origin is None else msgspec.to_builtins(manifest.origin),
             "units": [_unit(unit) for unit in msgspec.to_builtins(manifest.unit)],
             "escalates": entry.escalates,
@@ -95,6 +99,13 @@ def change_status(store: Store, name: str, policy: Policy) -> dict[str, Any]:
             "next": next_of(entry, sets),
         }
     return {key: value for key, value in said.items() if value is not None}
+
+
+def _proposing_child(rows: Reads, entry_id: str) -> str | None:
+    """The child that proposed an entry in its author's name, if one did."""
+    first = next(events_of(rows, f"entry:{entry_id}"))
+    child: str | None = first.facts()["detail"].get("child")
+    return child
 
 
 def change_verdict(store: Store, name: str, policy: Policy) -> dict[str, Any]:
@@ -211,7 +222,9 @@ def change_diff(
         entry = found.named(name)
         envelope = found.envelope(entry.entry_id)
     manifest: Manifest = manifest_of(envelope.body)
-    odd = [path for path in paths if path not in manifest.paths()]
+    known = set(manifest.paths())
+    paths = [path if path in known else recorded_path(path) for path in paths]
+    odd = [path for path in paths if path not in known]
     if odd:
         raise NotFound(
             f"the change has nothing to do with {odd[0][:80]}", context={"path": odd[0][:200]}

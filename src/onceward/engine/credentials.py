@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -151,12 +151,14 @@ class Issuer:
         self._known.end(child_id)
 
 
-def not_for_children(verb: str, child_id: str) -> PermissionDenied:
+def not_for_children(verb: str, child_id: str, able: Sequence[str] = ()) -> PermissionDenied:
+    """`able` are people who may do it."""
+    who = f"by {' or '.join(able[:3])}" if able else "by a person"
     return PermissionDenied(
         f"{verb} is not for the child {child_id}: a child may report, propose changes, begin work and cancel itself; it"
         " approves, reviews, grants and confirms nothing",
         context={"verb": verb, "child_id": child_id},
-        recovery=[Recovery("have a person do it, outside of the child")],
+        recovery=[Recovery(f"have it done {who}, in a terminal outside of the build")],
     )
 
 

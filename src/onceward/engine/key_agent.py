@@ -97,16 +97,36 @@ class KeyAgent:
         key = self._keys.get(asked.fingerprint)
         if asked.op != "sign" or key is None:
             raise PermissionDenied("the agent has no such key")
-        envelope = key.sign(base64.b64decode(asked.statement, validate=True))
-        self.told(f"signed for process {pid} with {key.fingerprint[:16]}")
+        statement = base64.b64decode(asked.statement, validate=True)
+        envelope = key.sign(statement)
+        self.told(f"signed {_about(statement)} for process {pid} with {key.fingerprint[:16]}")
         return {"signature": base64.b64encode(envelope.signature).decode()}
+
+
+def _about(statement: bytes) -> str:
+    """What a statement is about, in a few words."""
+    try:
+        said = msgspec.json.decode(statement)
+        predicate = said["predicate"]
+        act = predicate.get("act") or said["predicateType"]
+        payload = predicate.get("payload")
+        named = [payload[name] for name in ("entry", "build", "grant") if name in (payload or {})]
+        return " ".join([str(act), *map(str, named)])
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return "something"
 
 
 def locked(principal: str, fingerprint: str) -> PermissionDenied:
     return PermissionDenied(
-        f"the key {fingerprint[:16]} of {principal} has a passphrase, and there is no terminal to ask for it",
+        f"the key {fingerprint[:16]} of {principal} has a passphrase, there is no terminal to ask for it, and no"
+        " agent holds it",
         context={"principal": principal, "key": fingerprint},
-        recovery=[Recovery("hold it in an agent", f"onceward --as {principal} keys agent")],
+        recovery=[
+            Recovery(
+                "on the machine where the key file is, hold it in an agent",
+                f"onceward --as {principal} keys agent",
+            )
+        ],
     )
 
 

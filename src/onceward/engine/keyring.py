@@ -42,7 +42,11 @@ def inside_child(principal: str, inside: str) -> PermissionDenied:
     return PermissionDenied(
         f"{inside} signs for nobody, and so not for {principal}",
         context={"principal": principal, "inside": inside},
-        recovery=[Recovery("leave what it made as its result, and let a person act on that")],
+        recovery=[
+            Recovery(
+                "leave what it made as its result, and have a person act on that outside of the build"
+            )
+        ],
     )
 
 

@@ -70,7 +70,7 @@ class PeerSocket:
                 child = self._inside(pid)
                 if child:
                     raise PermissionDenied(
-                        f"process {pid} is in the child {child}, which acts for nobody"
+                        f"process {pid} is in the child {child}, which acts for nobody: do this in a terminal outside of the build"
                     )
                 said = self._handler(pid, asked)
             except PermissionDenied as error:

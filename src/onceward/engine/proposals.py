@@ -16,7 +16,7 @@ from onceward.engine.cutters import Place
 from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.outputs import VALUES, read_back
 from onceward.engine.patches import Patched, read_patch
-from onceward.engine.tree_state import drift_digest, state_of
+from onceward.engine.tree_state import drift_digest, named, state_of
 from onceward.engine.trees import ODD, File, Tree, difference, scan, unit_of
 from onceward.errors import BaseDrift, InvalidConfig, Recovery
 from onceward.kernel.canon import canonical, sha256_hex
@@ -69,6 +69,7 @@ class Wish(msgspec.Struct, frozen=True):
 
     def proposal(self, units: Sequence[Unit], contents: Contents) -> Proposal:
         if not units:
+            self.require_untouched()
             raise InvalidConfig(
                 "there is nothing to change: all of it is there already", context={"field": "unit"}
             )
@@ -92,6 +93,22 @@ class Wish(msgspec.Struct, frozen=True):
         )
         return Proposal(checked(manifest), contents)
 
+    def require_untouched(self) -> None:
+        """BASE_DRIFT where the tree was changed since the work began: then it was done in place."""
+        drift = self.base.drift(self.root) if self.base is not None else []
+        if drift and self.base is not None:
+            raise BaseDrift(
+                f"there is nothing to propose, and {named(drift)} changed in place after build"
+                f" {self.base.build_id} began: nobody has reviewed that",
+                context={"paths": [unit.path for unit in drift[:100]]},
+                recovery=[
+                    Recovery("put the tree back as it was, and mark what the build left"),
+                    Recovery(
+                        "have the agent work on a copy: propose it by --tree COPY --since BUILD"
+                    ),
+                ],
+            )
+
     def _origin(self, own: Set[str]) -> Origin | None:
         """What the work was made on; refused where a file that it proposes was changed since by somebody else."""
         if self.base is None:
@@ -105,9 +122,8 @@ class Wish(msgspec.Struct, frozen=True):
         drift = self.base.drift(self.root)
         under = [unit for unit in drift if unit.path in own]
         if under and drift_digest(under) != self.accepted:
-            names = ", ".join(unit.path for unit in under[:5])
             raise BaseDrift(
-                f"{names} was changed after build {self.base.build_id} began, and not by a recorded cut: the"
+                f"{named(under)} changed after build {self.base.build_id} began, and not by a recorded cut: the"
                 " proposal would hide that",
                 context={
                     "paths": [unit.path for unit in under[:100]],
@@ -236,6 +252,7 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
                     context={"path": path, "stages": sorted(wanted)},
                 )
     if not found:
+        wish.require_untouched()
         raise InvalidConfig(f"build {build.build_id} made no files in {', '.join(sorted(wanted))}")
     with Tree(wish.root) as tree:
         units, contents = [], Contents()

@@ -4,6 +4,7 @@ not count, nor what the workspace ignores by name (H-6)."""
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 from pathspec import GitIgnoreSpec
 
 from onceward.engine.file_names import recorded_path
-from onceward.engine.trees import FOLDER, ODD, File, ignored, look_in, unit_of
+from onceward.engine.trees import FOLDER, ODD, File, Tree, ignored, look_in, unit_of
 from onceward.errors import InvalidConfig
 from onceward.kernel.canon import canonical, sha256_hex
 from onceward.kernel.changes import Affected, Unit
@@ -21,6 +22,7 @@ from onceward.kernel.limits import MAX_COMPARED_BYTES, MAX_IGNORE_BYTES
 from onceward.lifecycles.manifest import beneath
 
 RULE_FILE: Final = ".gitignore"
+_GIT_SECONDS: Final = 60
 
 
 class IgnoreFile(msgspec.Struct, frozen=True, dict=True):
@@ -82,10 +84,13 @@ class TreeState(msgspec.Struct, frozen=True):
 
     files: Mapping[str, File] = {}
     rules: IgnoreRules = IgnoreRules()
+    tracked: tuple[str, ...] = ()
+    """Files that the rules ignore and that count all the same, because git tracks them."""
 
     def data(self) -> bytes:
         """As it is kept: the rules, then path, digest and mode of every file; a NUL ends each."""
-        parts = [canonical(msgspec.to_builtins(self.rules))]
+        head = {"rules": msgspec.to_builtins(self.rules), "tracked": list(self.tracked)}
+        parts = [canonical(head)]
         for path, file in sorted(self.files.items()):
             parts += [path.encode(), file.sha256.encode(), b"%o" % file.mode]
         return b"".join(part + b"\0" for part in parts)
@@ -96,6 +101,11 @@ class TreeState(msgspec.Struct, frozen=True):
         return sha256_hex(msgspec.json.encode(listed))
 
 
+class _Head(msgspec.Struct, frozen=True):
+    rules: IgnoreRules
+    tracked: tuple[str, ...]
+
+
 def state_in(data: bytes) -> TreeState:
     """A state as it was kept."""
     head, *parts = data.split(b"\0")[:-1]
@@ -103,18 +113,54 @@ def state_in(data: bytes) -> TreeState:
         path.decode(): File(sha256.decode(), int(mode, 8))
         for path, sha256, mode in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     }
-    return TreeState(files, msgspec.json.decode(head, type=IgnoreRules))
+    said = msgspec.json.decode(head, type=_Head)
+    return TreeState(files, said.rules, said.tracked)
 
 
 def state_of(root: Path, names: Sequence[str]) -> TreeState:
     """The state of a tree now, by its own `.gitignore` files as they are now."""
-    found = _Walk(IgnoreRules(tuple(names), tuple(_above(root))), own_rules=True)
-    return TreeState(found.files(root), found.rules)
+    walk = _Walk(IgnoreRules(tuple(names), tuple(_above(root))), own_rules=True)
+    files = walk.files(root)
+    tracked = tuple(
+        path
+        for path in tracked_files(root)
+        if path not in files and not ignored(path, walk.rules.names)
+    )
+    return TreeState({**files, **_looked_at(root, tracked)}, walk.rules, tracked)
 
 
-def files_by(root: Path, rules: IgnoreRules) -> dict[str, File]:
-    """The files of a tree that count by rules that are known, whatever its `.gitignore` files say now."""
-    return _Walk(rules, own_rules=False).files(root)
+def files_by(root: Path, state: TreeState) -> dict[str, File]:
+    """The files of a tree now that count by the rules of a state, whatever its `.gitignore` files say now."""
+    found = _Walk(state.rules, own_rules=False).files(root)
+    return {**found, **_looked_at(root, state.tracked)}
+
+
+def _looked_at(root: Path, paths: Sequence[str]) -> dict[str, File]:
+    with Tree(root) as tree:
+        found = {path: tree.look(path) for path in paths}
+    return {path: file for path, file in found.items() if file is not None}
+
+
+def tracked_files(root: Path) -> list[str]:
+    """The files of a tree that git tracks; none where there is no git, or no repository."""
+    if not any((way / ".git").exists() for way in (root, *root.parents)):
+        return []
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached"],
+            cwd=root,
+            env={"PATH": os.environ.get("PATH", os.defpath), "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (
+        [recorded_path(name) for name in done.stdout.split(b"\0")[:-1]]
+        if done.returncode == 0
+        else []
+    )
 
 
 def after_cuts(
@@ -132,9 +178,12 @@ def after_cuts(
         if path.rpartition("/")[2] == RULE_FILE:
             text = None if row.after is None else read(row.after).decode("utf-8", "replace")
             rules = rules.with_file(path, text)
-    return TreeState(
-        {path: file for path, file in files.items() if not rules.ignore_below(path)}, rules
-    )
+    counting = {
+        path: file
+        for path, file in files.items()
+        if path in state.tracked or not rules.ignore_below(path)
+    }
+    return TreeState(counting, rules, state.tracked)
 
 
 def changed(before: Mapping[str, File], after: Mapping[str, File]) -> list[Unit]:
@@ -144,6 +193,21 @@ def changed(before: Mapping[str, File], after: Mapping[str, File]) -> list[Unit]
         for path in sorted({*before, *after})
         if before.get(path) != after.get(path)
     ]
+
+
+def kind_of(unit: Unit) -> str:
+    """What became of a file, in a word."""
+    if unit.before is None:
+        return "added"
+    if unit.after is None:
+        return "removed"
+    return "mode changed" if unit.before == unit.after else "changed"
+
+
+def named(drift: Sequence[Unit], most: int = 5) -> str:
+    """The first files of a list, each with what became of it."""
+    shown = ", ".join(f"{unit.path} ({kind_of(unit)})" for unit in drift[:most])
+    return f"{shown} and {len(drift) - most:,} more" if len(drift) > most else shown
 
 
 def drift_digest(drift: Iterable[Unit]) -> str:

@@ -3,6 +3,7 @@ own check (H-6). What fails is taken back, and told to people as an entry of its
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,7 +28,14 @@ from onceward.engine.cutting import (
 from onceward.engine.foreground import serving
 from onceward.engine.kernel import Kernel
 from onceward.engine.registry_cutter import plan_in, root_of
-from onceward.engine.tree_state import TreeState, after_cuts, changed, drift_digest, files_by
+from onceward.engine.tree_state import (
+    TreeState,
+    after_cuts,
+    changed,
+    drift_digest,
+    files_by,
+    named,
+)
 from onceward.engine.trees import ODD, File, Tree, after, before, folders_of, unit_of
 from onceward.engine.work import Command
 from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
@@ -166,7 +174,7 @@ def verify(
         assert change_set is not None
         seen = look(kernel, change_set, manifest)
         if seen.passed:
-            _require_no_drift(entry, seen, accept_drift)
+            _require_no_drift(entry, seen, accept_drift, kernel.principal)
         else:
             seen.find_drift()
         if manifest.check and seen.passed:
@@ -231,32 +239,27 @@ def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
     return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
 
 
-def _require_no_drift(entry: Entry, seen: Seen, accepted: str) -> None:
+def _require_no_drift(entry: Entry, seen: Seen, accepted: str, principal: str) -> None:
     """BASE_DRIFT where something else in the tree was changed since the cut, and nobody accepted exactly that."""
     if not seen.drift or drift_digest(seen.drift) == accepted:
         return
-    names = [unit.path for unit in seen.drift]
     digest = drift_digest(seen.drift)
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    first = entry.status == "cut_applied"
+    again = f"onceward --as {shlex.quote(principal)} change verify {entry.entry_id}"
+    again += "" if first else " --again"
+    what = "it is not verified, and stays" if first else "nothing new is said of it, and it stays"
     raise BaseDrift(
-        f"{', '.join(names[:5])}{more} changed after the cut, and not by a recorded cut; {entry.entry_id} is not"
-        f" verified, and stays {entry.status}",
+        f"{named(seen.drift)}: not as it was after the cut of {entry.entry_id}, and not by a recorded cut;"
+        f" {what} {entry.status}",
         context={
             "entry_id": entry.entry_id,
-            "paths": names[:MAX_NAMED_PATHS],
-            "count": len(names),
+            "paths": [unit.path for unit in seen.drift[:MAX_NAMED_PATHS]],
+            "count": len(seen.drift),
             "drift": digest,
         },
         recovery=[
-            Recovery(
-                "put them back as they were, then verify again",
-                f"onceward change verify {entry.entry_id}",
-            ),
-            Recovery(
-                "or accept exactly this",
-                f"onceward change verify {entry.entry_id} --accept-drift {digest}",
-                "medium",
-            ),
+            Recovery("put it back as it was, then verify again", again),
+            Recovery("or accept exactly this", f"{again} --accept-drift {digest}", "medium"),
         ],
     )
 
@@ -315,7 +318,7 @@ def _present(
     root = tree_of(kernel.home, manifest)
     try:
         with Tree(root) as tree:
-            return {path: tree.look(path) for path in paths}, files_by(root, expected.rules)
+            return {path: tree.look(path) for path in paths}, files_by(root, expected)
     except InvalidConfig:
         return dict.fromkeys(paths), {}
 
@@ -389,7 +392,7 @@ def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") ->
         manifest = manifest_for(rows, change_set)
     seen = look(kernel, change_set, manifest)
     if seen.passed:
-        _require_no_drift(entry, seen, accept_drift)
+        _require_no_drift(entry, seen, accept_drift, kernel.principal)
 
 
 def _record(

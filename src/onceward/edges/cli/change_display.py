@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +40,7 @@ def show_change(found: Mapping[str, Any]) -> None:
     click.echo(f"{click.style(found['entry_id'], bold=True)}  {status(found['status'])}")
     say(
         render.plain(
-            f"by {found['author']}, into {found['target']}: {found['reason'] or '(no reason given)'}"
+            f"by {found['author']}{_child(found)}, into {found['target']}: {found['reason'] or '(no reason given)'}"
         )
     )
     say(
@@ -58,9 +58,10 @@ def show_change(found: Mapping[str, Any]) -> None:
         say(render.plain(f"its own check: {shlex.join(found['check'])}"))
     if "origin" in found:
         origin = found["origin"]
-        say(f"base: the tree as it was before build {origin['build']} began")
+        own = {unit["path"] for unit in found["units"]}
+        say(base_line(origin["build"], {unit["path"] for unit in origin.get("drift", ())} & own))
         for unit in origin.get("drift", ())[:_MOST]:
-            say(render.plain(f"  changed since, beside what is proposed: {unit['path']}"))
+            say(render.plain(f"  changed since then, not by a recorded cut: {unit['path']}"))
     for one in found.get("depends_on", ()):
         say(f"depends on {one['entry_id']} ({one['status']})")
     if "escalates" in found:
@@ -89,6 +90,17 @@ def show_change(found: Mapping[str, Any]) -> None:
         say(f"next: {found['next']}")
 
 
+def _child(found: Mapping[str, Any]) -> str:
+    return f" (proposed by its child {found['child']})" if "child" in found else ""
+
+
+def base_line(build: str, edited: Set[str]) -> str:
+    """What a proposal was made on, in a line; `edited` are files of it that were changed since."""
+    if edited:
+        return f"made on the tree as it is now, and not as it was before build {build} began"
+    return f"made on the tree as it was before build {build} began"
+
+
 def change_table(found: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
@@ -113,7 +125,10 @@ def _wrong(detail: Mapping[str, Any]) -> str:
             said.append(f"{detail[name]['count']} {name} ({paths})")
     if "accepted_drift" in detail:
         drift = detail["accepted_drift"]
-        said.append(f"{drift['count']} changed beside it, accepted ({drift['digest'][:12]})")
+        paths = ", ".join(drift["paths"][:3])
+        said.append(
+            f"{drift['count']} other files changed, accepted ({paths}; {drift['digest'][:12]})"
+        )
     check = detail.get("check")
     if check is not None and not check["passed"]:
         said.append(f"its check failed: {check.get('last_line') or check['reason']}")
@@ -181,8 +196,9 @@ def verified(found: Mapping[str, Any], as_json: bool) -> int:
         render.say("what it had changed is taken back")
     elif stuck:
         render.say(
-            "some of it could not be taken back, for somebody else changed it; put that back, then the same again"
+            "some of it could not be taken back, for somebody else changed it; put that back as the change left it, then:"
         )
+        render.say(f"  onceward change verify {found['entry_id']}")
     if not passed and "escalation" in found:
         render.say(f"next: onceward change show {found['escalation']}")
     return 3 if stuck else 0 if passed else 1

@@ -136,10 +136,10 @@ def mark(
     if not given.json:
         show_diffs(diffs, stat)
         manifest = proposal.manifest
-        show_terms(manifest.target, manifest.check, manifest.origin)
+        show_terms(manifest.target, manifest.check, manifest.origin, set(manifest.paths()))
         if build is not None and manifest.origin is None:
             render.say(
-                "base: the tree as it is now; with `tree` in the plan it is taken before the build begins"
+                "made on the tree as it is now; with `tree` in the plan its state is kept before the build begins"
             )
     digest = proposal.manifest.content_hash()
     if dry_run:

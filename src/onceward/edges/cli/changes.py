@@ -156,7 +156,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
         render.document(msgspec.to_builtins(found))
         return
     show_diffs(found.files, stat)
-    show_terms(found.target, found.check, found.origin)
+    show_terms(found.target, found.check, found.origin, {file.path for file in found.files})
     render.say(f"manifest {found.manifest}")
 
 
@@ -240,7 +240,7 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
     with given.workspace().artifacts() as artifacts:
         found = change_diff(artifacts, entry_id, whole=True)
     show_diffs(found.files, False)
-    show_terms(found.target, found.check, found.origin)
+    show_terms(found.target, found.check, found.origin, {file.path for file in found.files})
     current = found.manifest
     unseen = [file.path for file in found.files if file.cut_off]
     if unseen and decision != "reject":

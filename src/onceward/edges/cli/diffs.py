@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import click
 
 from onceward.edges.cli import render
+from onceward.edges.cli.change_display import base_line
 from onceward.engine.diffs import FileDiff, Line
+from onceward.engine.tree_state import kind_of
 from onceward.kernel.hidden import marked
 from onceward.lifecycles.manifest import Origin
 
@@ -38,7 +40,7 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
     )
 
 
-def show_terms(target: str, check: Sequence[str], origin: Origin | None) -> None:
+def show_terms(target: str, check: Sequence[str], origin: Origin | None, paths: Set[str]) -> None:
     """What an approval is for beside the files: where they go, what they were made on, and what is run there."""
     click.echo(f"into {click.style(render.plain(target), bold=True)}")
     if check:
@@ -47,7 +49,7 @@ def show_terms(target: str, check: Sequence[str], origin: Origin | None) -> None
         )
 
     if origin is not None:
-        click.echo(f"base: the tree as it was before build {origin.build} began")
+        click.echo(base_line(origin.build, {unit.path for unit in origin.drift} & paths))
         show_drift(origin)
 
 
@@ -56,10 +58,9 @@ def show_drift(origin: Origin) -> None:
     if not origin.drift:
         return
     many = render.counted(len(origin.drift), "file")
-    click.secho(f"{many} changed since, beside what is proposed, and by no recorded cut:", fg="red")
+    click.secho(f"{many} changed since then, not by a recorded cut:", fg="red")
     for unit in origin.drift[:_MOST_DRIFT]:
-        sign = "+" if unit.before is None else "-" if unit.after is None else "~"
-        click.secho(f"  {sign} {render.plain(unit.path)}", fg="red")
+        click.secho(f"  {render.plain(unit.path)} ({kind_of(unit)})", fg="red")
     if len(origin.drift) > _MOST_DRIFT:
         click.secho(f"  and {len(origin.drift) - _MOST_DRIFT:,} more (--json has all)", fg="red")
 

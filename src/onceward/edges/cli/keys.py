@@ -15,6 +15,7 @@ from onceward.edges.cli.main import Command, Globals, Group, asking_options, pas
 from onceward.errors import InvalidConfig, NotFound
 
 if TYPE_CHECKING:
+    from onceward.engine.keyring import Keyring
     from onceward.wiring import Workspace
 
 
@@ -79,11 +80,17 @@ def list_(given: Globals) -> None:
             k["key"][:16],
             k["principal"],
             "revoked" if "revoked_seq" in k else "in force",
-            "here" if k["here"] else "",
+            _file(k, workspace.keyring),
         )
         for k in found
     ]
     render.table(("key", "of", "", "file"), rows)
+
+
+def _file(key: dict[str, Any], keyring: Keyring) -> str:
+    if not key["here"]:
+        return ""
+    return "here, with a passphrase" if keyring.is_locked(key["key"]) else "here"
 
 
 @keys.command(cls=Command)

@@ -13,6 +13,8 @@ from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, pass_globals
 from onceward.errors import NotFound, Recovery
 
+_SESSION = 12 * 3600
+
 
 @click.command(cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
@@ -88,6 +90,8 @@ def open_(given: Globals, link: bool) -> None:
     except NotFound as error:
         error.recovery = (Recovery("start one", "onceward serve --open"),)
         raise
+    if workspace.principal != client.principal:
+        client = Client(client.url, _own_token(given))
     said = client.new_code()
     if given.json:
         render.document({"url": said["url"], "seconds": said["seconds"]})
@@ -95,6 +99,18 @@ def open_(given: Globals, link: bool) -> None:
     render.say(said["url"])
     if not link:
         _browse(said["url"])
+
+
+def _own_token(given: Globals) -> str:
+    """A token of whoever opens the pages, where the server is somebody else's; for as long as a browser's session."""
+    from onceward.edges.cli.asking import ask
+    from onceward.edges.cli.tokens import SIGN
+    from onceward.lifecycles.permit import hash_of
+
+    token = f"{SIGN}{given.workspace().sources.secret()}"
+    asked = {"token_hash": hash_of(token), "seconds": _SESSION, "note": "onceward open"}
+    ask(given, "tokens.new", asked)
+    return token
 
 
 def _browse(link: str) -> None:

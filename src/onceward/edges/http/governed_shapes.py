@@ -88,6 +88,7 @@ class ChangeInFull(Change):
     lacks: NotRequired[str]
     check: NotRequired[list[str]]
     origin: NotRequired[Said]
+    child: NotRequired[str]
     decisions: NotRequired[list[Said]]
     change_sets: NotRequired[list[Said]]
     results: NotRequired[list[Said]]

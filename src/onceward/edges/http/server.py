@@ -44,7 +44,11 @@ class Served:
         self._server.ending = self._end
         self.service.held_secrets["SERVER_TOKEN"] = self.doors.local
         inside = child_of_process(self.service.store, workspace.folder)
-        self._tokens = PeerSocket(inside, lambda pid, asked: {"token": self.doors.local})
+        self._tokens = PeerSocket(inside, lambda pid, asked: self._local())
+
+    def _local(self) -> dict[str, str]:
+        """What lets processes in of whoever runs this."""
+        return {"token": self.doors.local, "principal": self._workspace.principal}
 
     def link(self) -> str:
         """What lets whoever runs this in with a browser, once."""

@@ -180,8 +180,10 @@ def _changes(call: Call) -> dict[str, Any]:
 def _change(call: Call) -> dict[str, Any]:
     found = change_reading.change_status(call.store, call.path["entry"], call.workspace.policy)
     files = views.files(reads.diff(call), whole=call.query.whole)
+    drift = {unit["path"] for unit in found.get("origin", {}).get("drift", ())}
     return {
         "change": found,
+        "edited": not drift.isdisjoint(unit["path"] for unit in found["units"]),
         "files": files,
         "cut_off": any(file["cut_off"] for file in files),
         "is_whole": call.query.whole,
