@@ -117,10 +117,16 @@ def _named(root: Path, path: str) -> str:
 
 def _base(workspace: Workspace, source: Source, target: str) -> Base | None:
     """What the tree was before the work, as far as a build kept that. Inside a step it is that of its own build."""
-    name = source.since or source.build or os.environ.get("ONCEWARD_BUILD")
-    if name is None:
-        return None
+    name = source.since if source.since is not None else source.build
     asked = source.since is not None
+    name = name if name is not None else os.environ.get("ONCEWARD_BUILD")
+    if name is None:
+        if source.accept_drift:
+            raise InvalidConfig(
+                "drift is accepted of a proposal that has a base: name its build with --since",
+                context={"field": "--accept-drift"},
+            )
+        return None
     with workspace.artifacts() as artifacts, artifacts.store.read() as rows:
         try:
             base = oldest_base(rows, artifacts, name)

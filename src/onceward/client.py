@@ -61,12 +61,13 @@ class Client:
         try:
             note = json.loads((place / "serve.json").read_bytes())
             said = ask(note["socket"], {})
-        except (OSError, ValueError, KeyError):
+            url, token, principal = note["url"], said["token"], said["principal"]
+        except (OSError, ValueError, KeyError, TypeError):
             raise NotFound(
                 f"no server runs at {place}", recovery=[Recovery("start one", "onceward serve")]
             ) from None
-        client = cls(note["url"], said["token"], **options)
-        client.principal = said["principal"]
+        client = cls(url, token, **options)
+        client.principal = principal
         return client
 
     @property

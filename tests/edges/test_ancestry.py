@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from onceward.engine.ancestry import own_ancestry
+from onceward.engine.key_agent import agent_key
 from typing_in import BIN, Typed, until
 
 TRIES = """
@@ -257,6 +260,22 @@ def test_a_key_with_a_passphrase_signs_by_its_agent_and_not_from_inside(cli, mar
         cli("run", "plan.toml", check=0)
         said = json.loads(answer.read_text())
         assert "acts for nobody" in said["refused"], said
+        # One that connects for us and goes leaves nobody to look up.
+        ghost = """
+        import base64, json, os, socket, sys
+        line = socket.socket(socket.AF_UNIX)
+        if os.fork() == 0:
+            line.connect(sys.argv[1])
+            os._exit(0)
+        os.wait()
+        line.sendall(json.dumps({"op": "sign", "fingerprint": sys.argv[2],
+                                 "statement": base64.b64encode(b"{}").decode()}).encode() + b"\\n")
+        open(sys.argv[3], "wb").write(line.recv(65536))
+        """
+        plan(cli, textwrap.dedent(ghost), note["socket"], file.stem, str(answer))
+        cli("run", "plan.toml", "--no-reuse", check=0)
+        said = json.loads(answer.read_text())
+        assert "not who connected" in said["refused"], said
         assert cli(*review).returncode == 0
         status = json.loads(cli("change", "show", entry, "--json", check=0).stdout)
         assert status["status"] == "reviewed_approved"
@@ -271,6 +290,94 @@ def test_a_key_with_a_passphrase_signs_by_its_agent_and_not_from_inside(cli, mar
     )
     assert removed.returncode == 0 and "ENCRYPTED" not in file.read_text()
     cli("verify", check=0)
+
+
+@pytest.mark.rule("K-14")
+@pytest.mark.parametrize("how", ["a command", "an empty context"])
+def test_what_a_function_begins_approves_nothing(cli, marked, how):
+    entry, digest = marked
+    words = ["--store", cli.env["ONCEWARD_STORE"], "--as", "rob", "change", "review", entry]
+    words += ["--approve", "--digest", digest]
+    run = f"subprocess.run([{str(BIN / 'onceward')!r}, *words], capture_output=True, text=True).stderr"
+    if how == "an empty context":
+        run = "contextvars.Context().run(inside)"
+    (cli.folder / "plan.py").write_text(
+        textwrap.dedent(f"""
+        import contextvars, subprocess
+        from pathlib import Path
+        from onceward import Plan
+        from onceward.errors import OncewardError
+        from onceward.settings import FOLDER
+        from onceward.wiring import Workspace
+
+        plan = Plan("tries")
+        words = {words!r}
+
+        def inside():
+            workspace = Workspace(Path.cwd() / FOLDER, store_url={cli.env["ONCEWARD_STORE"]!r}, principal="rob")
+            with workspace.reading() as store, store.read() as rows:
+                try:
+                    return str(workspace.keyring.signer(rows, "rob"))
+                except OncewardError as error:
+                    return error.code
+
+        @plan.stage
+        def attempt(task):
+            Path("said").write_text({run})
+        """)
+    )
+    cli("run", "plan.py", check=0)
+    assert "PERMISSION_DENIED" in (cli.folder / "said").read_text()
+    status = json.loads(cli("change", "show", entry, "--json", check=0).stdout)
+    assert "decisions" not in status
+
+
+@pytest.mark.rule("K-14")
+def test_a_refused_act_leaves_no_key_behind(cli, store_url):
+    script = """
+    import subprocess, sys
+    env = {"PATH": "/usr/bin:/bin"}
+    for words in (["principals", "add", "eve", "--role", "admin"], ["keys", "new"], ["--as", "rob", "keys", "new"]):
+        subprocess.run([sys.argv[1], "--store", sys.argv[2], *words])
+        subprocess.run([sys.argv[1], "--store", sys.argv[2], *words], env=env)
+    """
+    keys = sorted((cli.folder / ".onceward/keys").iterdir())
+    plan(cli, textwrap.dedent(script), str(BIN / "onceward"), store_url)
+    cli("run", "plan.toml", check=0)
+    assert sorted((cli.folder / ".onceward/keys").iterdir()) == keys
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"keys":[]}', b"[]", b"5", b"{}", b'{"keys":{"FP":"zz"}}', b"", b"\xff"]
+)
+def test_an_agent_that_answers_oddly_is_none(tmp_path, said):
+    fingerprint = "a" * 64
+    line = socket.socket(socket.AF_UNIX)
+    line.bind(str(tmp_path / "s"))
+    line.listen()
+    (tmp_path / "agent.json").write_text(json.dumps({"socket": str(tmp_path / "s")}))
+
+    def answer():
+        asker, _ = line.accept()
+        asker.recv(1000)
+        asker.sendall(said.replace(b"FP", fingerprint.encode()) + b"\n")
+        asker.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert agent_key(tmp_path, fingerprint) is None
+    thread.join()
+    line.close()
+
+
+def test_passphrases_that_are_none_are_refused(cli):
+    for typed in ("", "x" * 2000):
+        done = cli("--as", "rob", "keys", "passphrase", "--passphrase-stdin", input=f"{typed}\n")
+        assert done.returncode == 2 and "INVALID_CONFIG" in done.stderr, done.stderr
+    for path in (cli.folder / ".onceward/keys").glob("*.pem"):
+        path.with_suffix(".new").touch()
+    cli("--as", "rob", "keys", "passphrase", "--passphrase-stdin", input="long enough\n", check=0)
+    assert "with a passphrase" in cli("keys", "list", check=0).stdout
 
 
 def test_nobody_is_inside_a_child_who_is_not():

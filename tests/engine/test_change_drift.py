@@ -415,6 +415,16 @@ def test_a_file_that_git_tracks_counts_though_a_rule_ignores_it(backlog):
     assert backlog.verify(entry).result.passed
 
 
+@pytest.mark.rule("H-6")
+@pytest.mark.parametrize("name", [".onceward-x/evil.py", ".oncewardrc", ".GIT/x", "sub/.Git"])
+def test_only_exact_names_are_the_machinerys(backlog, name):
+    entry = cut(backlog)
+    write(backlog.tree, {name: "x"})
+    with pytest.raises(BaseDrift) as refused:
+        backlog.verify(entry)
+    assert refused.value.context["paths"] == [name]
+
+
 def test_drift_has_one_digest(backlog):
     state = state_of(backlog.tree, ())
     edited(backlog.tree)

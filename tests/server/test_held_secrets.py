@@ -62,6 +62,16 @@ def test_a_command_finds_no_credential_of_the_server_and_leaves_none_in_its_log(
         ]
         assert inside and not any(line in log for line in inside)
         assert "[redacted KEY_" in log
+        (folder := scene.folder.parent / "keep.toml").write_text(
+            'name = "keep"\n[[stage]]\nname = "keep"\n'
+            'run = ["sh", "-c", "cat .onceward/keys/*.pem > $ONCEWARD_OUT/keys"]\n'
+        )
+        served.cli("run", folder.name, check=0)
+        kept = served.cli("artifacts", "cat", "latest", "keep:main", "keys")
+        listed = json.loads(served.cli("status", "latest", "--json", check=0).stdout)
+        ((artifact,),) = [step["artifacts"] for step in listed["steps"]]
+        data = served.cli("artifacts", "cat", artifact["sha256"], check=0).stdout
+        assert "[redacted KEY_" in data + kept.stdout and not any(line in data for line in inside)
         note = json.loads((scene.folder / "serve.json").read_text())
         assert sorted(note) == ["pid", "socket", "url"]
     finally:

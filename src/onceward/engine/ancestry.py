@@ -20,7 +20,7 @@ from onceward.engine.tree import KERNEL, MARK
 from onceward.locks.identity import start_of, stat_of
 from onceward.store.port import Reads
 from onceward.store.store import Store
-from onceward.store.tables.children import live_child
+from onceward.store.tables.children import function_runs, live_child
 from onceward.store.tables.singleton import holder_mark
 
 _DEEPEST: Final = 1000
@@ -32,6 +32,8 @@ class Ancestry(msgspec.Struct, frozen=True):
 
     process: str = ""
     """The process itself, as `pid-start`."""
+    ancestors: frozenset[str] = frozenset()
+    """What it descends from, each as `pid-start`."""
     kernels: frozenset[str] = frozenset()
     """The kernels whose supervisors it descends from, as `pid-start`."""
     children: frozenset[str] = frozenset()
@@ -52,14 +54,21 @@ class Ancestry(msgspec.Struct, frozen=True):
         for path in sorted(self.witnesses):
             if path.startswith(running):
                 return Path(path).stem
-        return "of the kernel that runs" if mark and mark in self.kernels else ""
+        if mark and mark in self.kernels:
+            return "of the kernel that runs"
+        # A kernel starts nothing of the kind itself: a function that runs in it did.
+        started = mark in self.ancestors and function_runs(rows)
+        return "of a function that runs in the kernel" if started else ""
 
 
 def ancestry_of(pid: int) -> Ancestry:
     """Look a process up, with everything that it descends from."""
     kernels: set[str] = set()
     children: set[str] = set()
+    ancestors: set[str] = set()
     for number, ancestor in enumerate(_line(pid)):
+        if number > 0:
+            ancestors.add(f"{ancestor}-{start_of(ancestor)}")
         marks = _environment(ancestor)
         if MARK in marks:
             children.add(marks[MARK])
@@ -69,6 +78,7 @@ def ancestry_of(pid: int) -> Ancestry:
     kernels |= {f"{found[1]}-{found[2]}" for found in _GROUP.finditer(_text(f"/proc/{pid}/cgroup"))}
     return Ancestry(
         process=f"{pid}-{start_of(pid)}",
+        ancestors=frozenset(ancestors),
         kernels=frozenset(kernels),
         children=frozenset(children),
         witnesses=frozenset(_witnesses(pid)),

@@ -10,9 +10,9 @@ from onceward.engine.answers import Pending, role_of, told
 from onceward.engine.credentials import Credential, not_for_children, own_credential
 from onceward.engine.enrolment import to_sign
 from onceward.engine.kernel import Kernel
-from onceward.engine.keyring import Keyring
+from onceward.engine.keyring import Keyring, inside_child
 from onceward.engine.principals import authorize
-from onceward.engine.prints import at_work
+from onceward.engine.prints import step_here
 from onceward.errors import LockConflict
 from onceward.kernel.limits import REQUEST_POLL_SECONDS
 from onceward.kernel.records import Answer, Request
@@ -79,10 +79,14 @@ class Asker:
 
 def credential_here(rows: Reads, keyring: Keyring) -> Credential | None:
     """The credential of the child that asks; None outside of children. A child that lost its own signs for nobody."""
-    if not keyring.child_around(rows):
+    inside = keyring.child_around(rows)
+    if not inside:
         return None
-    task = at_work.get()
-    return task.running.credential() if task is not None else own_credential()
+    task = step_here()
+    found = task.running.credential() if task is not None else own_credential()
+    if found is None:
+        raise inside_child("whoever asks", inside)
+    return found
 
 
 def sign_for(store: Store, keyring: Keyring, request: Request) -> Request:

@@ -53,6 +53,7 @@ class Attempt:
             self.stage.secrets,
             self._flowing_in,
             self.stage.collect,
+            run.children.redactor,
         )
         self.said = StepOf(
             stage=self.stage.name,

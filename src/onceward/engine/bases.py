@@ -85,7 +85,7 @@ def take_base(
     if plan.tree is None:
         return None
     root = plan.folder / plan.tree
-    if not root.is_dir():
+    if not root.is_dir() or root.resolve().parent == root.resolve():
         raise InvalidConfig(f"the plan's tree {plan.tree} is no folder", context={"field": "tree"})
     state = state_of(root.resolve(), names)
     blob = artifacts.keep(state.data(), limited=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from onceward.engine.artifacts import Artifacts, Blob
 from onceward.engine.outputs import Keeper, Kept, fetch
-from onceward.engine.prints import at_work
+from onceward.engine.prints import at_work, step_threads
 from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task, Upstream
 from onceward.errors import StorageError
@@ -29,11 +30,15 @@ class Bench:
         secrets: Sequence[str],
         upstream: Callable[[], Upstream],
         collected: Sequence[str] = (),
+        held: Redactor | None = None,
     ) -> None:
+        """`held` takes out what the kernel itself holds."""
+        self._held = held or Redactor({})
         self._artifacts, self._make = artifacts, folder
         self._secrets, self._upstream = secrets, upstream
         self._collected = frozenset(collected)
         self._task: Task | None = None
+        self._thread = 0
 
     @cached_property
     def folder(self) -> Path:
@@ -51,8 +56,7 @@ class Bench:
     def seat(self, task: Task, home: Path) -> Task:
         """A function takes its place."""
         self._task = task
-        if (redactor := self.redactor()) is not None:
-            task.shown = redactor.text
+        task.shown = self.redactor().text
         task.folder = home
         task.inputs = Inputs(
             self._artifacts,
@@ -61,6 +65,8 @@ class Bench:
             self._collected,
         )
         at_work.set(task)
+        self._thread = threading.get_ident()
+        step_threads[self._thread] = task
         return task
 
     def lay_out(self, name: str, config: Any, files: Iterable[tuple[str, Output]]) -> None:
@@ -91,16 +97,17 @@ class Bench:
         """Leave the place as if nobody had been there; answers the log of a function, if it said anything."""
         log, task, self._task = None, self._task, None
         at_work.set(None)
+        step_threads.pop(self._thread, None)
         if task is not None and (said := task.said()):
             text = said.encode("utf-8", "replace")
-            redactor = self.redactor()
-            log = self._artifacts.keep_log(redactor.clean(text) if redactor else text)
+            log = self._artifacts.keep_log(self.redactor().clean(text))
         if task is None or task.left or task.inputs:
             shutil.rmtree(self.folder, ignore_errors=True)
         return log
 
-    def redactor(self) -> Redactor | None:
+    def redactor(self) -> Redactor:
+        """Takes its secrets out of what it leaves, and what its kernel holds."""
         secrets: Mapping[str, str] = {
             name: os.environ[name] for name in self._secrets if name in os.environ
         }
-        return Redactor(secrets) if secrets else None
+        return self._held.also(secrets)

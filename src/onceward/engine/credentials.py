@@ -155,8 +155,8 @@ def not_for_children(verb: str, child_id: str, able: Sequence[str] = ()) -> Perm
     """`able` are people who may do it."""
     who = f"by {' or '.join(able[:3])}" if able else "by a person"
     return PermissionDenied(
-        f"{verb} is not for the child {child_id}: a child may report, propose changes, begin work and cancel itself; it"
-        " approves, reviews, grants and confirms nothing",
+        f"{verb} is not for the child {child_id}: a child may report, propose changes and cancel itself; it"
+        " approves, reviews, grants, confirms and begins nothing",
         context={"verb": verb, "child_id": child_id},
         recovery=[Recovery(f"have it done {who}, in a terminal outside of the build")],
     )

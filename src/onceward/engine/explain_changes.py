@@ -26,6 +26,7 @@ def _find(rows: Reads, name: str) -> str | None:
         return Changes(rows).set_named(name).entry_id
     if name == "change:latest":
         return Changes(rows).named("latest").entry_id
+    name = name.removeprefix("change:")
     return Changes(rows).named(name).entry_id if name.startswith("ent_") else None
 
 

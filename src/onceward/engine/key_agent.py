@@ -26,6 +26,14 @@ class _Note(msgspec.Struct, frozen=True):
     socket: str
 
 
+class _Held(msgspec.Struct, frozen=True):
+    keys: dict[str, str]
+
+
+class _Signed(msgspec.Struct, frozen=True):
+    signature: str
+
+
 class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op: str
     """`list`, or `sign`."""
@@ -45,8 +53,8 @@ class AgentKey:
             "fingerprint": self.fingerprint,
             "statement": base64.b64encode(payload).decode(),
         }
-        said = ask(self._place, asked)
-        return Envelope(payload, self.fingerprint, base64.b64decode(said["signature"]))
+        said = msgspec.convert(ask(self._place, asked), _Signed)
+        return Envelope(payload, self.fingerprint, base64.b64decode(said.signature))
 
     def proof(self, workspace: str, principal: str) -> bytes:
         from onceward.evidence.signing import possession
@@ -58,11 +66,12 @@ def agent_key(folder: Path, fingerprint: str) -> AgentKey | None:
     """A key that the agent of a workspace holds; None where no agent runs, or it holds another one."""
     try:
         place = msgspec.json.decode((folder / NOTE).read_bytes(), type=_Note).socket
-        held = ask(place, {"op": "list"})["keys"]
-    except (OSError, msgspec.MsgspecError, PermissionDenied):
+        held = msgspec.convert(ask(place, {"op": "list"}), _Held).keys
+        public = bytes.fromhex(held[fingerprint])
+    except (OSError, msgspec.MsgspecError, PermissionDenied, KeyError, ValueError):
+        # No agent, not ours, or none that holds this key.
         return None
-    public = held.get(fingerprint)
-    return None if public is None else AgentKey(place, fingerprint, bytes.fromhex(public))
+    return AgentKey(place, fingerprint, public)
 
 
 class KeyAgent:

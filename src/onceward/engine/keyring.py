@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onceward.engine.ancestry import own_ancestry
 from onceward.engine.key_agent import agent_key, locked, passphrase_on_terminal
-from onceward.engine.prints import at_work
+from onceward.engine.prints import step_here
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.evidence.export import sync_folder
 from onceward.evidence.signing import Key as AnyKey
@@ -83,7 +83,7 @@ class Keyring:
 
     def child_around(self, rows: Reads) -> str:
         """The step whose thread this is, or the running child that this process is in; empty outside of both."""
-        task = at_work.get()
+        task = step_here()
         if task is not None and Builds(rows).find(task.build_id) is not None:
             return f"the step {step_name(task.stage, task.target)}"
         child = own_ancestry().child_of(rows, self.folder.parent)
@@ -169,6 +169,8 @@ class Keyring:
         fresh = path.with_suffix(".new")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # What somebody who was killed left half-written.
+            fresh.unlink(missing_ok=True)
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.errors import PermissionDenied
+from onceward.locks.identity import start_of
 
 _SECONDS: Final = 10.0
 _LONGEST: Final = 4 * 1024 * 1024
@@ -37,6 +38,9 @@ class PeerSocket:
         self._line = socket.socket(socket.AF_UNIX)
         self._line.bind(str(self.place))
         self.place.chmod(0o600)
+        if hasattr(socket, "SO_PASSCRED"):
+            # Every message then comes with the process that sent it, not only with the one that connected.
+            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._line.listen(16)
         self._line.settimeout(_AGAIN_SECONDS)
 
@@ -66,7 +70,10 @@ class PeerSocket:
                 pid, uid = _peer(line)
                 if uid != os.getuid():
                     raise PermissionDenied(f"process {pid} is another user's")
-                asked = _line_of(line)
+                asked, senders = _asked(line)
+                # One that connects and goes, so that another goes on in its name, is not believed.
+                if senders - {pid} or not start_of(pid):
+                    raise PermissionDenied("whoever asks is not who connected")
                 child = self._inside(pid)
                 if child:
                     raise PermissionDenied(
@@ -89,7 +96,7 @@ def ask(place: str, asked: Mapping[str, str]) -> Any:
             raise PermissionDenied("whoever listens there is another user")
         line.sendall(msgspec.json.encode(asked) + b"\n")
         said = msgspec.json.decode(_line_of(line))
-    if "refused" in said:
+    if isinstance(said, dict) and "refused" in said:
         raise PermissionDenied(str(said["refused"]))
     return said
 
@@ -102,6 +109,21 @@ def _peer(line: socket.socket) -> tuple[int, int]:
     packed = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(packed)
     return pid, uid
+
+
+def _asked(line: socket.socket) -> tuple[bytes, set[int]]:
+    """One line, and the processes that sent it."""
+    if not hasattr(socket, "SCM_CREDENTIALS"):
+        return _line_of(line), set()
+    data, senders = b"", set[int]()
+    while not data.endswith(b"\n"):
+        piece, extra, _, _ = line.recvmsg(1 << 16, socket.CMSG_SPACE(_PEER.size))
+        senders |= {_PEER.unpack(content[: _PEER.size])[0] for _, _, content in extra}
+        if not piece or len(data) > _LONGEST:
+            break
+        data += piece
+    # Bytes that nobody can be named for are nobody's.
+    return data, senders or {0}
 
 
 def _line_of(line: socket.socket) -> bytes:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 at_work: ContextVar[Task | None] = ContextVar("at_work", default=None)
 """The step on whose thread, or in whose coroutine, we are."""
+step_threads: dict[int, Task] = {}
+"""The steps whose functions run on threads, by thread: for whoever left its context."""
 _mutex = threading.Lock()
 _listeners = 0
 
@@ -41,15 +43,24 @@ class Overheard:
 _start_thread = threading.Thread.start
 
 
+def step_here() -> Task | None:
+    """The step that we are in, by the context or by the thread."""
+    return at_work.get() or step_threads.get(threading.get_ident())
+
+
 def _start_of_step(thread: threading.Thread) -> None:
     """A thread that a step begins is the step's: what it prints, and that it signs for nobody."""
-    task = at_work.get()
+    task = step_here()
     if task is not None:
         run = thread.run
 
         def run_in_step() -> None:
             at_work.set(task)
-            run()
+            step_threads[threading.get_ident()] = task
+            try:
+                run()
+            finally:
+                step_threads.pop(threading.get_ident(), None)
 
         thread.run = run_in_step  # type: ignore[method-assign]
     _start_thread(thread)

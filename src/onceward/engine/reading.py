@@ -139,6 +139,9 @@ class KeyStanding(msgspec.Struct, frozen=True):
 
 def standing_of(store: Store, keyring: Keyring, principal: str) -> KeyStanding:
     with store.read() as rows:
+        inside = keyring.child_around(rows)
+        if inside:
+            raise inside_child(principal, inside)
         here = Principals(rows).find(principal) is not None
         keys = keys_of(rows, principal)
         able = here and any(k.revoked_seq is None and keyring.has(k.fingerprint) for k in keys)

@@ -43,6 +43,7 @@ class Act:
             lambda: saga.kernel.work / self.child_id,
             stage.secrets,
             self._flowing_in,
+            held=saga.children.redactor,
         )
         self.work: Work = self._work()
         self.order: Order = saga.children.order(self.work, self.child_id)

@@ -12,6 +12,7 @@ from typing import Final
 
 from onceward.engine.file_names import os_path
 from onceward.engine.trees import FOLDER, Tree
+from onceward.errors import InvalidConfig, Recovery
 from onceward.lifecycles.manifest import TREE
 from onceward.store.port import Reads
 from onceward.store.tables.changes import Changes
@@ -30,7 +31,15 @@ class Staging:
     @contextmanager
     def opened(self) -> Iterator[Tree]:
         """The folder, made if it is not there."""
-        self._outside.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._outside.parent.mkdir(mode=0o700, exist_ok=True)
+            os.close(os.open(self._outside.parent, FOLDER))
+        except OSError as error:
+            raise InvalidConfig(
+                f"{self._outside.parent} is no folder of this workspace: {error.strerror}",
+                context={"folder": str(self._outside.parent)},
+                recovery=[Recovery("remove it, then cut again")],
+            ) from None
         near = _mount_of(self._outside.parent) == _mount_of(self._root)
         folder = self._outside if near else self._inside
         with suppress(FileExistsError):

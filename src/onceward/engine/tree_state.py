@@ -3,6 +3,7 @@ not count, nor what the workspace ignores by name (H-6)."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,11 @@ from onceward.lifecycles.manifest import beneath
 
 RULE_FILE: Final = ".gitignore"
 _GIT_SECONDS: Final = 60
+
+
+def is_own(name: str) -> bool:
+    """Whether a file or folder is git's or a workspace's own, by its exact name, or what a cut stages in a tree."""
+    return name in (".git", ".onceward") or name.startswith(".onceward-cst_")
 
 
 class IgnoreFile(msgspec.Struct, frozen=True, dict=True):
@@ -54,7 +60,8 @@ class IgnoreRules(msgspec.Struct, frozen=True):
 
     def ignore(self, path: str) -> bool:
         """Whether one path is ignored by itself; a folder has its slash."""
-        if ignored(path.rstrip("/").rpartition("/")[2], self.names):
+        name = path.rstrip("/").rpartition("/")[2]
+        if is_own(name) or any(fnmatch.fnmatchcase(name, one) for one in self.names):
             return True
         for file in reversed(self.files):
             verdict = file.verdict(path)

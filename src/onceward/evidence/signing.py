@@ -184,7 +184,9 @@ def _unlocked(pem: bytes, passphrase: str) -> Any:
     try:
         private = serialization.load_pem_private_key(pem, passphrase.encode())
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InvalidConfig("the passphrase is not that of this key") from None
+        raise InvalidConfig(
+            "the passphrase is not that of this key, or its file is damaged"
+        ) from None
     if not isinstance(private, Ed25519PrivateKey):
         raise InvalidConfig("this is not the file of an Ed25519 key")
     return private

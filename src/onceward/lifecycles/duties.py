@@ -66,8 +66,9 @@ WORKS: Final = frozenset(
 OWN_ACTS: Final = frozenset({"builds.pause", "settings.note"})
 """What a kernel signs for its own principal while it works; nobody asks for it."""
 
-CHILD_ACTS: Final = frozenset({"changes.mark", "children.cancel", "sessions.spawn", "builds.run"})
-"""What a child may ask for with its own credential: to propose, to begin work, and its own end (K-14)."""
+CHILD_ACTS: Final = frozenset({"changes.mark", "children.cancel"})
+"""What a child may ask for with its own credential: to propose, and its own end (K-14). To begin work is not among it
+while what that spends would not count for the child."""
 
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""

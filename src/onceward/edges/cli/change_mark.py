@@ -12,7 +12,7 @@ import click
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.change_display import status_of
-from onceward.edges.cli.diffs import show_diffs, show_terms
+from onceward.edges.cli.diffs import drift_digest, show_diffs, show_terms
 from onceward.edges.cli.main import Command, Globals, asking_options, file_argument, pass_globals
 from onceward.errors import InvalidConfig
 
@@ -70,6 +70,7 @@ from onceward.errors import InvalidConfig
     "--accept-drift",
     default="",
     metavar="DIGEST",
+    callback=drift_digest,
     help="Accept that files of the proposal were changed since; the refusal names the digest.",
 )
 @click.option("--stat", is_flag=True, help="Show which files, not every line.")

@@ -13,7 +13,7 @@ from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending, tell
 from onceward.edges.cli.change_display import change_table, status_of
 from onceward.edges.cli.change_mark import mark
-from onceward.edges.cli.diffs import show_diffs, show_terms
+from onceward.edges.cli.diffs import drift_digest, show_diffs, show_terms
 from onceward.edges.cli.following import follow, serves
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
 from onceward.errors import InvalidConfig, Recovery
@@ -319,6 +319,7 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     "--accept-drift",
     default="",
     metavar="DIGEST",
+    callback=drift_digest,
     help="Accept exactly the other files that changed since the cut; the refusal names the digest.",
 )
 @pass_globals

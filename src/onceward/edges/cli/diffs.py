@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence, Set
 
@@ -51,6 +52,13 @@ def show_terms(target: str, check: Sequence[str], origin: Origin | None, paths: 
     if origin is not None:
         click.echo(base_line(origin.build, {unit.path for unit in origin.drift} & paths))
         show_drift(origin)
+
+
+def drift_digest(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The digest of a list of files, as a refusal names it."""
+    if value and not re.fullmatch("[0-9a-f]{64}", value):
+        raise click.BadParameter("it is 64 letters and digits, as the refusal names it")
+    return value
 
 
 def show_drift(origin: Origin) -> None:

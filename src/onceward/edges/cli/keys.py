@@ -111,6 +111,7 @@ def show(given: Globals, key: str | None) -> None:
             click.echo(f"{name:10s} {render.plain(found[name])}")
 
 
+_LONGEST = 1000
 _STDIN = click.option(
     "--passphrase-stdin", is_flag=True, help="Read passphrases from standard input, a line each."
 )
@@ -127,15 +128,18 @@ def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
     has one, and for the new one."""
     workspace = given.workspace()
     keyring = workspace.keyring
+    # All is asked before anything is written.
+    asked = []
     for fingerprint in _own_keys(workspace):
         old = ""
         if keyring.is_locked(fingerprint):
             old = _passphrase(f"Passphrase of {fingerprint[:16]} now: ", passphrase_stdin)
         key = keyring.unlock(fingerprint, old)
-        fresh = "" if remove else _new_passphrase(fingerprint, passphrase_stdin)
+        asked.append((key, "" if remove else _new_passphrase(fingerprint, passphrase_stdin)))
+    how = "has no passphrase any more" if remove else "has a passphrase"
+    for key, fresh in asked:
         keyring.lock(key, workspace.principal, fresh)
-        how = "has no passphrase any more" if remove else "has a passphrase"
-        render.say(f"the key {fingerprint[:16]} of {render.plain(workspace.principal)} {how}")
+        render.say(f"the key {key.fingerprint[:16]} of {render.plain(workspace.principal)} {how}")
 
 
 @keys.command(cls=Command)
@@ -185,6 +189,14 @@ def _passphrase(prompt: str, from_stdin: bool) -> str:
     from onceward.engine.key_agent import passphrase_on_terminal
 
     typed = sys.stdin.readline().rstrip("\n") if from_stdin else passphrase_on_terminal(prompt)
+    try:
+        size = len((typed or "").encode("utf-8"))
+    except UnicodeEncodeError:
+        size = _LONGEST + 1
+    if size > _LONGEST:
+        raise InvalidConfig(
+            f"a passphrase is text of at most {_LONGEST} bytes", context={"field": "passphrase"}
+        )
     if not typed:
         raise InvalidConfig(
             "a passphrase is needed: type it at a terminal, or use --passphrase-stdin",

@@ -232,6 +232,15 @@ def live_child(rows: Reads, child_id: str) -> bool:
     return bool(found) and found[0][0] != "terminal"
 
 
+def function_runs(rows: Reads) -> bool:
+    """Whether a function child runs now."""
+    return bool(
+        rows.read(
+            "SELECT 1 FROM urm_dispatch_token WHERE phase = 'started' AND kind = 'function' LIMIT 1"
+        )
+    )
+
+
 def resolve(rows: Reads, prefix: str) -> list[str]:
     """The children that an id, or the one beginning of an id, means: a child, or all that a session has open."""
     sessions = Sessions(rows).named(prefix)
