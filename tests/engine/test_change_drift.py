@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 
+import msgspec
 import pytest
 
 from backlog import write
@@ -311,8 +312,6 @@ def test_what_was_cut_while_the_agent_worked_is_no_drift(backlog):
 
 @pytest.mark.rule("H-2")
 def test_a_proposal_cannot_claim_another_base_or_less_drift(backlog):
-    import msgspec
-
     agent = Agent(backlog)
     build = agent.begin()
     edited(backlog.tree)
@@ -423,6 +422,23 @@ def test_only_exact_names_are_the_machinerys(backlog, name):
     with pytest.raises(BaseDrift) as refused:
         backlog.verify(entry)
     assert refused.value.context["paths"] == [name]
+
+
+@pytest.mark.rule("H-6")
+def test_a_rule_that_came_after_the_proposal_hides_nothing(backlog):
+    write(backlog.tree, {"other": "1"})
+    entry = backlog.approved(FILES)
+    write(backlog.tree, {".gitignore": "*\n"})
+    backlog.cut(entry)
+    write(backlog.tree, {"other": "2", "new": "x"})
+    with pytest.raises(BaseDrift) as refused:
+        backlog.verify(entry)
+    assert refused.value.context["paths"] == ["new", "other"]
+    backlog.become("tester")
+    manifest = msgspec.structs.replace(backlog.propose({"b.txt": "3"}), ignores="0" * 64)
+    backlog.kernel.artifacts.offer({manifest.content_hash(): [manifest.text().encode()]})
+    with pytest.raises(BaseDrift, match="gitignore"):
+        backlog.mark(what=manifest)
 
 
 def test_drift_has_one_digest(backlog):

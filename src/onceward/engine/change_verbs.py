@@ -13,6 +13,7 @@ from onceward.engine import changes
 from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
 from onceward.engine.file_names import os_path, recorded_path
+from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
 from onceward.kernel.canon import parse
 from onceward.kernel.changes import LINK, ChangeSet
@@ -107,6 +108,7 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
             )
     elif manifest.cutter == TREE:
         _require_tree(kernel, manifest.target)
+        _require_ignores(kernel, manifest)
         _require_origin(kernel, manifest)
     elif manifest.cutter not in kernel.cutters:
         raise InvalidConfig(
@@ -115,6 +117,16 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
     for unit in manifest.unit:
         if unit.after_mode == LINK and unit.after is not None:
             check_link(unit.path, recorded_path(_bytes(kernel, unit.after)))
+
+
+def _require_ignores(kernel: Kernel, manifest: Manifest) -> None:
+    """What a proposal says of the tree's `.gitignore` files is so."""
+    root = kernel.home / os_path(manifest.target)
+    if rules_of(root, kernel.policy.ignore).digest() != manifest.ignores:
+        raise BaseDrift(
+            f"a .gitignore of {manifest.target} was changed while the change was being marked; mark it again",
+            context={"tree": manifest.target},
+        )
 
 
 def _require_origin(kernel: Kernel, manifest: Manifest) -> None:

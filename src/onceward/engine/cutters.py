@@ -103,7 +103,7 @@ class TreeCutter:
         kept: Callable[[], Listing] = Listing,
     ) -> None:
         self._root, self._artifacts, self._units = root, artifacts, manifest.unit
-        self._staging = staging
+        self._staging, self._ignores = staging, manifest.ignores
         self._base, self._policy, self._kept = manifest.base, policy or Policy(), kept
         self._gone = {unit.path for unit in manifest.unit if unit.after is None}
 
@@ -139,7 +139,8 @@ class TreeCutter:
                     prior[unit.path] = self._prior(unit)
             ways = {way for unit in self._units for way in (*folders_of(unit.path), unit.path)}
             folders = {way: tree.mode_of(way) for way in sorted(ways) if tree.is_folder(way)}
-        return Kept(prior, Listing(state_of(self._root, self._policy.ignore), folders))
+        state = state_of(self._root, self._policy.ignore, self._ignores)
+        return Kept(prior, Listing(state, folders))
 
     def _prior(self, unit: Unit) -> Blob:
         place = self._root / os_path(unit.path)

@@ -16,7 +16,7 @@ from onceward.engine.cutters import Place
 from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.outputs import VALUES, read_back
 from onceward.engine.patches import Patched, read_patch
-from onceward.engine.tree_state import drift_digest, named, state_of
+from onceward.engine.tree_state import drift_digest, named, rules_of, state_of
 from onceward.engine.trees import ODD, File, Tree, difference, scan, unit_of
 from onceward.errors import BaseDrift, InvalidConfig, Recovery
 from onceward.kernel.canon import canonical, sha256_hex
@@ -88,6 +88,7 @@ class Wish(msgspec.Struct, frozen=True):
             target=self.target,
             unit=tuple(units),
             check=self.check,
+            ignores=rules_of(self.root, self.policy.ignore).digest(),
             base=state_of(self.root, self.policy.ignore).digest() if whole else "",
             origin=self._origin({unit.path for unit in units}),
         )

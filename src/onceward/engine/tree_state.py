@@ -69,6 +69,11 @@ class IgnoreRules(msgspec.Struct, frozen=True):
                 return verdict
         return False
 
+    def digest(self) -> str:
+        """Of the `.gitignore` files; empty where there are none."""
+        listed = [[file.under, file.prefix, file.text] for file in self.files]
+        return sha256_hex(msgspec.json.encode(listed)) if listed else ""
+
     def ignore_below(self, path: str) -> bool:
         """Whether a path is ignored, by itself or with a folder that it lies in."""
         parts = path.split("/")
@@ -124,8 +129,12 @@ def state_in(data: bytes) -> TreeState:
     return TreeState(files, said.rules, said.tracked)
 
 
-def state_of(root: Path, names: Sequence[str]) -> TreeState:
-    """The state of a tree now, by its own `.gitignore` files as they are now."""
+def state_of(root: Path, names: Sequence[str], ignores: str | None = None) -> TreeState:
+    """The state of a tree now, by its own `.gitignore` files as they are now. Where `ignores` is the digest of others,
+    none of them counts: whoever changed them must hide nothing by that."""
+    if ignores is not None and rules_of(root, names).digest() != ignores:
+        plain = IgnoreRules(tuple(names))
+        return TreeState(_Walk(plain, own_rules=False).files(root), plain)
     walk = _Walk(IgnoreRules(tuple(names), tuple(_above(root))), own_rules=True)
     files = walk.files(root)
     tracked = tuple(
@@ -134,6 +143,13 @@ def state_of(root: Path, names: Sequence[str]) -> TreeState:
         if path not in files and not ignored(path, walk.rules.names)
     )
     return TreeState({**files, **_looked_at(root, tracked)}, walk.rules, tracked)
+
+
+def rules_of(root: Path, names: Sequence[str]) -> IgnoreRules:
+    """What a tree ignores now; no file is read but its `.gitignore` files."""
+    walk = _Walk(IgnoreRules(tuple(names), tuple(_above(root))), own_rules=True, reading=False)
+    walk.files(root)
+    return walk.rules
 
 
 def files_by(root: Path, state: TreeState) -> dict[str, File]:
@@ -223,8 +239,8 @@ def drift_digest(drift: Iterable[Unit]) -> str:
 
 
 class _Walk:
-    def __init__(self, rules: IgnoreRules, own_rules: bool) -> None:
-        self.rules, self._own_rules = rules, own_rules
+    def __init__(self, rules: IgnoreRules, own_rules: bool, reading: bool = True) -> None:
+        self.rules, self._own_rules, self._reading = rules, own_rules, reading
 
     def files(self, root: Path) -> dict[str, File]:
         try:
@@ -243,6 +259,8 @@ class _Walk:
             for name, is_folder in names:
                 path = under + recorded_path(name)
                 if self.rules.ignore(f"{path}/" if is_folder else path):
+                    continue
+                if not is_folder and not self._reading:
                     continue
                 if not is_folder:
                     yield path, look_in(at, name, MAX_COMPARED_BYTES) or ODD

@@ -100,14 +100,10 @@ class Seen(msgspec.Struct):
             for unit in self.drift
             if unit not in later.drift and unit.path not in between
         }
-        self._find(between.values())
+        self.find(between.values())
 
-    def find_drift(self) -> None:
-        """What is otherwise beside the change is a finding as well."""
-        self._find(self.drift)
-        self.drift = []
-
-    def _find(self, units: Iterable[Unit]) -> None:
+    def find(self, units: Iterable[Unit]) -> None:
+        """Count files that became something else among what is wrong."""
         for unit in units:
             if unit.before is None:
                 self.extra.append(unit.path)
@@ -176,7 +172,8 @@ def verify(
         if seen.passed:
             _require_no_drift(entry, seen, accept_drift, kernel.principal)
         else:
-            seen.find_drift()
+            seen.find(seen.drift)
+            seen.drift = []
         if manifest.check and seen.passed:
             seen.check = _run_check(
                 kernel, entry, change_set, manifest, timeout, stop or threading.Event()
@@ -295,10 +292,9 @@ def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
         different=[path for path in wrong if present[path] is not None],
         missing=[path for path in wrong if present[path] is None],
         extra=[],
-        drift=beneath_own,
+        drift=[unit for unit in otherwise if unit not in beneath_own],
     )
-    seen.find_drift()
-    seen.drift = [unit for unit in otherwise if unit not in beneath_own]
+    seen.find(beneath_own)
     return seen
 
 

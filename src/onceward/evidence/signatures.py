@@ -43,7 +43,7 @@ _PAIR_ROLES: Final = {
 }
 
 
-class Authority:
+class SignatureCheck:
     """Follows keys as they come and go, and holds every signature against them."""
 
     def __init__(self, records: Records, findings: Findings) -> None:

@@ -16,7 +16,7 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import BuildRow, Child, PermitRow, SessionRow
 from onceward.evidence.records import Records
 from onceward.evidence.sagas import Sagas
-from onceward.evidence.signatures import Authority
+from onceward.evidence.signatures import SignatureCheck
 from onceward.evidence.steps import TOLD, Steps
 from onceward.kernel.canon import ZERO_HASH, sha256_hex
 from onceward.kernel.chain import STREAM, Event, link
@@ -55,7 +55,7 @@ class Walk:
         self._anchors, self._line, self._progress = anchors, line, progress
         self._tokens = Ahead(records.all(Child), lambda child: child.child_id)
         self._builds = Ahead(records.all(BuildRow), lambda build: build.build_id)
-        self.authority = Authority(records, findings)
+        self.authority = SignatureCheck(records, findings)
         self.spent: dict[str, int] = {}
         """By session a sum that says which child spent how much, without remembering each."""
         self.late: dict[str, int] = {}

@@ -44,6 +44,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The entry's own verification command, no shell."""
     base: str = ""
     """The digest of the whole tree it was made on, where the workspace wants all of it unchanged."""
+    ignores: str = ""
+    """The digest of the `.gitignore` files that it was proposed under; empty where there are none."""
     origin: Origin | None = None
     """Where the base was taken before the work; without it, it was taken when the change was marked."""
 
@@ -112,8 +114,11 @@ def checked(manifest: Manifest) -> Manifest:
             _check_side(unit.path, digest, mode, manifest.cutter == TREE)
         paths.add(unit.path)
     _check_nesting(units)
-    if manifest.origin is not None and manifest.cutter != TREE:
-        raise InvalidConfig("only a change of a tree has an origin", context={"field": "origin"})
+    if manifest.cutter != TREE and (manifest.origin is not None or manifest.ignores):
+        raise InvalidConfig(
+            "only a change of a tree has an origin, or rules for what it ignores",
+            context={"field": "origin"},
+        )
     return msgspec.structs.replace(manifest, unit=tuple(units))
 
 

@@ -331,11 +331,11 @@ def verify(
     git_commit: bool,
     accept_drift: str,
 ) -> int:
-    """Look at what the cut of ENTRY really left: exactly the approved files, nothing else, and its own check.
+    """Compare the tree with what the cut of ENTRY left, file by file, and run its check.
 
-    Somebody else than who cut it does. What fails is taken back, and comes up as an entry of its own. Where another
-    file of the tree was changed since the cut, nothing is said and nothing taken back (BASE_DRIFT). Exits 0 if it
-    passed, 1 if not, 3 if it could not be taken back.
+    Another principal than the one who cut it must do this. A failed verification restores the files and opens a new
+    entry. If another file of the tree changed after the cut, the command refuses (BASE_DRIFT) and changes nothing.
+    Exit status: 0 passed, 1 failed or refused for drift, 3 could not be restored.
     """
     from onceward import changing
     from onceward.edges.cli.change_display import verified

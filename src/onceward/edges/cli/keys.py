@@ -122,10 +122,9 @@ _STDIN = click.option(
 @_STDIN
 @pass_globals
 def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
-    """Protect your key file, or that of --as, with a passphrase; again to change it.
+    """Encrypt your key file, or that of --as, with a passphrase.
 
-    A program that runs as you can then no longer use the key by reading the file. Asks for the passphrase it has, if it
-    has one, and for the new one."""
+    A program that runs as you can then not use the key by reading the file. Run it again to change the passphrase."""
     workspace = given.workspace()
     keyring = workspace.keyring
     # All is asked before anything is written.
@@ -146,9 +145,9 @@ def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
 @_STDIN
 @pass_globals
 def agent(given: Globals, passphrase_stdin: bool) -> None:
-    """Hold your unlocked key, or that of --as, until Ctrl-C, and sign for your own commands.
+    """Hold an unlocked key in memory and sign for your commands, until Ctrl-C.
 
-    No process inside a running child gets a signature, whatever it did to its environment."""
+    The key is yours, or that of --as. Processes inside a running child are refused, whatever their environment."""
     from onceward.engine.ancestry import child_of_process
     from onceward.engine.key_agent import KeyAgent
     from onceward.running import heard
