@@ -161,7 +161,8 @@ def _left_out(item: pytest.Item) -> bool:
     series = item.get_closest_marker("one_in")
     if series is not None and number % series.args[0] > 0:
         return True
-    return far and "postgresql" in item.name and number % 4 > 0
+    long = item.get_closest_marker("long") is not None
+    return far and "postgresql" in item.name and (long or number % 6 > 0)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked
-from onceward.engine.prints import at_work
+from onceward.engine.prints import at_work, step_threads
 
 BIN = Path(sys.executable).parent
 
@@ -71,6 +72,7 @@ def on_its_own(act):
 
     def outside():
         at_work.set(None)
+        step_threads.pop(threading.get_ident(), None)
         return act()
 
     with ThreadPoolExecutor(1) as own:

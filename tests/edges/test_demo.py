@@ -30,6 +30,7 @@ def example(tmp_path):
     return copied
 
 
+@pytest.mark.thorough
 @pytest.mark.rule("B-4", "B-5", "B-6", "L-23")
 @pytest.mark.guarantee("G7")
 def test_the_demo_pays_for_every_step_once_through_a_kill(tmp_path, example):

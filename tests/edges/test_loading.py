@@ -81,7 +81,10 @@ def ends(process, number):
 
 
 @pytest.mark.rule("K-15", "K-8")
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.thorough) if one == "spins" else one for one in BAD],
+)
 def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(cli, serve, name):
     code, said = BAD[name]
     (cli.folder / "bad.py").write_text(code)

@@ -66,6 +66,7 @@ class Load:
             self.answers[number] = said
 
 
+@pytest.mark.long
 @pytest.mark.rule("K-8", "I-3")
 @pytest.mark.guarantee("G4")
 @pytest.mark.timeout(300)

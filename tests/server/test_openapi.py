@@ -48,6 +48,7 @@ def names_in(running):
     }
 
 
+@pytest.mark.long
 @pytest.mark.rule("I-3")
 @pytest.mark.timeout(300)
 def test_nothing_that_fits_or_does_not_fit_the_description_breaks_the_server(running, tmp_path):
