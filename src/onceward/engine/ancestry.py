@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +53,7 @@ class Ancestry(msgspec.Struct, frozen=True):
                 return child_id
         running = f"{folder.resolve() / 'running'}/"
         for path in sorted(self.witnesses):
-            if path.startswith(running):
+            if path.startswith(running) and live_child(rows, Path(path).stem):
                 return Path(path).stem
         if mark and mark in self.kernels:
             return "of the kernel that runs"
@@ -97,8 +98,14 @@ def child_of_process(store: Store, folder: Path) -> Callable[[int], str]:
 
 
 def own_ancestry() -> Ancestry:
-    """Of this process. What it did to its own environment counts for nothing; what it was started with does."""
-    return ancestry_of(os.getpid())
+    """Of this process. What it did to its own environment counts for nothing; what it was started with does. Looked up
+    once, and again when it gets another parent: nobody comes into a child later."""
+    return _own(os.getpid(), os.getppid())
+
+
+@lru_cache(maxsize=4)
+def _own(pid: int, parent: int) -> Ancestry:
+    return ancestry_of(pid)
 
 
 def _line(pid: int) -> Iterator[int]:
