@@ -49,9 +49,11 @@ tried("agent", [onceward, "--store", store, "--as", "rob", "keys", "agent"], pat
 # A daemon: forked twice, in a session of its own, every descriptor closed, nothing in its environment.
 if os.fork() == 0:
     os.setsid()
+    first = os.getpid()
     if os.fork() == 0:
         os.closerange(3, 1000)
-        time.sleep(0.2)
+        while os.getppid() == first:
+            time.sleep(0.01)
         tried("daemon", review, path)
         note("done", "")
     os._exit(0)
