@@ -11,7 +11,7 @@ GATE := 3108786566914888651d088538620d4b32af7d8de565d71b6ca8b14e752a3426
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check gate mutants explore format rules docs record screenshot pages fuzz bench crash powercut tamper contend clean
+.PHONY: help demo test thorough check gate mutants explore format rules docs oracles record screenshot pages fuzz bench crash powercut tamper contend clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ check: $(VENV)/dev.stamp ## lint, types, import contracts and tidiness
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
-	@$(BIN)/python -m pytest -q tests/tidy
+	@$(BIN)/python -m pytest -q tests/tidy tests/oracles
 	@$(MAKE) --no-print-directory gate
 	@echo "check: all good"
 
@@ -73,6 +73,11 @@ rules: $(VENV)/dev.stamp ## list the contract's rules that no test names yet
 
 docs: $(VENV)/dev.stamp ## write docs/reference anew from the code
 	@$(BIN)/python tools/reference.py
+
+oracles: $(VENV)/dev.stamp ## record the expected views, pages, bundles and rows anew (SCENE=1: and the workspace they are of)
+	@rm -rf /tmp/onceward-oracles && cp -r . /tmp/onceward-oracles
+	@cd /tmp/onceward-oracles && PYTHONPATH=src ONCEWARD_ORACLES=$(if $(SCENE),scene,views) $(CURDIR)/$(BIN)/python -m pytest -q tests/oracles
+	@cp /tmp/onceward-oracles/fixtures/oracles/* fixtures/oracles/ && rm -rf /tmp/onceward-oracles
 
 record: $(VENV)/user.stamp ## record the demo anew as docs/demo.svg (needs tmux)
 	@$(BIN)/python tools/record.py

@@ -81,7 +81,7 @@ def happen(workspace, folder):
     ask(workspace, "principals.add", name="bob", roles=["reviewer", "viewer"])
     ask(workspace, "principals.take", name="bob", roles=["viewer"])
     ids = {}
-    with site.waiting(plan(ASKING)):
+    with site.waiting(plan(ASKING), jobs=1):
         (wanted,) = site.status()["approvals"]
         told = {"step": "ok:all", "digest": wanted["digest"], "note": "fine"}
         ask(workspace, "builds.approve", "bob", build=site.build_id, **told)

@@ -85,9 +85,9 @@ class Site:
         return self.build_id
 
     @contextmanager
-    def waiting(self, plan):
+    def waiting(self, plan, **words):
         """A build that runs beside us and waits for a person."""
-        runner = threading.Thread(target=self.run, args=(plan,))
+        runner = threading.Thread(target=self.run, args=(plan,), kwargs=words)
         runner.start()
         try:
             until(lambda: any(said["status"] == "APPROVAL" for said in self.told))
