@@ -20,13 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onceward.core.canon import sha256_hex
+from onceward.core.changes import Unit
 from onceward.engine import changes
 from onceward.engine.change_reading import change_counts, change_list
 from onceward.engine.changes import Proposed
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.proposals import Wish, from_folder
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.changes import Unit
 from onceward.lifecycles.manifest import Manifest
 from onceward.wiring import Workspace
 

@@ -19,13 +19,13 @@ from typing import Any
 import apsw
 import msgspec
 
+from onceward.core.canon import canonical, digest
+from onceward.core.chain import body_of, link
+from onceward.core.records import Owner
+from onceward.core.sources import LiveSources
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.canon import canonical, digest
-from onceward.kernel.chain import body_of, link
-from onceward.kernel.records import Owner
-from onceward.kernel.sources import LiveSources
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.plan import manifest_line, result_digest
 from onceward.store import migrate

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from onceward.engine.processes import Order, Processes, environment
 from onceward.locks.watch import watch
+from onceward.processes.launcher import Order, Processes, environment
 
 CHILDREN, ROUNDS = 240, 5
 PROGRAM = "/bin/true"

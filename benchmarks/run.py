@@ -24,8 +24,8 @@ import apsw
 import msgspec
 import psycopg
 
+from onceward.core.sources import LiveSources
 from onceward.engine.tenure import acquire
-from onceward.kernel.sources import LiveSources
 from onceward.lifecycles import build as rules
 from onceward.store import migrate
 from onceward.store.postgres import PostgresDatabase

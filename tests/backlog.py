@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound, count
+from onceward.core.records import Request
 from onceward.engine.asker import sign_for
 from onceward.engine.cutting import cut
 from onceward.engine.proposals import Wish, from_folder
 from onceward.engine.verifying import verify
-from onceward.kernel.records import Request
 from onceward.store.tables.changes import Changes
 from onceward.wiring import Workspace
 

@@ -16,9 +16,9 @@ from hypothesis import settings
 
 import forked
 import scene as scenes
+from onceward.core import faults
+from onceward.core.sources import LiveSources, Sources
 from onceward.engine.tenure import acquire
-from onceward.kernel import faults
-from onceward.kernel.sources import LiveSources, Sources
 from onceward.store import migrate
 from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from onceward.kernel.canon import canonical
-from onceward.kernel.chain import link
+from onceward.core.canon import canonical
+from onceward.core.chain import link
 from onceward.store.tables.changes import Changes
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onceward.core.records import Build
 from onceward.errors import StorageError
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
 from onceward.store.port import Database, Reads
 from onceward.store.sqlite import SqliteDatabase

@@ -68,7 +68,7 @@ MUTANTS = {
         metric=SCHEDULER,
         reason="not_as_locked",
         where="dispatch_seq",
-        file="kernel/limits.py",
+        file="core/limits.py",
         old="MAX_ACTIVE_CHILDREN: Final = 2\n",
         new="MAX_ACTIVE_CHILDREN: Final = 3\n",
     ),
@@ -101,7 +101,7 @@ MUTANTS = {
         *(_RECOVERED, '    detail["at"] = __import__("time").time_ns() // 1000\n' + _RECOVERED),
     ),
     "torn line kept": Mutant(
-        *(ORPHAN, "not_as_locked", "", "engine/streams.py"),
+        *(ORPHAN, "not_as_locked", "", "artifacts/streams.py"),
         *("        if fragment:\n", "        if fragment and not stream:\n"),
     ),
     "check split from increment": Mutant(

@@ -17,6 +17,8 @@ import msgspec
 import psycopg
 
 from backlog import Backlog, write
+from onceward.core.canon import canonical
+from onceward.core.records import Request
 from onceward.engine.backup import backup, restore
 from onceward.engine.foreground import run_saga
 from onceward.engine.registry import supersede
@@ -24,8 +26,6 @@ from onceward.engine.saga_life import Wanted, begin
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
-from onceward.kernel.canon import canonical
-from onceward.kernel.records import Request
 from onceward.lifecycles import registry
 from onceward.store.tables.registry import Registry, note_meta
 from onceward.wiring import Workspace

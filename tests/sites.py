@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from onceward import Plan, running
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.build_reading import build_list, build_status
 from onceward.engine.builds import Offer
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
 from onceward.engine.reading import stream_lines
-from onceward.kernel import faults
-from onceward.kernel.records import Request
 from onceward.lifecycles.choices import Choices
 from onceward.wiring import Workspace
 from typing_in import until

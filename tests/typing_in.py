@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked
-from onceward.engine.prints import at_work, step_threads
+from onceward.processes.prints import at_work, step_threads
 
 BIN = Path(sys.executable).parent
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.evidence.kinds import Child, Total
 from onceward.evidence.records import Rows
 from onceward.gate import script
 from onceward.gate.script import Op
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
 
 START: Final = 1_700_000_000_000_000
 LANES: Final = ("tokens", "solver_calls")

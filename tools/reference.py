@@ -16,13 +16,13 @@ import rules
 
 from onceward import settings
 from onceward.client import snake
+from onceward.core import faults, limits
 from onceward.edges.cli.main import COMMANDS, cli
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.openapi import document
 from onceward.errors import CODES
 from onceward.evidence.findings import RULES
 from onceward.gate import script
-from onceward.kernel import faults, limits
 from onceward.lifecycles import budget, child
 from onceward.lifecycles.machines import MACHINES
 from onceward.store import migrate
@@ -127,7 +127,7 @@ def gate() -> str:
 
 
 def bounds() -> str:
-    text = ["# Limits", "", "Made by `make docs` from `src/onceward/kernel/limits.py`.", ""]
+    text = ["# Limits", "", "Made by `make docs` from `src/onceward/core/limits.py`.", ""]
     text += ["| limit | value | why |", "|---|---|---|"]
     body = ast.parse(Path(limits.__file__).read_text("utf-8")).body
     for node, following in itertools.pairwise(body):

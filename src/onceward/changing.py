@@ -10,13 +10,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.changes import ChangeSet
+from onceward.core.paths import is_path_text
 from onceward.engine import git, proposals
 from onceward.engine.bases import Base, tree_name
 from onceward.engine.change_reading import change_status, result_of
 from onceward.engine.cutting import cut as cut_entry
 from onceward.engine.cutting import manifest_for, own_place, tree_of
 from onceward.engine.diffs import FileDiff, diffs_of
-from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.kernel import Kernel
 from onceward.engine.proposals import Proposal, Wish, oldest_base
 from onceward.engine.saga_reading import saga_status
@@ -25,9 +28,6 @@ from onceward.engine.trees import scan
 from onceward.engine.verifying import Verified
 from onceward.engine.verifying import verify as verify_entry
 from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recovery
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import ChangeSet
-from onceward.kernel.paths import is_path_text
 from onceward.lifecycles.manifest import TREE, Manifest, manifest_of
 from onceward.running import heard
 from onceward.saga_running import in_file, to_apply

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.limits import REPORT_LINE_BYTES
 from onceward.errors import BudgetExceeded, InvalidConfig, OncewardError, StoredError
-from onceward.kernel.limits import REPORT_LINE_BYTES
 
 
 def spend(*, settled: bool = False, **lanes: Any) -> None:

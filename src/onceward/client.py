@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from onceward.core.sources import LiveSources
 from onceward.errors import InvalidConfig, NotFound, OncewardError, Recovery, StoredError
-from onceward.kernel.sources import LiveSources
 
 PREFIX: Final = "/api/v1"
 _AGAIN: Final = (502, 503, 504)
@@ -54,7 +54,7 @@ class Client:
     def here(cls, folder: Path | str | None = None, **options: Any) -> Client:
         """The server of the workspace in this folder, as whoever runs it; NOT_FOUND where none runs, PERMISSION_DENIED
         inside a child that it runs."""
-        from onceward.engine.peer_socket import ask
+        from onceward.people.peer_socket import ask
         from onceward.settings import find_workspace
 
         place = Path(folder) if folder is not None else find_workspace(None)
@@ -152,7 +152,7 @@ class Client:
 
     def bring(self, data: bytes) -> str:
         """Hand the server a content that a change or a step is to have; answers its digest."""
-        from onceward.kernel.canon import sha256_hex
+        from onceward.core.canon import sha256_hex
 
         digest = sha256_hex(data)
         self._sent(

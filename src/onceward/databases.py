@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onceward.core.sources import LiveSources, ScriptedSources, Sources
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.sources import LiveSources, ScriptedSources, Sources
 from onceward.settings import check_url
 from onceward.store import migrate
 from onceward.store.port import Database

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from onceward.kernel.limits import BROUGHT_SECONDS, MAX_BROUGHT
+from onceward.core.limits import BROUGHT_SECONDS, MAX_BROUGHT
 
 
 class _Brought(NamedTuple):

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 
 from onceward import changing, running, saga_running
+from onceward.core.limits import MAX_ACTIVE_CHILDREN
+from onceward.core.records import Request
+from onceward.core.sagas import Lease, Run
 from onceward.engine import builds, foreground
 from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
@@ -48,9 +51,6 @@ from onceward.errors import (
     PermissionDenied,
     Recovery,
 )
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
-from onceward.kernel.records import Request
-from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.build import crash
 from onceward.lifecycles.choices import Choices

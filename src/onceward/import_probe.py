@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from onceward.engine.plan_file import imported, load, saga_in
-from onceward.engine.standby import prctl
 from onceward.errors import ExecutionFailed, OncewardError
 from onceward.lifecycles.choices import Choices
+from onceward.processes.standby import prctl
 
 _PDEATHSIG = 1
 _SPARE_SECONDS = 30

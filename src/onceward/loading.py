@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from onceward.engine import tree
 from onceward.engine.plan_file import load, runs_code, saga_in
 from onceward.engine.plans import Resolved
 from onceward.engine.sagas import Saga
@@ -35,6 +34,7 @@ from onceward.errors import (
 from onceward.import_probe import Probe, ProbeReport
 from onceward.lifecycles.choices import Choices
 from onceward.locks.identity import own_identity
+from onceward.processes import tree
 
 T = TypeVar("T")
 _POLL_SECONDS: Final = 0.02

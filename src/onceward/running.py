@@ -12,6 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
+from onceward.artifacts.redaction import check_secret
+from onceward.core.limits import MAX_ACTIVE_CHILDREN
+from onceward.core.money import to_usd
+from onceward.core.records import Build
 from onceward.engine import builds, child_budget
 from onceward.engine.board import At
 from onceward.engine.build_reading import (
@@ -31,12 +35,8 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Plan, Resolved
 from onceward.engine.reading import outbox_status
-from onceward.engine.redaction import check_secret
 from onceward.engine.signals import Signals
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN
-from onceward.kernel.money import to_usd
-from onceward.kernel.records import Build
 from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import Choices, choices_of
 from onceward.store.store import Store

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onceward.core.sagas import Lease, Run
 from onceward.engine.assembly import Assembly, Rollback, Shipped, shipped
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
@@ -18,7 +19,6 @@ from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import Saga
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
-from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles import rollback
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.saga import CARRIED, given_of

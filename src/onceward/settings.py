@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from onceward.errors import InvalidConfig
-from onceward.kernel.changes import IGNORED_NAMES
-from onceward.kernel.limits import (
+from onceward.core.changes import IGNORED_NAMES
+from onceward.core.limits import (
     APPROVAL_SECONDS,
     ARTIFACT_BYTES,
     IMPORT_BYTES,
@@ -23,8 +22,9 @@ from onceward.kernel.limits import (
     PERMIT_SECONDS,
     TARGET_WAIT_SECONDS,
 )
-from onceward.kernel.money import to_micros
-from onceward.kernel.records import ROLES, check_name
+from onceward.core.money import to_micros
+from onceward.core.records import ROLES, check_name
+from onceward.errors import InvalidConfig
 
 FOLDER = ".onceward"
 FILE = "onceward.toml"

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from onceward import settings as settings_module
+from onceward.artifacts.blobs import Artifacts
+from onceward.core import faults
+from onceward.core.records import check_name
+from onceward.core.sources import LiveSources, Sources
 from onceward.databases import postgres
 from onceward.engine.answers import Engine
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
-from onceward.engine.keyring import Keyring, inside_child
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
 from onceward.engine.reading import lane_list, session_named, subject_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import Rows
-from onceward.kernel import faults
-from onceward.kernel.records import check_name
-from onceward.kernel.sources import LiveSources, Sources
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.locks import TargetLock
+from onceward.people.keyring import Keyring, inside_child
 from onceward.settings import Settings, SinkSettings
 from onceward.store import migrate
 from onceward.store.migrate import Migration

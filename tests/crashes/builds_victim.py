@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import onceward.running as running
+from onceward.core import faults
 from onceward.engine.builds import Offer
 from onceward.engine.plan_file import load
-from onceward.kernel import faults
 from onceward.wiring import Workspace
 
 

@@ -9,9 +9,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from onceward.core import faults
 from onceward.engine.cutting import cut
 from onceward.engine.verifying import verify
-from onceward.kernel import faults
 from onceward.wiring import Workspace
 
 WHO = {"cut": "max", "verify": "vic"}

@@ -10,9 +10,9 @@ import os
 import threading
 from pathlib import Path
 
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.work import Command, Function
-from onceward.kernel import faults
-from onceward.kernel.records import Request
 from onceward.wiring import Workspace
 
 

@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from onceward.engine.processes import Order, Processes, environment
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.locks import TargetLock
+from onceward.processes.launcher import Order, Processes, environment
 
 WORK = """
 echo "$ONCEWARD_CHILD" >> {folder}/witness

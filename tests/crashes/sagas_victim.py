@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from onceward import saga_running
+from onceward.core import faults
 from onceward.engine.sagas import Saga
-from onceward.kernel import faults
 from onceward.wiring import Workspace
 
 NAMES = ("a", "b", "c")

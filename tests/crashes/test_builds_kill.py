@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound
+from onceward.core import faults
 from onceward.engine.reading import stream_lines
-from onceward.kernel import faults
 from onceward.store.tables.budgets import spent_by
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.lifecycles.child import CODES
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_by_name, streams

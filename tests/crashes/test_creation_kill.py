@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from onceward.core import faults
+from onceward.core.sources import LiveSources
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel import faults
-from onceward.kernel.sources import LiveSources
 from onceward.store import migrate
 from onceward.wiring import Workspace
 from typing_in import BIN, Typed

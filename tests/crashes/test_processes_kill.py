@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from helpers import processes_with
-from onceward.engine import tree
-from onceward.engine.cgroup import _home, groups_of
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.locks import TargetLock
 from onceward.locks.identity import Identity, own_identity, start_of
+from onceward.processes import tree
+from onceward.processes.cgroup import _home, groups_of
 
 POINTS = [name for name in faults.POINTS if name.startswith("process.")]
 ROUNDS = int(os.environ.get("ONCEWARD_PROCESS_ROUNDS", "1"))

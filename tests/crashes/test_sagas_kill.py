@@ -14,7 +14,7 @@ import pytest
 from conftest import KINDS
 from helpers import assert_sound
 from onceward import saga_running
-from onceward.kernel.records import Request
+from onceward.core.records import Request
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry

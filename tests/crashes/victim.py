@@ -9,10 +9,10 @@ import json
 import os
 from pathlib import Path
 
+from onceward.core import faults
+from onceward.core.records import Request
+from onceward.core.sources import LiveSources
 from onceward.engine.tenure import acquire
-from onceward.kernel import faults
-from onceward.kernel.records import Request
-from onceward.kernel.sources import LiveSources
 from onceward.lifecycles import build as rules
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from onceward.engine.ancestry import own_ancestry
-from onceward.engine.key_agent import agent_key
+from onceward.people.key_agent import agent_key
+from onceward.processes.ancestry import own_ancestry
 from typing_in import BIN, Typed, until
 
 TRIES = """
@@ -189,7 +189,7 @@ def test_a_thread_that_a_step_begins_signs_for_nobody(cli, marked, begin):
         from pathlib import Path
         from onceward import Plan
         from onceward.errors import OncewardError
-        from onceward.kernel.records import Request
+        from onceward.core.records import Request
         from onceward.settings import FOLDER
         from onceward.wiring import Workspace
 

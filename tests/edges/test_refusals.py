@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
+from onceward.core.limits import REQUEST_TAKES
+from onceward.core.records import Request
 from onceward.engine.answers import Answers, Pending
 from onceward.engine.asker import sign_for
 from onceward.errors import ExecutionFailed, LockLost, OncewardError, StorageError
 from onceward.hosting import Hosted
-from onceward.kernel.limits import REQUEST_TAKES
-from onceward.kernel.records import Request
 from onceward.serving import Service
 from onceward.settings import FOLDER
 from onceward.store.tables.requests import Requests

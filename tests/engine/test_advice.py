@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from onceward.core import faults
 from onceward.engine.doctor import examine_store
 from onceward.engine.overview import overview
 from onceward.engine.reading import subject_named
-from onceward.kernel import faults
 
 
 @pytest.mark.rule("I-4", "H-5")

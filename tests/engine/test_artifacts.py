@@ -8,12 +8,12 @@ import tracemalloc
 
 import pytest
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.redaction import Redactor, check_secret
+from onceward.core import faults
+from onceward.core.limits import ARTIFACT_INLINE_BYTES
 from onceward.engine.reading import artifact_list
-from onceward.engine.redaction import Redactor, check_secret
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, StorageError
-from onceward.kernel import faults
-from onceward.kernel.limits import ARTIFACT_INLINE_BYTES
 
 pytestmark = pytest.mark.rule("B-12")
 SMALL, LARGE = b"small", b"large" * ARTIFACT_INLINE_BYTES

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from helpers import assert_sound
+from onceward.core.records import Request
 from onceward.engine.assembly import Assembly, Rollback, shipped
 from onceward.engine.explain import explain
 from onceward.engine.foreground import run_saga
@@ -16,7 +17,6 @@ from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.saga_verbs import abandon
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
-from onceward.kernel.records import Request
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.rollback import judge
 from onceward.lifecycles.rollback import plan_of as rollback_of

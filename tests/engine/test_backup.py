@@ -11,13 +11,13 @@ import pytest
 
 from conftest import schema_url
 from helpers import count, create, everything, lines, step
+from onceward.core import faults
+from onceward.core.records import Request
+from onceward.core.sources import LiveSources
 from onceward.engine.backup import backup, restore
 from onceward.engine.outbox import deliver
 from onceward.engine.tenure import acquire
 from onceward.errors import CorruptState, IntegrityFault, InvalidConfig, NotFound, OncewardError
-from onceward.kernel import faults
-from onceward.kernel.records import Request
-from onceward.kernel.sources import LiveSources
 from onceward.store import migrate
 from onceward.store.copy import TABLES
 from onceward.store.postgres import PostgresDatabase

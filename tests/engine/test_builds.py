@@ -16,6 +16,8 @@ import pytest
 
 from helpers import assert_sound, fail_store, orphan_lock
 from onceward import BudgetExceeded, NetworkError, Plan
+from onceward.core import faults
+from onceward.core.sources import LiveSources
 from onceward.engine import builds
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
@@ -23,8 +25,6 @@ from onceward.engine.foreground import run_build
 from onceward.engine.late import LateBox
 from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
-from onceward.kernel import faults
-from onceward.kernel.sources import LiveSources
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output
 from onceward.plan import Result
@@ -649,9 +649,9 @@ def approval_plan(site, text="draft"):
 def test_an_approval_is_given_from_elsewhere_for_exactly_what_flows_in(site, refuse):
     import threading
 
+    from onceward.core.records import Request
     from onceward.engine.asker import Asker
     from onceward.errors import OncewardError
-    from onceward.kernel.records import Request
 
     said = {}
 

@@ -13,18 +13,18 @@ import pytest
 
 from backlog import write
 from helpers import count
+from onceward.artifacts.file_names import os_path
 from onceward.changing import Source, propose
+from onceward.core import faults
 from onceward.engine import staging
 from onceward.engine.bases import base_of
 from onceward.engine.builds import begin
 from onceward.engine.change_reading import change_status
-from onceward.engine.file_names import os_path
 from onceward.engine.plans import Plan, Resolved
 from onceward.engine.proposals import from_contents, from_folder, from_patch
 from onceward.engine.tree_state import drift_digest, files_by, state_in, state_of
 from onceward.engine.trees import scan
 from onceward.errors import BaseDrift, ChildCancelled, InvalidConfig
-from onceward.kernel import faults
 from typing_in import until
 
 FILES = {"a.txt": "new\n", "sub/d.txt": "more\n"}

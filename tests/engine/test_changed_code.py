@@ -9,6 +9,7 @@ import pytest
 
 from helpers import assert_sound
 from installed import install
+from onceward.core import faults
 from onceward.engine.builds import Offer
 from onceward.engine.code_version_1 import version_of
 from onceward.engine.explain import why
@@ -16,14 +17,13 @@ from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.engine.plan_file import load
 from onceward.errors import InvalidResumeState
-from onceward.kernel import faults
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of
 
 PLAN = """
 from pathlib import Path
 from onceward import Plan
-from onceward.kernel import faults
+from onceward.core import faults
 HEAD
 plan = Plan("p")
 

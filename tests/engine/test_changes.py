@@ -9,6 +9,8 @@ import pytest
 
 from backlog import PEOPLE
 from helpers import count
+from onceward.core.changes import LINK, Unit
+from onceward.core.machine import NEW
 from onceward.errors import (
     IllegalTransition,
     InvalidConfig,
@@ -19,8 +21,6 @@ from onceward.errors import (
     RequestConflict,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.changes import LINK, Unit
-from onceward.kernel.machine import NEW
 from onceward.lifecycles.change import CHANGE, PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, check_link, checked, manifest_of
 from onceward.store.tables.changes import Changes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onceward import Plan
-from onceward.kernel import faults
+from onceward.core import faults
 from sites import Site
 
 LARGE = 20_000

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from helpers import assert_sound, processes_with
+from onceward.core.records import Request
 from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
 from onceward.engine.open_sessions import OpenSessions
@@ -29,7 +30,6 @@ from onceward.errors import (
     ReplayOrderInvalid,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.records import Request
 from onceward.lifecycles.child import CODES, run_id
 from onceward.store.tables.children import Tokens, set_high
 from onceward.store.tables.events import events_of

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from onceward import Plan
+from onceward.core.canon import canonical, sha256_hex
 from onceward.engine.builds import Offer
 from onceward.engine.explain import build_of, why
 from onceward.engine.forecast import Forecast
 from onceward.errors import InvalidConfig, InvalidResumeState
-from onceward.kernel.canon import canonical, sha256_hex
 from onceward.lifecycles.choices import Choices, assignments
 from onceward.lifecycles.plan_changes import Body, changes, step_changes
 

@@ -8,10 +8,10 @@ import uuid
 import msgspec
 import pytest
 
-from onceward.engine.credentials import Credential, credential_in, own_credential
+from onceward.core.records import Request
 from onceward.errors import OncewardError, PermissionDenied
-from onceward.kernel.records import Request
 from onceward.lifecycles.duties import CHILD_ACTS, ROLE_OF
+from onceward.people.credentials import Credential, credential_in, own_credential
 
 CHILD = "chd_1"
 

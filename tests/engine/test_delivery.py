@@ -14,13 +14,13 @@ import pytest
 
 from helpers import count, create
 from onceward import Plan
+from onceward.core.records import Request
+from onceward.core.sources import LiveSources
 from onceward.engine import sinks
 from onceward.engine.delivery import DeliveryThreads
 from onceward.engine.outbox import deliver
 from onceward.engine.sinks import FileSink, WebhookSink
 from onceward.engine.tenure import holder
-from onceward.kernel.records import Request
-from onceward.kernel.sources import LiveSources
 from onceward.wiring import Workspace
 from typing_in import until
 

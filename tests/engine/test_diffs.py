@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
+from onceward.core.changes import LINK, Unit
+from onceward.core.limits import DIFF_BYTES
 from onceward.engine.diffs import compared, diffs_of
-from onceward.kernel.changes import LINK, Unit
-from onceward.kernel.limits import DIFF_BYTES
 from onceward.lifecycles.manifest import Manifest
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import granted_racers as racers
 from helpers import assert_sound
+from onceward.core.grants import Scope
+from onceward.core.records import Request
 from onceward.engine import grants
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied, PermitInvalid
-from onceward.kernel.grants import Scope
-from onceward.kernel.records import Request
 from onceward.lifecycles import permit as rules
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants

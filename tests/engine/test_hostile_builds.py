@@ -14,14 +14,14 @@ import pytest
 
 from helpers import fail_store
 from onceward import BudgetExceeded, Plan
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.asker import Asker
 from onceward.engine.builds import Offer
 from onceward.engine.code_version import code_version
-from onceward.engine.processes import Processes
 from onceward.engine.reading import session_status
 from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, StorageError
-from onceward.kernel import faults
-from onceward.kernel.records import Request
+from onceward.processes.launcher import Processes
 
 
 def until(true, seconds=600):
@@ -541,7 +541,7 @@ def test_bare_decorators_make_stages():
 @pytest.mark.rule("B-16", "K-2")
 @pytest.mark.guarantee("G26")
 def test_a_clock_that_was_set_back_does_not_hold_a_rate_for_ever(site):
-    from onceward.kernel.canon import digest
+    from onceward.core.canon import digest
 
     kernel = site.workspace.kernel()
     later = kernel.store.sources.now() + 3600 * 1_000_000

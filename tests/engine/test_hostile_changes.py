@@ -12,6 +12,9 @@ import apsw
 import pytest
 
 from backlog import write
+from onceward.core import faults
+from onceward.core.canon import sha256_hex
+from onceward.core.chain import link
 from onceward.engine import change_verbs, git, staging, verifying
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.diffs import compared
@@ -28,9 +31,6 @@ from onceward.errors import (
     PermissionDenied,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.kernel import faults
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.chain import link
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, check_link, checked
 from onceward.store.tables.changes import Changes

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound
+from onceward.core.limits import MAX_INTEGER
 from onceward.engine.child_recovery import recover
-from onceward.engine.processes import Process
 from onceward.engine.reading import artifact_list, stream_lines
 from onceward.engine.tenure import acquire
 from onceward.engine.work import Command, Function
 from onceward.errors import BudgetExceeded, InvalidConfig, NetworkError
-from onceward.kernel.limits import MAX_INTEGER
 from onceward.locks import TargetLock, TargetLocked
+from onceward.processes.launcher import Process
 from onceward.store.tables.children import Tokens
 
 
@@ -415,7 +415,7 @@ def test_a_session_is_open_once(kernel):
 
 @pytest.mark.rule("C-20")
 def test_a_restored_copy_leaves_the_children_of_the_original_alone(kernel, tmp_path, make_database):
-    from onceward.kernel.sources import LiveSources
+    from onceward.core.sources import LiveSources
     from onceward.store import migrate
     from onceward.store.copy import copy_rows
     from onceward.store.sqlite import SqliteDatabase

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers import count, create, orphan_lock
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.answers import Pending
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
@@ -22,8 +24,6 @@ from onceward.errors import (
     RequestConflict,
     StoredError,
 )
-from onceward.kernel import faults
-from onceward.kernel.records import Request
 from onceward.wiring import Workspace, os_user
 
 

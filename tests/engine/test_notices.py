@@ -9,9 +9,9 @@ import pytest
 
 from helpers import processes_with
 from onceward import Plan, Saga, saga_running
+from onceward.core import faults
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidConfig
-from onceward.kernel import faults
 from onceward.wiring import Workspace
 from typing_in import until
 

@@ -12,15 +12,15 @@ import pytest
 
 from conftest import MakeDatabase
 from helpers import count, create, lines, orphan_lock, step
+from onceward.core import faults
+from onceward.core.chain import Event
+from onceward.core.limits import OUTBOX_BACKOFF_MAX_MICROS, OUTBOX_TRIES
+from onceward.core.sources import LiveSources, ScriptedSources
 from onceward.engine.outbox import deliver, pause_before_retry
 from onceward.engine.reading import outbox_status
 from onceward.engine.sinks import ConsoleSink, FileSink, WebhookSink, signing_key
 from onceward.engine.tenure import acquire
 from onceward.errors import NetworkError
-from onceward.kernel import faults
-from onceward.kernel.chain import Event
-from onceward.kernel.limits import OUTBOX_BACKOFF_MAX_MICROS, OUTBOX_TRIES
-from onceward.kernel.sources import LiveSources, ScriptedSources
 from onceward.store import migrate
 from onceward.store.store import Store
 from onceward.store.tables.outbox import make_due

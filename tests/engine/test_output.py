@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from onceward import Plan
+from onceward.core import faults
 from onceward.engine.output import write_output
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound
-from onceward.kernel import faults
 
 pytestmark = pytest.mark.rule("B-13")
 

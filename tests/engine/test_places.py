@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from backlog import Backlog
+from onceward.core import faults
+from onceward.core.changes import Unit
 from onceward.engine.assembly import Assembly
 from onceward.engine.cutting import own_place
 from onceward.engine.proposals import for_place, for_registry
 from onceward.errors import BaseDrift, InvalidConfig, PermitInvalid
-from onceward.kernel import faults
-from onceward.kernel.changes import Unit
 from onceward.lifecycles import registry
 from onceward.lifecycles.manifest import Manifest
 from onceward.lifecycles.registry import plan_of

@@ -8,7 +8,7 @@ import sys
 
 from onceward import Plan
 from onceward.engine.logs import child_named, lines_of
-from onceward.engine.spool import Spool
+from onceward.processes.spool import Spool
 
 
 def logged(site, step):

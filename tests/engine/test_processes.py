@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from helpers import processes_with
-from onceward.engine import tree
-from onceward.engine.capture import Capture
-from onceward.engine.cgroup import _home
-from onceward.engine.processes import Order, Processes, environment
+from onceward.core.limits import OUTPUT_BYTES
 from onceward.errors import ChildStartFailed, InvalidConfig
-from onceward.kernel.limits import OUTPUT_BYTES
 from onceward.locks import TargetLock
 from onceward.locks.identity import judge, own_identity
 from onceward.locks.watch import watch
+from onceward.processes import tree
+from onceward.processes.capture import Capture
+from onceward.processes.cgroup import _home
+from onceward.processes.launcher import Order, Processes, environment
 
 pytestmark = pytest.mark.rule("C-8")
 GRACE = 0.4
@@ -573,7 +573,7 @@ def test_strange_folders_among_the_control_groups_disturb_nobody(nonce):
 @pytest.fixture
 def no_groups(monkeypatch):
     """A system that does not let us make control groups."""
-    monkeypatch.setattr("onceward.engine.cgroup._home", lambda: None)
+    monkeypatch.setattr("onceward.processes.cgroup._home", lambda: None)
 
 
 HIDDEN = "(setsid env -i sleep 1000.{nonce} </dev/null >/dev/null 2>&1 &) ; sleep 0.1; "

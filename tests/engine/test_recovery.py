@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from helpers import count_in_another_mode, orphan_lock, processes_with
+from onceward.core import faults
+from onceward.core.records import Owner
+from onceward.core.sources import ScriptedSources
 from onceward.engine import child_dispatch
 from onceward.engine.child_recovery import Recovered, recover
 from onceward.engine.tenure import acquire
 from onceward.errors import AtomicityViolation, LockLost
-from onceward.kernel import faults
-from onceward.kernel.records import Owner
-from onceward.kernel.sources import ScriptedSources
 from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import Order
 from onceward.locks.identity import own_identity, start_of
@@ -353,11 +353,11 @@ def test_a_child_counted_in_another_mode_is_brought_to_its_end_and_charged_nothi
 
 
 def test_nothing_is_dispatched_before_recovery_is_done(store, tmp_path):
-    from onceward.engine.artifacts import Artifacts
+    from onceward.artifacts.blobs import Artifacts
     from onceward.engine.children import Children
-    from onceward.engine.processes import Processes
-    from onceward.engine.spool import Spool
     from onceward.locks import TargetLock
+    from onceward.processes.launcher import Processes
+    from onceward.processes.spool import Spool
 
     parts = (
         store,
@@ -430,7 +430,7 @@ def test_two_workspaces_on_one_server_leave_each_other_alone(postgres_url, tmp_p
 
 def test_thousands_of_open_tokens_are_recovered(tmp_path):
     """Bounded return to service: one transaction each, and no more work per token than for the first."""
-    from onceward.kernel.sources import LiveSources
+    from onceward.core.sources import LiveSources
 
     count = 2_000
     sources = LiveSources()

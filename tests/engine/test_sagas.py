@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from helpers import assert_sound
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_reading import saga_status
@@ -25,8 +27,6 @@ from onceward.errors import (
     OncewardError,
     RequestConflict,
 )
-from onceward.kernel import faults
-from onceward.kernel.records import Request
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.sagas import Runs, find_lease, release_lease, renew_lease, take_lease
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from onceward.engine.streams import Streams
+from onceward.artifacts.streams import Streams
+from onceward.core import faults
 from onceward.errors import AtomicityViolation
-from onceward.kernel import faults
 
 pytestmark = [pytest.mark.rule("C-7"), pytest.mark.guarantee("G13")]
 NAMES = ("workspace", "session:ses_a", "child:chd_1")

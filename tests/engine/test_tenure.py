@@ -16,11 +16,11 @@ import pytest
 
 from helpers import count, create, everything, get, lines, orphan_lock, processes_with
 from onceward import Plan
+from onceward.core.sources import ScriptedSources, from_iso
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.tenure import acquire, holder, vacant
 from onceward.engine.work import Command
 from onceward.errors import IntegrityFault, InvalidConfig, LockConflict, LockLost, StorageError
-from onceward.kernel.sources import ScriptedSources, from_iso
 from onceward.lifecycles import build as rules
 from onceward.locks.identity import Verdict, own_identity
 from onceward.locks.program import runs_another_program

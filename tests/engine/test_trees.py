@@ -8,9 +8,9 @@ import os
 import pytest
 
 from backlog import write
+from onceward.core.changes import LINK, Unit
 from onceward.engine.trees import ODD, File, Tree, difference, listing, scan
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.kernel.changes import LINK, Unit
 from onceward.lifecycles.manifest import Manifest, checked
 
 

@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from onceward.engine.processes import Order, environment
 from onceward.engine.signals import Signals
 from onceward.lifecycles import build as rules
+from onceward.processes.launcher import Order, environment
 from onceward.wiring import Workspace
 
 

@@ -19,11 +19,11 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.signer import SSlibKey
 
 from conftest import schema_url
+from onceward.core.canon import canonical
 from onceward.engine.backup import backup, restore
 from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
 from onceward.evidence.bundle_check import verify_bundle
-from onceward.evidence.signing import SigningKey
-from onceward.kernel.canon import canonical
+from onceward.people.signing import SigningKey
 from onceward.wiring import Workspace
 from scene import copied, files_of, others_say, packed, plan, seal
 from sites import Site

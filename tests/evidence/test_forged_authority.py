@@ -9,8 +9,8 @@ from backlog import backlog
 from forger import Forger
 from onceward.engine import cutting
 from onceward.errors import GuardFailed, IntegrityFault
-from onceward.evidence.signing import SigningKey
 from onceward.evidence.verify import verify_rows
+from onceward.people.signing import SigningKey
 from sites import workspace
 
 __all__ = ["backlog", "workspace"]

@@ -11,6 +11,8 @@ import pytest
 
 from forger import Forger
 from onceward import Plan
+from onceward.core.grants import Scope
+from onceward.core.records import Request
 from onceward.engine import builds, grants
 from onceward.engine.asker import sign_for
 from onceward.engine.authority import Authority
@@ -27,8 +29,6 @@ from onceward.errors import (
     StorageError,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.grants import Scope
-from onceward.kernel.records import Request
 from onceward.lifecycles.permit import hash_of
 from onceward.running import prepared
 from onceward.store.tables.grants import Grants

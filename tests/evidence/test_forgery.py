@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 from backlog import backlog
-from onceward.engine import acts
+from onceward.core import faults
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.chain import link
+from onceward.core.records import Request
 from onceward.engine.builds import Offer
 from onceward.engine.reading import key_list, principal_list
 from onceward.errors import IntegrityFault, InvalidConfig, PermissionDenied
 from onceward.evidence.bundle_check import verify_bundle
 from onceward.evidence.seal import read_receipt
-from onceward.evidence.signing import SEAL, SigningKey, statement
 from onceward.evidence.verify import verify_rows
 from onceward.evidence.workspace import verify_workspace
-from onceward.kernel import faults
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.chain import link
-from onceward.kernel.records import Request
+from onceward.people import statements
+from onceward.people.signing import SEAL, SigningKey, statement
 from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 from scene import ask, files_of, others_say, packed, plan, seal
@@ -159,7 +159,7 @@ def test_an_act_that_was_signed_by_somebody_without_the_role_is_found(scene, bar
     with scene.reading() as store, store.read() as rows:
         signer = scene.keyring.signer(rows, "bob")
         request = Request("principals.add", "r-forged", {"name": "bob", "roles": ["admin"]}, "bob")
-        request = acts.sign(rows, signer, request)
+        request = statements.sign(rows, signer, request)
     envelope = json.loads(request.signature)
     text = base64.b64decode(envelope["payload"])
     with bare:
@@ -507,7 +507,7 @@ def test_whoever_may_only_file_requests_does_not_become_an_admin(workspace):
         first = Request("keys.add", "r1", {"key": thief.offer()}, "dave")
         kernel.store.file(first)
         with kernel.store.read() as rows:
-            act = acts.sign(
+            act = statements.sign(
                 rows,
                 thief,
                 Request("principals.add", "r2", {"name": "mallory", "roles": ["admin"]}, "dave"),
@@ -550,7 +550,7 @@ def test_a_principal_is_not_added_without_a_key(workspace):
     try:
         bare = Request("principals.add", "r1", {"name": "bob", "roles": ["viewer"]}, "tester")
         with kernel.store.read() as rows:
-            signed = acts.sign(rows, kernel.signer, bare)
+            signed = statements.sign(rows, kernel.signer, bare)
         with pytest.raises(InvalidConfig, match="bob has no key yet, and comes with one"):
             kernel.ask(signed)
         for _ in range(2):

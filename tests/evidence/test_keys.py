@@ -8,15 +8,15 @@ import uuid
 import msgspec
 import pytest
 
-from onceward.engine import acts
-from onceward.engine.keyring import Keyring
+from onceward.core.canon import canonical, parse
+from onceward.core.records import Request
 from onceward.engine.reading import duties_left, key_list, principal_list
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied
-from onceward.evidence.signing import SigningKey, read_envelope
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.canon import canonical, parse
-from onceward.kernel.records import Request
 from onceward.lifecycles.duties import unseparated
+from onceward.people import statements
+from onceward.people.keyring import Keyring
+from onceward.people.signing import SigningKey, read_envelope
 from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 from scene import ask
@@ -138,7 +138,7 @@ def test_a_request_counts_only_as_it_was_signed(workspace):
 
     def signed(request_id, signer=None):
         with kernel.store.read() as rows:
-            return acts.sign(rows, signer or kernel.signer, add(request_id=request_id))
+            return statements.sign(rows, signer or kernel.signer, add(request_id=request_id))
 
     def turned(request):
         envelope = parse(request.signature)
@@ -199,7 +199,7 @@ def test_what_was_signed_for_one_history_is_refused_in_another(workspace):
     kernel = workspace.kernel()
     try:
         with kernel.store.read() as rows:
-            good = acts.sign(rows, kernel.signer, add(request_id="r1"))
+            good = statements.sign(rows, kernel.signer, add(request_id="r1"))
         said = parse(read_envelope(parse(good.signature)).statement)
         said["predicate"]["head"]["hash"] = "ab" * 32
         forged = kernel.signer.key.sign(canonical(said))

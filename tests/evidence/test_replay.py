@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from onceward.core.chain import link
 from onceward.evidence.export import export
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay, replay_bundle
-from onceward.kernel.chain import link
 from onceward.wiring import Workspace
 from scene import files_of, packed
 

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from conftest import KINDS, schema_url
+from onceward.artifacts.streams import Streams
+from onceward.core import faults
+from onceward.core.records import Request
 from onceward.engine.reading import session_status
-from onceward.engine.streams import Streams
 from onceward.engine.work import Command, Function
 from onceward.errors import NetworkError
-from onceward.kernel import faults
-from onceward.kernel.records import Request
 from scene import copied, files_of
 from schemas import SPEC, validator, violations, violations_in_lines
 from typing_in import Typed

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from helpers import create
+from onceward.core.canon import canonical, parse
 from onceward.engine.doctor import examine_store
 from onceward.errors import (
     IntegrityFault,
@@ -17,9 +18,8 @@ from onceward.errors import (
     StaleVersion,
 )
 from onceward.evidence.seal import follows, read_receipt
-from onceward.evidence.signing import SigningKey
 from onceward.evidence.workspace import verify_workspace
-from onceward.kernel.canon import canonical, parse
+from onceward.people.signing import SigningKey
 from onceward.wiring import Workspace
 from scene import ask, seal
 

@@ -15,7 +15,7 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.signer import SSlibKey
 
 from onceward.errors import InvalidConfig
-from onceward.evidence.signing import (
+from onceward.people.signing import (
     ACT,
     PAYLOAD_TYPE,
     Envelope,

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from onceward.core.chain import link
 from onceward.evidence.verify import verify_rows
 from onceward.evidence.workspace import verify_workspace
-from onceward.kernel.chain import link
 from onceward.store.copy import TABLES
 from onceward.wiring import Workspace
 from scene import Bare, copied, seal
@@ -509,7 +509,7 @@ def test_an_approval_that_nobody_gave_is_found_though_its_chain_is_whole(bare):
 @pytest.mark.rule("E-1", "E-4")
 @pytest.mark.guarantee("G18")
 def test_a_signature_made_anew_with_another_key_is_found(scene, bare):
-    from onceward.evidence.signing import SigningKey
+    from onceward.people.signing import SigningKey
 
     stranger = SigningKey.generate()
     for hash_, statement in few(bare.read("SELECT statement_hash, statement FROM signatures")):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from onceward.core.vocabulary import Collection, Key, Value, key_of
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel.vocabulary import Collection, Key, Value, key_of
 from onceward.lifecycles.registry import schema_digest
 from onceward.lifecycles.rollback import CODES, VALID, RollbackPlan, Step, judge
 

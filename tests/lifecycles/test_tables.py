@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Build
 from onceward.errors import IllegalTransition
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Build
 from onceward.lifecycles import build, change, child, permit, registry, saga
 from onceward.store import migrate
 from onceward.store.tables.subjects import SUBJECTS

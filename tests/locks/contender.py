@@ -16,7 +16,7 @@ import struct
 import sys
 from pathlib import Path
 
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.locks import TargetLock, TargetLocked
 
 POINTS = [name for name in faults.POINTS if name.startswith("target.")]

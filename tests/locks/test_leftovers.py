@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import StorageError
-from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks.claims import read_claim
 from planted_claims import plant

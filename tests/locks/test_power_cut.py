@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import StorageError
-from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks.claims import read_claim
 from onceward.locks.identity import boot_time

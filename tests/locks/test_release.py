@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import StorageError
-from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked, files
 from onceward.locks import target as target_module
 from onceward.locks.claims import read_claim
@@ -137,7 +137,7 @@ def test_a_fork_that_releases_the_claim_by_name_releases_it(folder):
 
 RECLAIM = """
 import os, signal, sys
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.locks import TargetLock, TargetLocked
 lock = TargetLock(sys.argv[1])
 with faults.armed(sys.argv[2], act=lambda: os.kill(os.getpid(), signal.SIGSTOP)):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import InvalidConfig, StorageError
-from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks.claims import check_target, read_claim
 from onceward.locks.identity import boot_id, machine_id

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import InvalidConfig
-from onceward.kernel import faults
 from onceward.locks import TargetLock, TargetLocked
 from onceward.locks import target as target_module
 from planted_claims import plant

@@ -15,7 +15,7 @@ import time
 import pytest
 
 import scene as scenes
-from onceward.kernel.sources import LiveSources
+from onceward.core.sources import LiveSources
 from onceward.wiring import Workspace
 from oracles import looks
 from oracles.happened import happened

@@ -46,7 +46,7 @@ def test_every_metric_has_its_mutants():
 def test_a_clock_that_speaks_the_local_zone_fails_everything(tmp_path):
     source = planted(
         tmp_path,
-        "kernel/sources.py",
+        "core/sources.py",
         "moment = time.gmtime(seconds)",
         "moment = time.localtime(seconds)",
     )

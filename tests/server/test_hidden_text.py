@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kernel.test_hidden import FORTY
-from onceward.kernel.hidden import marked
+from onceward.core.hidden import marked
 from server.browsing import Tab
 from typing_in import until
 

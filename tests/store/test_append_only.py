@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 
 from helpers import count, create, everything, step
+from onceward.core.canon import ZERO_HASH, canonical
+from onceward.core.chain import link
+from onceward.core.machine import NEW
 from onceward.errors import IntegrityFault, OncewardError
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.canon import ZERO_HASH, canonical
-from onceward.kernel.chain import link
-from onceward.kernel.machine import NEW
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.change import CHANGE, CHANGE_SET
 from onceward.lifecycles.permit import GRANT

@@ -17,11 +17,11 @@ import psycopg
 import pytest
 
 from helpers import count, create, get, step
+from onceward.core import faults
+from onceward.core.records import Move, Request
 from onceward.engine.tenure import acquire
 from onceward.errors import OncewardError, RequestConflict, StaleVersion, StorageError
 from onceward.evidence.verify import verify_rows
-from onceward.kernel import faults
-from onceward.kernel.records import Move, Request
 from onceward.lifecycles import build as rules
 from onceward.store import writer
 from onceward.store.port import Transient
@@ -237,7 +237,7 @@ FAILING_SYNC = """
 import os, sys, apsw
 from pathlib import Path
 from onceward.engine.tenure import acquire
-from onceward.kernel.sources import LiveSources
+from onceward.core.sources import LiveSources
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store

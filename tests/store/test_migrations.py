@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from onceward.core import faults
 from onceward.errors import CorruptState, InvalidConfig, NotFound, SchemaTooNew
-from onceward.kernel import faults
 from onceward.store import migrate
 from onceward.store.store import Store
 

@@ -9,6 +9,9 @@ import json
 import pytest
 
 from helpers import count, create, everything, get, lines, step
+from onceward.core.machine import NEW
+from onceward.core.records import Move
+from onceward.core.sources import ScriptedSources
 from onceward.errors import (
     IllegalTransition,
     IntegrityFault,
@@ -18,9 +21,6 @@ from onceward.errors import (
     StaleVersion,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.machine import NEW
-from onceward.kernel.records import Move
-from onceward.kernel.sources import ScriptedSources
 from onceward.lifecycles import build as rules
 
 

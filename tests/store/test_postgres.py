@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from helpers import count, create, get, step
+from onceward.core.records import Request
 from onceward.errors import InvalidConfig, StorageError
 from onceward.evidence.verify import verify_rows
-from onceward.kernel.records import Request
 from onceward.store.pipeline import Pipeline, Refusal
 from onceward.store.port import Transient
 from onceward.store.postgres import PostgresDatabase, split_schema

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from onceward.core.vocabulary import Audit, Key, key_of, version_of
 from onceward.errors import (
     IllegalTransition,
     IntegrityFault,
@@ -14,7 +15,6 @@ from onceward.errors import (
     NotFound,
     OncewardError,
 )
-from onceward.kernel.vocabulary import Audit, Key, key_of, version_of
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Meaning, manifest_digest
 from onceward.lifecycles.rollback import RollbackPlan, Step, judge

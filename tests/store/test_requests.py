@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helpers import count, everything
+from onceward.core.records import Request
 from onceward.errors import InvalidConfig, RequestConflict
-from onceward.kernel.records import Request
 
 
 def note(tx, resource_id):

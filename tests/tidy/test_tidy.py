@@ -20,7 +20,8 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PURE = [
     f
     for f in SOURCES
-    if f.parent.name in ("kernel", "lifecycles") and f.name not in ("sources.py", "faults.py")
+    if f.parent.name in ("core", "lifecycles")
+    and f.name not in ("sources.py", "faults.py", "durable.py")
 ]
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from onceward.engine import acts
-from onceward.engine.credentials import child_proof
-from onceward.engine.enrolment import to_sign
+from onceward.core.canon import bounded
+from onceward.core.limits import REQUEST_TAKES
+from onceward.core.records import Answer, Request
+from onceward.core.sources import iso
 from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
@@ -23,12 +24,11 @@ from onceward.errors import (
     StorageError,
     StoredError,
 )
-from onceward.evidence.signing import Envelope
-from onceward.kernel.canon import bounded
-from onceward.kernel.limits import REQUEST_TAKES
-from onceward.kernel.records import Answer, Request
-from onceward.kernel.sources import iso
 from onceward.lifecycles.duties import ROLE_OF, WORKS
+from onceward.people import statements
+from onceward.people.credentials import child_proof
+from onceward.people.enrolment import to_sign
+from onceward.people.signing import Envelope
 from onceward.store.port import Reads
 from onceward.store.store import answer_once, filed, record_answer
 from onceward.store.tables.requests import Ledger, Requests
@@ -123,7 +123,7 @@ class Answers:
         kernel, role = self._kernel, role_of(request.verb)
         with self._store.read() as rows:
             try:
-                request = acts.named(rows, request)
+                request = statements.named(rows, request)
             except OncewardError:
                 # Whoever may not ask is not told what there is.
                 kernel.authority.require(rows, request.principal, role)
@@ -137,7 +137,9 @@ class Answers:
         ):
             with self._store.read() as rows:
                 kernel.authority.require(rows, request.principal, role)
-                request = acts.sign(rows, kernel.signer, to_sign(rows, kernel.keyring, request))
+                request = statements.sign(
+                    rows, kernel.signer, to_sign(rows, kernel.keyring, request)
+                )
         return request
 
     def carry_out(self, works: bool = True) -> int:
@@ -187,7 +189,7 @@ class Answers:
         def run(tx: Transaction, resource_id: str) -> Any:
             self._kernel.authority.require(tx, principal, verb.role)
             envelope = self._envelope(tx, request)
-            with acts.acting(tx, envelope, request.verb, principal, request.request_id):
+            with statements.acting(tx, envelope, request.verb, principal, request.request_id):
                 return {"ok": act(tx, principal)}
 
         return run
@@ -206,9 +208,9 @@ class Answers:
         """What a request's principal signed; for a child of theirs that asks, what this kernel signs in their name."""
         proof = child_proof(request)
         if proof is None:
-            return acts.authenticate(rows, request)
+            return statements.authenticate(rows, request)
         signer = self._kernel.credentials.signer_for(request, proof)
-        return acts.signed_for(rows, signer, request)
+        return statements.signed_for(rows, signer, request)
 
     def _work(self, request: Request) -> Answer:
         """Work is begun by whoever hosts it, and answered with what it is called; a kernel that does its own work in
@@ -245,7 +247,9 @@ class Answers:
 
         def accept(tx: Transaction, subject: Subject) -> None:
             envelope = self._envelope(tx, request)
-            with acts.acting(tx, envelope, request.verb, request.principal, request.request_id):
+            with statements.acting(
+                tx, envelope, request.verb, request.principal, request.request_id
+            ):
                 detail = {"verb": request.verb, "request_id": request.request_id, **subject}
                 tx.append("workspace", "WORK_TAKEN", request.principal, detail)
             record_answer(tx, filed(tx, request), {"ok": subject})

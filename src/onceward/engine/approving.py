@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from onceward.engine.artifacts import Artifacts
-from onceward.kernel.limits import LONG_LINE, WHOLE_DIFF_BYTES
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.limits import LONG_LINE, WHOLE_DIFF_BYTES
 from onceward.lifecycles.plan import step_name
 
 _TEXT: Final = 256 * 1024

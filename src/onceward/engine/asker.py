@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from onceward.engine import acts, tenure
+from onceward.core.limits import REQUEST_POLL_SECONDS
+from onceward.core.records import Answer, Request
+from onceward.engine import tenure
 from onceward.engine.answers import Pending, role_of, told
-from onceward.engine.credentials import Credential, not_for_children, own_credential
-from onceward.engine.enrolment import to_sign
 from onceward.engine.kernel import Kernel
-from onceward.engine.keyring import Keyring, inside_child
-from onceward.engine.principals import authorize
-from onceward.engine.prints import step_here
 from onceward.errors import LockConflict
-from onceward.kernel.limits import REQUEST_POLL_SECONDS
-from onceward.kernel.records import Answer, Request
 from onceward.lifecycles.duties import CHILD_ACTS, WORKS
+from onceward.people import statements
+from onceward.people.credentials import Credential, not_for_children, own_credential
+from onceward.people.enrolment import to_sign
+from onceward.people.keyring import Keyring, inside_child
+from onceward.people.principals import authorize
+from onceward.processes.prints import step_here
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.principals import Principals
@@ -39,7 +40,7 @@ class Asker:
                 able = [p.name for p in Principals(rows).all() if p.may(role_of(request.verb))]
                 raise not_for_children(request.verb, credential.child_id, able)
             if credential is not None:
-                request = credential.request(acts.named(rows, request))
+                request = credential.request(statements.named(rows, request))
             authorize(rows, request.principal, role_of(request.verb))
             request = to_sign(rows, self._keyring, request)
             found = Requests(rows).find(request)
@@ -93,4 +94,4 @@ def sign_for(store: Store, keyring: Keyring, request: Request) -> Request:
     """A request as its principal signs it with the key that is here."""
     with store.read() as rows:
         signer = keyring.signer(rows, request.principal)
-        return acts.sign(rows, signer, to_sign(rows, keyring, request))
+        return statements.sign(rows, signer, to_sign(rows, keyring, request))

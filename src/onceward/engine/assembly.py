@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import canonical, digest
+from onceward.core.grants import Scope
+from onceward.core.sagas import Run
+from onceward.core.vocabulary import Audit
 from onceward.engine import grants, registry
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import ActionTask, Judge, Saga, Seen
 from onceward.errors import IntegrityFault, InvalidConfig
-from onceward.kernel.canon import canonical, digest
-from onceward.kernel.grants import Scope
-from onceward.kernel.sagas import Run
-from onceward.kernel.vocabulary import Audit
 from onceward.lifecycles import rollback
 from onceward.lifecycles.registry import RegistryPlan, manifest_digest, objections, plan_of
 from onceward.lifecycles.rollback import RollbackPlan

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.canon import canonical, digest, sha256_hex
+from onceward.core.records import Token
+from onceward.core.sources import Micros
 from onceward.engine.bench import Bench
 from onceward.engine.cut_off import StepOf, carried_on, done, not_done
 from onceward.engine.outputs import Kept
@@ -15,9 +18,6 @@ from onceward.engine.purse import Pause
 from onceward.engine.task import Task, Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
-from onceward.kernel.canon import canonical, digest, sha256_hex
-from onceward.kernel.records import Token
-from onceward.kernel.sources import Micros
 from onceward.lifecycles.child import Ended, Order
 from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
 from onceward.lifecycles.plan_words import copied

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.engine import acts
-from onceward.engine.keyring import Signer
+from onceward.core.chain import Event
+from onceward.core.changes import ChangeSet, Entry, PairSignature, VerifyResult
+from onceward.core.records import Move
+from onceward.core.sagas import Run
 from onceward.errors import PermissionDenied
 from onceward.evidence.cuts import said_of_pair
-from onceward.evidence.signing import BUILD, CHANGE, SAGA, statement
-from onceward.kernel.chain import Event
-from onceward.kernel.changes import ChangeSet, Entry, PairSignature, VerifyResult
-from onceward.kernel.records import Move
-from onceward.kernel.sagas import Run
+from onceward.people import statements
+from onceward.people.keyring import Signer
+from onceward.people.signing import BUILD, CHANGE, SAGA, statement
 from onceward.store.tables.budgets import lanes_of
 from onceward.store.tables.events import head_of
 from onceward.store.tables.keys import find_key
@@ -71,7 +71,7 @@ def _vouch(
         statement(kind, [(event.stream, event.hash.hex()), *also], predicate)
     )
     said = {"act": f"{move.machine.name}.end", "principal": signer.principal, "nonce": move.subject}
-    acts.note(tx, envelope, said, signer.principal)
+    statements.note(tx, envelope, said, signer.principal)
 
 
 ROLES: Final = {"change.cut": "executor", "change.verify": "verifier", "change.undo": "verifier"}
@@ -126,7 +126,7 @@ def pair(tx: Transaction, told: Pair, tool: str, signer: Signer | None) -> PairS
         "workspace": signer.workspace,
     }
     envelope = signer.key.sign(statement(CHANGE, [(stream, hash_.hex())], predicate))
-    acts.note(
+    statements.note(
         tx,
         envelope,
         {"act": told.act, "principal": signer.principal, "nonce": nonce},

@@ -11,22 +11,22 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.principals import authorize
+from onceward.core.canon import ZERO_HASH, digest
+from onceward.core.chain import Event, first_break
+from onceward.core.changes import ChangeSet, Decision, Entry, PairSignature
+from onceward.core.grants import Grant
+from onceward.core.records import Permit, Principal
 from onceward.engine.trust import Root
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
 from onceward.evidence.asked import DECISIONS, Claim, unlike
 from onceward.evidence.bodies import Body, decode_body
 from onceward.evidence.cuts import said_of_pair
-from onceward.evidence.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
-from onceward.evidence.signing import CHANGE as CHANGE_STATEMENT
-from onceward.kernel.canon import ZERO_HASH, digest
-from onceward.kernel.chain import Event, first_break
-from onceward.kernel.changes import ChangeSet, Decision, Entry, PairSignature
-from onceward.kernel.grants import Grant
-from onceward.kernel.records import Permit, Principal
 from onceward.lifecycles.change import CHANGE, Policy, recorded_policy
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.lifecycles.plan import step_name
+from onceward.people.principals import authorize
+from onceward.people.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
+from onceward.people.signing import CHANGE as CHANGE_STATEMENT
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.events import events_of, hash_at, newest_of

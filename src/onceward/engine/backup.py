@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from onceward.core import faults
+from onceward.core.durable import publish
 from onceward.errors import (
     CorruptState,
     IntegrityFault,
@@ -15,10 +17,8 @@ from onceward.errors import (
     OncewardError,
     Recovery,
 )
-from onceward.evidence.export import publish
 from onceward.evidence.findings import Findings
 from onceward.evidence.verify import verify_rows
-from onceward.kernel import faults
 from onceward.store import migrate
 from onceward.store.copy import copy_rows
 from onceward.store.port import Database

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onceward.engine.artifacts import Artifacts, Blob
+from onceward.artifacts.blobs import Artifacts, Blob
+from onceward.artifacts.redaction import Redactor
+from onceward.core.canon import canonical_config
 from onceward.engine.outputs import Keeper, Kept, fetch
-from onceward.engine.prints import at_work, step_threads
-from onceward.engine.redaction import Redactor
 from onceward.engine.task import Inputs, Task, Upstream
 from onceward.errors import StorageError
-from onceward.kernel.canon import canonical_config
 from onceward.lifecycles.plan import Output
+from onceward.processes.prints import at_work, step_threads
 
 
 class Bench:

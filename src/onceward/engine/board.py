@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
 
-from onceward.kernel.sources import Micros
+from onceward.core.sources import Micros
 from onceward.lifecycles.plan import Steps
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.canon import canonical
 from onceward.engine.build_verbs import decided
 from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, Recovery
-from onceward.kernel.canon import canonical
 from onceward.lifecycles.plan import Output, manifest_line, result_digest
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.money import to_usd
+from onceward.core.records import Build
+from onceward.core.sources import Micros, iso
 from onceward.engine import child_budget
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.cut_off import step_of
 from onceward.engine.outputs import read_back, value_of
 from onceward.engine.tenure import vacant
 from onceward.errors import NotFound, Recovery
-from onceward.kernel.money import to_usd
-from onceward.kernel.records import Build
-from onceward.kernel.sources import Micros, iso
 from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import run_again
 from onceward.lifecycles.plan import step_name

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import digest
+from onceward.core.sources import Micros
 from onceward.engine import attest, child_dispatch
 from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
@@ -23,8 +25,6 @@ from onceward.engine.outputs import read_back
 from onceward.engine.plans import Resolved
 from onceward.engine.purse import Admission, Pause, Purse
 from onceward.errors import OncewardError
-from onceward.kernel.canon import digest
-from onceward.kernel.sources import Micros
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
 from onceward.lifecycles.plan import Output, lock_target, step_name

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.sources import iso
 from onceward.engine import child_budget, child_dispatch
 from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
-from onceward.kernel.canon import canonical
-from onceward.kernel.sources import iso
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.plan import step_name

@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.canon import canonical
+from onceward.core.money import to_usd
+from onceward.core.records import Build
 from onceward.engine import child_budget, child_dispatch, operations
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.bases import take_base
 from onceward.engine.build_reading import deciding
 from onceward.engine.code_changes import code_changes, environment_detail, environments_of
@@ -19,9 +22,6 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
-from onceward.kernel.canon import canonical
-from onceward.kernel.money import to_usd
-from onceward.kernel.records import Build
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck

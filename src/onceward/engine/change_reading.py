@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.file_names import recorded_path
+from onceward.core.changes import ChangeSet, Decision, Entry, VerifyResult
+from onceward.core.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
+from onceward.core.sources import iso
 from onceward.engine.changes import approvals_of
 from onceward.engine.diffs import FileDiff, diffs_of
-from onceward.engine.file_names import recorded_path
 from onceward.errors import NotFound
-from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
-from onceward.kernel.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
-from onceward.kernel.sources import iso
 from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Manifest, Origin, manifest_of
 from onceward.store.port import Reads

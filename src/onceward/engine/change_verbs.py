@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.core.canon import parse
+from onceward.core.changes import LINK, ChangeSet
+from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.engine import changes
 from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
-from onceward.engine.file_names import os_path, recorded_path
 from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.kernel.canon import parse
-from onceward.kernel.changes import LINK, ChangeSet
-from onceward.kernel.limits import MAX_NOTE_CHARS
 from onceward.lifecycles.manifest import (
     REGISTRY,
     TREE,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onceward.engine.artifacts import Artifacts, Blob
+from onceward.artifacts.blobs import Artifacts, Blob
+from onceward.core.canon import canonical
+from onceward.core.changes import Decision, Entry, Envelope, History
+from onceward.core.machine import NEW
+from onceward.core.records import Move, check_name
 from onceward.errors import (
     IllegalTransition,
     InvalidConfig,
@@ -15,10 +19,6 @@ from onceward.errors import (
     Recovery,
     RequestConflict,
 )
-from onceward.kernel.canon import canonical
-from onceward.kernel.changes import Decision, Entry, Envelope, History
-from onceward.kernel.machine import NEW
-from onceward.kernel.records import Move, check_name
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.change import Approvals, Policy
 from onceward.lifecycles.manifest import Manifest, manifest_of

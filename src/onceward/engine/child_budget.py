@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onceward.core.limits import MAX_INTEGER
+from onceward.core.money import to_usd
+from onceward.core.records import Token
 from onceward.errors import BudgetExceeded, ChildCancelled, InvalidConfig
-from onceward.kernel.limits import MAX_INTEGER
-from onceward.kernel.money import to_usd
-from onceward.kernel.records import Token
 from onceward.lifecycles.budget import (
     ASKED,
     LATE,

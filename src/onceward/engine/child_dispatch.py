@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
+from onceward.core import faults
+from onceward.core.limits import MAX_ACTIVE_CHILDREN, MAX_JOBS
+from onceward.core.records import Owner, Token
 from onceward.engine import child_budget
 from onceward.engine.cut_off import earlier_of, note_cut_off
 from onceward.engine.work import StepEnd
 from onceward.errors import InvalidConfig
-from onceward.kernel import faults
-from onceward.kernel.limits import MAX_ACTIVE_CHILDREN, MAX_JOBS
-from onceward.kernel.records import Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import Refusal
 from onceward.lifecycles.child import Ended, Order

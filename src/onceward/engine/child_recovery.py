@@ -6,21 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from onceward.engine import child_budget, tree
-from onceward.engine.artifacts import Artifacts
-from onceward.engine.cgroup import groups_of
+from onceward.artifacts.blobs import Artifacts
+from onceward.core import faults
+from onceward.core.canon import canonical
+from onceward.core.limits import STOP_GRACE_SECONDS
+from onceward.core.records import Token
+from onceward.engine import child_budget
 from onceward.engine.cut_off import earlier_of, note_cut_off
-from onceward.engine.spool import Spool
 from onceward.errors import AtomicityViolation
-from onceward.kernel import faults
-from onceward.kernel.canon import canonical
-from onceward.kernel.limits import STOP_GRACE_SECONDS
-from onceward.kernel.records import Token
 from onceward.lifecycles.budget import MODE
 from onceward.lifecycles.child import plain
 from onceward.lifecycles.child import recover as terminal_move
 from onceward.locks import TargetLock
 from onceward.locks.identity import Identity, judge
+from onceward.processes import tree
+from onceward.processes.cgroup import groups_of
+from onceward.processes.spool import Spool
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import (

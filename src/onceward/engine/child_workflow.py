@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.engine import child_budget, child_dispatch, processes
-from onceward.engine.artifacts import Blob
+from onceward.artifacts.blobs import Blob
+from onceward.artifacts.redaction import Redactor, check_secret
+from onceward.core import faults
+from onceward.core.records import Token
+from onceward.engine import child_budget, child_dispatch
 from onceward.engine.child_dispatch import Closing
-from onceward.engine.credentials import VARIABLE
-from onceward.engine.processes import FIRST_INHERITED, Ending, Process, environment
-from onceward.engine.redaction import Redactor, check_secret
-from onceward.engine.reports import Reports
 from onceward.engine.work import ChildTask, Command, Function, Running, Work, described
 from onceward.errors import (
     BudgetExceeded,
@@ -27,13 +26,15 @@ from onceward.errors import (
     OncewardError,
     StorageError,
 )
-from onceward.kernel import faults
-from onceward.kernel.records import Token
 from onceward.lifecycles.budget import asked_by_child, best_reading
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import Claim
 from onceward.locks.identity import Identity
 from onceward.locks.watch import watch
+from onceward.people.credentials import VARIABLE
+from onceward.processes import launcher
+from onceward.processes.launcher import FIRST_INHERITED, Ending, Process, environment
+from onceward.processes.reports import Reports
 from onceward.store.tables.children import Tokens
 from onceward.store.transaction import Transaction
 
@@ -368,7 +369,7 @@ class _Commanded:
         }
         if self.credential is not None:
             given[VARIABLE] = self.credential.text()
-        order = processes.Order(
+        order = launcher.Order(
             *(
                 self.token.child_id,
                 self.work.argv,

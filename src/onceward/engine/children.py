@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.redaction import Redactor
+from onceward.core import canon
+from onceward.core.limits import TARGET_WAIT_SECONDS
+from onceward.core.records import Owner, Token
 from onceward.engine import child_budget, child_dispatch, child_workflow, operations
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_dispatch import Closing, Turn
-from onceward.engine.credentials import Issuer
 from onceward.engine.held_targets import HeldTargets, retry_delay
 from onceward.engine.late import LateBox
-from onceward.engine.processes import Processes
-from onceward.engine.redaction import Redactor
-from onceward.engine.spool import Spool
 from onceward.engine.work import Running, Work, described
 from onceward.errors import (
     ChildCancelled,
@@ -30,12 +30,12 @@ from onceward.errors import (
     OncewardError,
     StorageError,
 )
-from onceward.kernel import canon
-from onceward.kernel.limits import TARGET_WAIT_SECONDS
-from onceward.kernel.records import Owner, Token
 from onceward.lifecycles.budget import Estimated, Refusal, out_of_time, overrun
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import TargetLocked
+from onceward.people.credentials import Issuer
+from onceward.processes.launcher import Processes
+from onceward.processes.spool import Spool
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, is_terminal, put_off, recovery_done

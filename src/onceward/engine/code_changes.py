@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onceward.core.records import Build
 from onceward.engine.plans import Resolved
-from onceward.kernel.records import Build
 from onceward.lifecycles.plan import Stage
 from onceward.lifecycles.plan_changes import Body, environment_changes
 from onceward.store.port import Reads

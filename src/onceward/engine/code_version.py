@@ -30,6 +30,7 @@ from uuid import UUID
 
 import msgspec
 
+from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.engine import code_version_1
 from onceward.engine.module_files import (
     Distribution,
@@ -47,7 +48,6 @@ from onceward.engine.module_files import (
     whole_name,
 )
 from onceward.errors import OncewardError
-from onceward.kernel.canon import canonical, digest, sha256_hex
 
 ALGORITHM: Final = 2
 """Which way of making versions this is. Digests begin with it; a checkpoint is judged by the one that made it."""

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical, digest, sha256_hex
 
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}/"

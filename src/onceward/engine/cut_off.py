@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.records import Token
 from onceward.engine.outputs import written
-from onceward.kernel.canon import canonical
-from onceward.kernel.records import Token
 from onceward.lifecycles.plan import Output, step_name
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
 from onceward.store.transaction import Transaction

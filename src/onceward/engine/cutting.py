@@ -11,6 +11,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.artifacts.file_names import os_path
+from onceward.core import faults
+from onceward.core.canon import sha256_hex
+from onceward.core.changes import ChangeSet, Entry
+from onceward.core.sagas import Run
 from onceward.engine import attest, changes, saga_verbs
 from onceward.engine.cutters import (
     Cutter,
@@ -21,7 +26,6 @@ from onceward.engine.cutters import (
     listing_in,
     place_of,
 )
-from onceward.engine.file_names import os_path
 from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
@@ -39,10 +43,6 @@ from onceward.errors import (
     PermissionDenied,
     Recovery,
 )
-from onceward.kernel import faults
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.changes import ChangeSet, Entry
-from onceward.kernel.sagas import Run
 from onceward.lifecycles import change as rules
 from onceward.lifecycles import saga as saga_rules
 from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of, overlap

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from onceward.core.faults import SimulatedCrash
+from onceward.core.limits import LEAVING_SECONDS, REQUEST_POLL_SECONDS
 from onceward.engine.outbox import Delivery, deliver_to
 from onceward.engine.sinks import Sink
-from onceward.kernel.faults import SimulatedCrash
-from onceward.kernel.limits import LEAVING_SECONDS, REQUEST_POLL_SECONDS
 from onceward.store.store import Store
 
 _RETRY_SECONDS = 1.0

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from onceward.kernel.changes import LINK, Unit
-from onceward.kernel.limits import DIFF_BYTES
+from onceward.core.changes import LINK, Unit
+from onceward.core.limits import DIFF_BYTES
 from onceward.lifecycles.manifest import TREE, Manifest
 
 _CONTEXT: Final = 3

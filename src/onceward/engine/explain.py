@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onceward.core.records import Build
 from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
 from onceward.engine.build_reading import (
     build_status,
@@ -17,7 +18,6 @@ from onceward.engine.build_reading import (
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.why import about_code, why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.kernel.records import Build
 from onceward.lifecycles.plan import fill, step_name
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads

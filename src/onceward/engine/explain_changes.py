@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from onceward.core.changes import ChangeSet, Decision, Entry, VerifyResult
 from onceward.engine.change_reading import WAITING, next_of
 from onceward.engine.explanation import Explanation, Kind, story, who_may
-from onceward.kernel.changes import ChangeSet, Decision, Entry, VerifyResult
 from onceward.lifecycles.manifest import manifest_of
 from onceward.store.port import Reads
 from onceward.store.store import Store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onceward.core.vocabulary import key_of
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.saga_reading import grant_named, saga_status
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel.vocabulary import key_of
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.grants import Grants

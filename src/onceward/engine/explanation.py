@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from onceward.kernel.money import to_usd
-from onceward.kernel.sources import iso
+from onceward.core.money import to_usd
+from onceward.core.sources import iso
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.events import newest_of

@@ -6,7 +6,7 @@ from itertools import islice
 
 import msgspec
 
-from onceward.kernel.chain import Event
+from onceward.core.chain import Event
 from onceward.store.store import Store
 from onceward.store.tables.events import events_after as after_position
 from onceward.store.tables.events import events_of, head_of, last_position

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from onceward.core.canon import digest
 from onceward.engine.plans import Resolved
 from onceward.engine.task import Upstream
-from onceward.kernel.canon import digest
 from onceward.lifecycles.plan import Output, Stage, result_digest
 from onceward.store.tables.checkpoints import Checkpoint
 

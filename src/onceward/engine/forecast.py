@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts
 from onceward.engine import child_budget
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.build_past import begun_with, results_of_others, whole
 from onceward.engine.flow import Flow
 from onceward.engine.plans import Resolved

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from onceward.core.sagas import Run
 from onceward.engine import child_dispatch
 from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
-from onceward.engine.prints import overheard
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
-from onceward.kernel.sagas import Run
 from onceward.lifecycles.child import Ended
+from onceward.processes.prints import overheard
 
 Told = Callable[[str, Ended], None]
 

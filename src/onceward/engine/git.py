@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onceward.engine.file_names import os_path
+from onceward.artifacts.file_names import os_path
+from onceward.core.changes import Unit
 from onceward.engine.trees import Tree, after
 from onceward.errors import BaseDrift, ExecutionFailed, InvalidConfig
-from onceward.kernel.changes import Unit
 
 _SECONDS = 120
 _OURS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from onceward.core.canon import digest
+from onceward.core.grants import Grant, Scope
+from onceward.core.limits import GRANT_SECONDS
 from onceward.engine.authority import Authority
 from onceward.errors import InvalidConfig, NotFound, PermissionDenied, PermitInvalid
-from onceward.kernel.canon import digest
-from onceward.kernel.grants import Grant, Scope
-from onceward.kernel.limits import GRANT_SECONDS
 from onceward.lifecycles import permit as rules
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.store.port import Reads, moment_of

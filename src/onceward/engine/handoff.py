@@ -7,7 +7,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from onceward.kernel.money import to_micros, to_usd
+from onceward.core.money import to_micros, to_usd
 
 _WIDTH, _ROW = 640, 22
 

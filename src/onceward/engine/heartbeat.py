@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from onceward.core.limits import LOCK_HEARTBEAT_SECONDS
+from onceward.core.records import Tenure
+from onceward.core.sources import iso, steady_micros
 from onceward.errors import LockLost, OncewardError
-from onceward.kernel.limits import LOCK_HEARTBEAT_SECONDS
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import iso, steady_micros
 from onceward.locks.identity import boot_id, exe_sha256
 from onceward.store.port import CommitFailed, Session, Transient
 from onceward.store.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from onceward.kernel.limits import TARGET_RETRY_FIRST_SECONDS, TARGET_RETRY_MAX_SECONDS
+from onceward.core.limits import TARGET_RETRY_FIRST_SECONDS, TARGET_RETRY_MAX_SECONDS
 from onceward.locks import Claim, TargetLock, TargetLocked
 
 

@@ -10,27 +10,31 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TextIO
 
-from onceward.engine import acts, seals, tenure
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.streams import Streams
+from onceward.core.limits import (
+    ARTIFACT_BYTES,
+    PERMIT_SECONDS,
+    REQUEST_POLL_SECONDS,
+    SPILL_BYTES,
+    TARGET_WAIT_SECONDS,
+    TIDY_SECONDS,
+)
+from onceward.core.records import Answer, Request
+from onceward.engine import seals, tenure
 from onceward.engine.answers import Answers
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.authority import Authority
 from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
-from onceward.engine.credentials import Credentials, Issuer
 from onceward.engine.delivery import DeliveryThreads, deliver_at_once
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.held_targets import HeldTargets
-from onceward.engine.keyring import Keyring, Signer
 from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery
-from onceward.engine.principals import add_key, welcome
-from onceward.engine.processes import Processes
 from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
-from onceward.engine.spool import Spool
 from onceward.engine.staging import clear_leftovers
-from onceward.engine.streams import Streams
 from onceward.engine.trust import require_root
 from onceward.errors import (
     InvalidConfig,
@@ -39,17 +43,14 @@ from onceward.errors import (
     OncewardError,
 )
 from onceward.evidence.seal import read_receipt
-from onceward.kernel.limits import (
-    ARTIFACT_BYTES,
-    PERMIT_SECONDS,
-    REQUEST_POLL_SECONDS,
-    SPILL_BYTES,
-    TARGET_WAIT_SECONDS,
-    TIDY_SECONDS,
-)
-from onceward.kernel.records import Answer, Request
 from onceward.lifecycles.change import Policy, recorded_policy
 from onceward.locks import TargetLock
+from onceward.people import statements
+from onceward.people.credentials import Credentials, Issuer
+from onceward.people.keyring import Keyring, Signer
+from onceward.people.principals import add_key, welcome
+from onceward.processes.launcher import Processes
+from onceward.processes.spool import Spool
 from onceward.store.store import Store
 from onceward.store.tables.budgets import set_workspace_limits, workspace_lanes
 from onceward.store.tables.children import checked_position, note_recovery
@@ -219,7 +220,7 @@ class Kernel:
 
         def note(tx: Transaction) -> None:
             nonce = tx.sources.new_id("set")
-            with acts.own_act(tx, signer, "settings.note", {"policy": policy}, nonce):
+            with statements.own_act(tx, signer, "settings.note", {"policy": policy}, nonce):
                 tx.append("workspace", "SETTINGS_NOTED", self.principal, {"policy": policy})
 
         self.store.write(note)

@@ -7,7 +7,6 @@ kernel of the workspace files it."""
 from __future__ import annotations
 
 import base64
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,14 +16,15 @@ from typing import Any
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts, Blob
+from onceward.core import faults
+from onceward.core.durable import replace
+from onceward.core.records import Token
+from onceward.core.sources import Sources
 from onceward.engine import child_budget
-from onceward.engine.artifacts import Artifacts, Blob
 from onceward.engine.cut_off import done, step_of
 from onceward.engine.outputs import Kept
 from onceward.errors import CommitUnknown, LockLost, NotFound, OncewardError, StorageError
-from onceward.kernel import faults
-from onceward.kernel.records import Token
-from onceward.kernel.sources import Sources
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output, result_digest, step_name
 from onceward.store.store import Store
@@ -174,16 +174,7 @@ class LateBox:
         # Never two of one name, however many threads leave something at once.
         name = self._sources.new_id("debit" if filed.parts is None else "result")
         fresh, place = self.folder / f"{name}.new", self.folder / f"{name}.json"
-        with fresh.open("xb") as file:
-            file.write(msgspec.json.encode(filed))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(place)
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        replace(place, msgspec.json.encode(filed), aside=fresh)
 
     def file_all(self, store: Store, artifacts: Artifacts) -> int:
         """Record everything that waits, debits before results; answers how much that was. Called by a kernel before it

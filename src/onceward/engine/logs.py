@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.limits import FOLLOW_SECONDS
+from onceward.core.sagas import Run
 from onceward.engine.cut_off import step_of
-from onceward.engine.spool import Spool
 from onceward.engine.tenure import vacant
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import FOLLOW_SECONDS
-from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import step_name
+from onceward.processes.spool import Spool
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of
 from onceward.store.tables.builds import Builds

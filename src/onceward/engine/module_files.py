@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from onceward.kernel.canon import canonical, sha256_hex
+from onceward.core.canon import canonical, sha256_hex
 
 Owner = Literal["own", "python", "installed", "onceward"]
 _SITE_NAMES: Final = ("site-packages", "dist-packages")

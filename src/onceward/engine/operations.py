@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from onceward.core.vocabulary import key_of
 from onceward.errors import OperationAbsent, OperationRetired, Recovery, WrongOperation
-from onceward.kernel.vocabulary import key_of
 from onceward.store.port import Reads
 from onceward.store.tables.registry import Registry
 

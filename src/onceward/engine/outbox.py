@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from onceward.engine.sinks import DeliveryCancelled, Sink
-from onceward.errors import OncewardError
-from onceward.kernel import faults
-from onceward.kernel.limits import (
+from onceward.core import faults
+from onceward.core.limits import (
     OUTBOX_BACKOFF_MAX_MICROS,
     OUTBOX_BACKOFF_MICROS,
     OUTBOX_BATCH,
     OUTBOX_TRIES,
 )
-from onceward.kernel.sources import Micros, Sources
+from onceward.core.sources import Micros, Sources
+from onceward.engine.sinks import DeliveryCancelled, Sink
+from onceward.errors import OncewardError
 from onceward.store.store import Store
 from onceward.store.tables.outbox import Parcel, delivered, parcels, postponed
 from onceward.store.transaction import Transaction

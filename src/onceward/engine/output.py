@@ -13,15 +13,16 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts, sync_all
+from onceward.artifacts.blobs import Artifacts
+from onceward.core import faults
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.durable import sync_all
+from onceward.core.limits import MAX_OUTPUT_FILES, MAX_OUTPUT_PATH
+from onceward.core.records import Build
 from onceward.engine.build_reading import build_status
 from onceward.engine.handoff import as_html, as_markdown
 from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, InvalidConfig, Recovery, StorageError
-from onceward.kernel import faults
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.limits import MAX_OUTPUT_FILES, MAX_OUTPUT_PATH
-from onceward.kernel.records import Build
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of

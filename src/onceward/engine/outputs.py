@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts, Blob
-from onceward.engine.redaction import Redactor
+from onceward.artifacts.blobs import Artifacts, Blob
+from onceward.artifacts.redaction import Redactor
 from onceward.engine.values import to_json
 from onceward.engine.work import text_of
 from onceward.errors import (

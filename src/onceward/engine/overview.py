@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from onceward.core.money import to_usd
+from onceward.core.sources import iso
 from onceward.engine import build_reading, change_reading, saga_reading
 from onceward.engine.spending import DAY_MICROS
 from onceward.engine.tenure import vacant
-from onceward.kernel.money import to_usd
-from onceward.kernel.sources import iso
 from onceward.lifecycles.plan import step_name
 from onceward.store.store import Store
 from onceward.store.tables.approvals import wanted_approvals

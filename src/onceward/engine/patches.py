@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from onceward.engine.file_names import recorded_path
+from onceward.artifacts.file_names import recorded_path
 from onceward.errors import BaseDrift, InvalidConfig
 
 _HUNK: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")

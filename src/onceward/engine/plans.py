@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
+from onceward.artifacts.files import Files
+from onceward.artifacts.redaction import Redactor
+from onceward.core.records import check_name
 from onceward.engine.code_version import code_version, first_version
-from onceward.engine.files import Files
-from onceward.engine.redaction import Redactor
 from onceward.errors import InvalidConfig
-from onceward.kernel.records import check_name
 from onceward.lifecycles.choices import Choices, chosen, with_config, with_needs
 from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill, hash_of_body
 from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.engine import acts, child_budget
+from onceward.core.limits import MEDIAN_OF
+from onceward.engine import child_budget
 from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
-from onceward.engine.keyring import Signer
 from onceward.engine.plans import Resolved
-from onceward.kernel.limits import MEDIAN_OF
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, median, out_of_time, overrun, precheck
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.plan import Stage
+from onceward.people import statements
+from onceward.people.keyring import Signer
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.checkpoints import recorded_costs
@@ -149,7 +150,7 @@ class Purse:
         spent = money.total if money is not None else 0
         told = permits.told(permit, spent)
         asked = {"build": self._build_id, "bound": permit.bound, **told}
-        with acts.own_act(tx, self._signer, "builds.pause", asked, permit.permit_id):
+        with statements.own_act(tx, self._signer, "builds.pause", asked, permit.permit_id):
             tx.move(rules.pause(build, reason, {**detail, **told}, self._actor))
         mint_confirmation(tx, permit, spent, tx.now)
         return reason, detail, secret

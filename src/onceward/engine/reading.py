@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.chain import STREAM, check_stream
+from onceward.core.limits import FOLLOW_SECONDS
+from onceward.core.records import Token
+from onceward.core.sources import iso
 from onceward.engine import child_budget
 from onceward.engine.child_dispatch import exported
-from onceward.engine.keyring import Keyring, inside_child
 from onceward.errors import NotFound, Recovery
-from onceward.kernel.chain import STREAM, check_stream
-from onceward.kernel.limits import FOLLOW_SECONDS
-from onceward.kernel.records import Token
-from onceward.kernel.sources import iso
 from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.duties import unseparated
+from onceward.people.keyring import Keyring, inside_child
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.artifacts import Link, Ref, links_of, newest_refs, refs_of

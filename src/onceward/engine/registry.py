@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.errors import InvalidConfig
-from onceward.kernel.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Planned, RegistryPlan, schema_digest
 from onceward.store.tables.registry import Registry, note_audit, note_meta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onceward.core.canon import parse
 from onceward.engine import grants, registry
 from onceward.engine.assembly import Assembly
 from onceward.engine.cutters import Kept, Listing
@@ -9,7 +10,6 @@ from onceward.engine.kernel import Kernel
 from onceward.engine.saga_life import Wanted, begin
 from onceward.engine.saga_run import SagaRun
 from onceward.errors import BaseDrift, ExecutionFailed, PermitInvalid, Recovery
-from onceward.kernel.canon import parse
 from onceward.lifecycles.manifest import Manifest
 from onceward.lifecycles.registry import RegistryPlan, objections, plan_of
 from onceward.store.tables.grants import Grants

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onceward.core.canon import sha256_hex
+from onceward.core.records import Token
+from onceward.core.sagas import Run, Side, Step
 from onceward.engine.bench import Bench
 from onceward.engine.outputs import Kept, read_back
 from onceward.engine.sagas import ActionTask
 from onceward.engine.task import Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.records import Token
-from onceward.kernel.sagas import Run, Side, Step
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended, Order
 from onceward.lifecycles.plan import Output, Stage, lock_target, result_digest

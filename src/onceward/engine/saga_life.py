@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from onceward.core.canon import digest
+from onceward.core.grants import Scope
+from onceward.core.records import check_name
+from onceward.core.sagas import Lease, Run
 from onceward.engine import child_dispatch, grants, operations
 from onceward.engine.kernel import Kernel
 from onceward.engine.saga_run import reserve
 from onceward.engine.sagas import Saga, given_text
 from onceward.errors import InvalidResumeState, PermitInvalid, Recovery, RequestConflict
-from onceward.kernel.canon import digest
-from onceward.kernel.grants import Scope
-from onceward.kernel.records import check_name
-from onceward.kernel.sagas import Lease, Run
 from onceward.lifecycles import saga as rules
 from onceward.store.port import Reads
 from onceward.store.tables.sagas import Runs

@@ -6,7 +6,11 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
+from onceward.core.grants import Grant
+from onceward.core.sagas import Run
+from onceward.core.sources import Micros, iso
+from onceward.core.vocabulary import Value
 from onceward.engine.assembly import Assembly
 from onceward.engine.authority import Authority
 from onceward.engine.grants import about, doubt
@@ -15,10 +19,6 @@ from onceward.engine.outputs import value_of as value_of_outputs
 from onceward.engine.reading import lane_list
 from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
-from onceward.kernel.grants import Grant
-from onceward.kernel.sagas import Run
-from onceward.kernel.sources import Micros, iso
-from onceward.kernel.vocabulary import Value
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.permit import refusal
 from onceward.lifecycles.registry import objections

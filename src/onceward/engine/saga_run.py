@@ -13,6 +13,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.grants import Scope
+from onceward.core.limits import LEASE_SECONDS
+from onceward.core.records import Move
+from onceward.core.sagas import Lease, Run, Side, Step
 from onceward.engine import attest, child_dispatch, grants
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import written
@@ -21,11 +26,6 @@ from onceward.engine.sagas import Judge, Saga, Seen
 from onceward.engine.task import Inputs
 from onceward.engine.work import described
 from onceward.errors import LeaseLost, LockConflict, LockLost, OncewardError, StorageError
-from onceward.kernel.canon import canonical
-from onceward.kernel.grants import Scope
-from onceward.kernel.limits import LEASE_SECONDS
-from onceward.kernel.records import Move
-from onceward.kernel.sagas import Lease, Run, Side, Step
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended
 from onceward.store.port import Transient

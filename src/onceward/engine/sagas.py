@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.core.canon import bounded, digest
+from onceward.core.grants import Scope
+from onceward.core.records import check_name
+from onceward.core.sagas import Side
 from onceward.engine.code_version import code_version
 from onceward.engine.task import Task
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import bounded, digest
-from onceward.kernel.grants import Scope
-from onceward.kernel.records import check_name
-from onceward.kernel.sagas import Side
 from onceward.lifecycles.plan import Stage
 from onceward.lifecycles.plan_words import limits_of, stage_of
 from onceward.lifecycles.saga import Place, Shape

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from onceward.engine import acts
-from onceward.engine.keyring import Signer
+from onceward.core.canon import canonical
+from onceward.core.durable import replace
+from onceward.core.merkle import Tree
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery, StaleVersion
 from onceward.evidence.seal import Receipt, heads_at, seal_statement, since
-from onceward.evidence.signing import genuine, read_envelope
-from onceward.kernel.canon import canonical
-from onceward.kernel.merkle import Tree
+from onceward.people import statements
+from onceward.people.keyring import Signer
+from onceward.people.signing import genuine, read_envelope
 from onceward.store.port import Reads
 from onceward.store.tables.events import head_of, last_position
 from onceward.store.tables.keys import (
@@ -75,7 +76,7 @@ def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
             "another seal came first, or the seal is not of this history",
             recovery=[Recovery("seal again", "onceward seal")],
         )
-    acts.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
+    statements.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
     number = len(before) + 1
     put_seal(tx, Seal(number, position, tree.size, root.hex(), envelope.statement_hash))
     return {
@@ -102,14 +103,8 @@ def write(path: Path, receipt: Receipt) -> None:
     """Put a seal where it is safe from whoever changes the store: whole, or not at all."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(canonical(receipt.document()) + b"\n")
-            file.flush()
-            os.fsync(descriptor)
-        fresh.replace(path)
+        replace(path, canonical(receipt.document()) + b"\n", aside=fresh, mode=0o644)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise InvalidConfig(
             f"cannot write the seal {path}: {error.strerror}", context={"file": str(path)}
         ) from error

@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.limits import FLUSH_SECONDS, WEBHOOK_TIMEOUT_SECONDS
+from onceward.core.sources import Sources, iso
 from onceward.errors import InvalidConfig, NetworkError, StorageError
-from onceward.kernel.canon import canonical
-from onceward.kernel.limits import FLUSH_SECONDS, WEBHOOK_TIMEOUT_SECONDS
-from onceward.kernel.sources import Sources, iso
 from onceward.store.tables.outbox import Parcel
 
 _LOOK_SECONDS = 0.02

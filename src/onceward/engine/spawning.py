@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from onceward.engine.redaction import check_secret
+from onceward.artifacts.redaction import check_secret
+from onceward.core.vocabulary import key_of
 from onceward.engine.work import Command
 from onceward.engine.work_orders import Spawn, seconds_of
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.vocabulary import key_of
 from onceward.locks.claims import check_target
 
 USUAL: Final = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.money import to_usd
 from onceward.engine import child_budget
-from onceward.kernel.money import to_usd
 from onceward.store.store import Store
 from onceward.store.tables.budgets import (
     debits_by_child,

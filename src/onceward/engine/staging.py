@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from onceward.engine.file_names import os_path
+from onceward.artifacts.file_names import os_path
 from onceward.engine.trees import FOLDER, Tree
 from onceward.errors import InvalidConfig, Recovery
 from onceward.lifecycles.manifest import TREE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from onceward.engine.artifacts import Artifacts
+from onceward.artifacts.blobs import Artifacts
 from onceward.engine.outputs import value_of
 from onceward.engine.work import ChildTask, text_of
 from onceward.errors import InvalidConfig

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from onceward.core import faults
+from onceward.core.records import Tenure
+from onceward.core.sources import Micros, from_iso, iso, steady_micros
 from onceward.errors import LockConflict, Recovery
-from onceward.kernel import faults
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros, from_iso, iso, steady_micros
 from onceward.lifecycles.build import crash, orphan
 from onceward.locks.identity import Identity, Verdict, boot_id, exe_sha256, judge, own_identity
 from onceward.locks.program import runs_another_program

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from onceward.core.limits import TOKEN_SECONDS
+from onceward.core.sources import Micros, iso
 from onceward.engine.authority import Authority
-from onceward.engine.principals import authorize
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.kernel.limits import TOKEN_SECONDS
-from onceward.kernel.sources import Micros, iso
 from onceward.lifecycles.permit import hash_of
+from onceward.people.principals import authorize
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.tokens import (

@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 from pathspec import GitIgnoreSpec
 
-from onceward.engine.file_names import recorded_path
+from onceward.artifacts.file_names import recorded_path
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.changes import Affected, Unit
+from onceward.core.limits import MAX_COMPARED_BYTES, MAX_IGNORE_BYTES
 from onceward.engine.trees import FOLDER, ODD, File, Tree, ignored, look_in, unit_of
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import Affected, Unit
-from onceward.kernel.limits import MAX_COMPARED_BYTES, MAX_IGNORE_BYTES
 from onceward.lifecycles.manifest import beneath
 
 RULE_FILE: Final = ".gitignore"

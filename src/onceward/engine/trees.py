@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple
 
-from onceward.engine.file_names import os_path, recorded_path
+from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.core.canon import sha256_hex
+from onceward.core.changes import LINK, Unit
+from onceward.core.limits import MAX_OUTPUT_FILES
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.changes import LINK, Unit
-from onceward.kernel.limits import MAX_OUTPUT_FILES
 from onceward.lifecycles.manifest import check_link, is_machinery
 
 _CHUNK: Final = 1 << 20

@@ -3,14 +3,13 @@ other key and role follows from it by signed acts; a history that begins with an
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from onceward.core.durable import replace
 from onceward.errors import IntegrityFault, InvalidConfig, Recovery
-from onceward.evidence.export import sync_folder
 
 FILE: Final = "trust.json"
 
@@ -49,11 +48,4 @@ def require_root(folder: Path, found: Root) -> None:
 
 
 def _note(path: Path, root: Root) -> None:
-    fresh = path.with_suffix(".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(root))
-        file.flush()
-        os.fsync(descriptor)
-    fresh.replace(path)
-    sync_folder(path.parent)
+    replace(path, msgspec.json.encode(root), aside=path.with_suffix(".new"))

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from onceward.core.canon import digest
+from onceward.core.grants import Grant, Scope
+from onceward.core.limits import MAX_NOTE_CHARS
+from onceward.core.records import check_name
 from onceward.engine import build_verbs as builds
 from onceward.engine import change_verbs as changes
-from onceward.engine import child_dispatch, grants, principals, seals, tokens
+from onceward.engine import child_dispatch, grants, seals, tokens
 from onceward.engine import saga_verbs as sagas
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.canon import digest
-from onceward.kernel.grants import Grant, Scope
-from onceward.kernel.limits import MAX_NOTE_CHARS
-from onceward.kernel.records import check_name
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.locks.claims import check_target
+from onceward.people import principals
 from onceward.store.tables.children import resolve
 from onceward.store.tables.outbox import backlogs, make_due
 from onceward.store.transaction import Transaction

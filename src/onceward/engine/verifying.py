@@ -11,8 +11,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.artifacts.blobs import Blob
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.changes import Affected, ChangeSet, Entry, Unit, VerifyResult
+from onceward.core.limits import MAX_NAMED_PATHS
 from onceward.engine import attest, changes
-from onceward.engine.artifacts import Blob
 from onceward.engine.changes import Proposed
 from onceward.engine.cutting import (
     listing_of,
@@ -40,9 +43,6 @@ from onceward.engine.trees import ODD, File, Tree, after, before, folders_of, un
 from onceward.engine.work import Command
 from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
 from onceward.evidence.cuts import result_digest
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import Affected, ChangeSet, Entry, Unit, VerifyResult
-from onceward.kernel.limits import MAX_NAMED_PATHS
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, beneath

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from onceward.core.records import Build
 from onceward.engine.code_changes import difference, recorded_environments, resumed_code
 from onceward.engine.outputs import read_back
-from onceward.kernel.records import Build
 from onceward.lifecycles.choices import choices_of, is_chosen
 from onceward.lifecycles.plan import result_digest, step_name
 from onceward.lifecycles.plan_changes import CODE_CHANGED, Body, step_changes

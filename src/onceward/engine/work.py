@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from onceward.engine.credentials import Credential
-from onceward.engine.processes import Process
-from onceward.engine.redaction import Redactor
+from onceward.artifacts.redaction import Redactor
+from onceward.core.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
+from onceward.core.records import Token
 from onceward.errors import ChildCancelled, InvalidConfig, OncewardError
-from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
-from onceward.kernel.records import Token
 from onceward.lifecycles.child import Ended, Order
+from onceward.people.credentials import Credential
+from onceward.processes.launcher import Process
 from onceward.store.transaction import Transaction
 
 LONGEST_NOTE = 10_000

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from onceward.core.limits import MAX_JOBS, MAX_TIMEOUT_SECONDS
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import MAX_JOBS, MAX_TIMEOUT_SECONDS
 
 Jobs = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOBS)]
 Seconds = (

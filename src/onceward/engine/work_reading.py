@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onceward.core.money import to_micros, to_usd
 from onceward.engine import child_budget
 from onceward.engine.build_reading import next_command, why_paused
 from onceward.engine.glance import Begun
-from onceward.kernel.money import to_micros, to_usd
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.plan import step_name
 from onceward.store.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from onceward.kernel.sources import LiveSources
+from onceward.core.sources import LiveSources
 
 SALT = LiveSources().secret()
 """Nobody who prepares records can know it."""

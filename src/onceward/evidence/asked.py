@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.grants import Scope
-from onceward.kernel.limits import MAX_NOTE_CHARS
+from onceward.core.grants import Scope
+from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.lifecycles.duties import OWN_ACTS, WORKS
 
 NEEDED: Final = frozenset(

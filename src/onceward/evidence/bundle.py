@@ -10,6 +10,10 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
+from onceward.core.canon import canonical, parse
+from onceward.core.chain import Event
+from onceward.core.limits import MAX_PAYLOAD_BYTES
+from onceward.core.sources import from_iso
 from onceward.errors import InvalidConfig
 from onceward.evidence.kinds import KINDS as KEYS
 from onceward.evidence.kinds import (
@@ -19,12 +23,8 @@ from onceward.evidence.kinds import (
     RefRow,
 )
 from onceward.evidence.members import ALL_FILES, KINDS
-from onceward.evidence.signing import Envelope, read_envelope
-from onceward.kernel.canon import canonical, parse
-from onceward.kernel.chain import Event
-from onceward.kernel.limits import MAX_PAYLOAD_BYTES
-from onceward.kernel.sources import from_iso
 from onceward.lifecycles.budget import LATE, Debited
+from onceward.people.signing import Envelope, read_envelope
 from onceward.store.port import Value
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature

@@ -8,19 +8,19 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onceward.core.canon import canonical, parse
+from onceward.core.changes import Entry, PairSignature
+from onceward.core.merkle import included
+from onceward.core.sagas import Run
 from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import ArtifactRow, BuildRow, RefRow, SessionRow
 from onceward.evidence.members import ALSO, FILES, stream_of
 from onceward.evidence.seal import Head, read_receipt, seal_said
-from onceward.evidence.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.evidence.verify import readable, verify
-from onceward.kernel.canon import canonical, parse
-from onceward.kernel.changes import Entry, PairSignature
-from onceward.kernel.merkle import included
-from onceward.kernel.sagas import Run
 from onceward.lifecycles.plan import manifest_line
+from onceward.people.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
 
@@ -200,7 +200,7 @@ def _sealed(
     reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, Key]
 ) -> str:
     """The stream of the subject is among those that were sealed."""
-    from onceward.evidence.signing import genuine
+    from onceward.people.signing import genuine
 
     stream = stream_of(reader.page.kind, reader.page.subject)
     data = b"".join(itertools.islice(reader.pieces("seal.json"), 4))

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.chain import Event
+from onceward.core.changes import ChangeSet, Decision, Entry, Envelope, History
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.asked import DECISIONS
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import DependencyRow, RefRow, SweepRow, UnitRow
 from onceward.evidence.records import Records
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.chain import Event
-from onceward.kernel.changes import ChangeSet, Decision, Entry, Envelope, History
 from onceward.lifecycles.change import CHANGE, CHANGE_SET
 from onceward.lifecycles.manifest import Manifest, manifest_of
 

@@ -7,11 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import RefRow
-from onceward.evidence.records import Records
-from onceward.kernel.canon import digest
-from onceward.kernel.changes import (
+from onceward.core.canon import digest
+from onceward.core.changes import (
     Affected,
     ChangeSet,
     Decision,
@@ -19,6 +16,9 @@ from onceward.kernel.changes import (
     PairSignature,
     VerifyResult,
 )
+from onceward.evidence.findings import Findings
+from onceward.evidence.kinds import RefRow
+from onceward.evidence.records import Records
 from onceward.lifecycles.change import units_of
 from onceward.lifecycles.manifest import REGISTRY, manifest_of
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from onceward.kernel.chain import Event
+from onceward.core.chain import Event
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from onceward.core.chain import Event
+from onceward.core.grants import Grant
+from onceward.core.machine import Machine
+from onceward.core.vocabulary import Collection, Value
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import MetaRow
 from onceward.evidence.records import Records
-from onceward.kernel.chain import Event
-from onceward.kernel.grants import Grant
-from onceward.kernel.machine import Machine
-from onceward.kernel.vocabulary import Collection, Value
 from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 

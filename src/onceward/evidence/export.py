@@ -11,13 +11,14 @@ from typing import IO, Final
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.durable import publish
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
 from onceward.evidence.bundle import FORMAT, Member, Page, header, line_of, padding
 from onceward.evidence.kinds import ArtifactRow
 from onceward.evidence.members import FILES
 from onceward.evidence.records import Rows
 from onceward.evidence.selection import Selection, selected
-from onceward.kernel.canon import canonical
 from onceward.lifecycles.plan import manifest_line
 
 _README: Final = Path(__file__).parent / "BUNDLE.md"
@@ -118,20 +119,3 @@ def _put_artifact(
     if written != row.size:
         raise IntegrityFault(f"artifact {row.sha256[:16]} has {written:,} bytes, not {row.size:,}")
     out.write(padding(row.size))
-
-
-def publish(partial: Path, path: Path) -> None:
-    """Give a finished file its name, unless something took the name meanwhile."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise InvalidConfig(f"{path} appeared meanwhile; nothing is overwritten") from None
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from onceward.core.chain import Event
 from onceward.evidence.findings import Findings
-from onceward.kernel.chain import Event
 from onceward.locks.identity import boot_id
 from onceward.store.copy import pages
 from onceward.store.port import Reads

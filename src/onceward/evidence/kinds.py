@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.chain import Event
-from onceward.kernel.changes import (
+from onceward.core.chain import Event
+from onceward.core.changes import (
     Affected,
     ChangeSet,
     Decision,
@@ -17,10 +17,10 @@ from onceward.kernel.changes import (
     PairSignature,
     VerifyResult,
 )
-from onceward.kernel.grants import Grant
-from onceward.kernel.sagas import Run, Step
-from onceward.kernel.sources import Micros
-from onceward.kernel.vocabulary import Audit, Collection, Value
+from onceward.core.grants import Grant
+from onceward.core.sagas import Run, Step
+from onceward.core.sources import Micros
+from onceward.core.vocabulary import Audit, Collection, Value
 from onceward.lifecycles.budget import Debited
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint

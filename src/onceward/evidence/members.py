@@ -5,6 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from onceward.core.changes import (
+    Affected,
+    ChangeSet,
+    Decision,
+    Entry,
+    Envelope,
+    History,
+    PairSignature,
+    VerifyResult,
+)
+from onceward.core.grants import Grant
+from onceward.core.sagas import Run, Step
+from onceward.core.vocabulary import Audit, Collection, Value
 from onceward.evidence.kinds import (
     ArtifactRow,
     BuildRow,
@@ -18,19 +31,6 @@ from onceward.evidence.kinds import (
     Total,
     UnitRow,
 )
-from onceward.kernel.changes import (
-    Affected,
-    ChangeSet,
-    Decision,
-    Entry,
-    Envelope,
-    History,
-    PairSignature,
-    VerifyResult,
-)
-from onceward.kernel.grants import Grant
-from onceward.kernel.sagas import Run, Step
-from onceward.kernel.vocabulary import Audit, Collection, Value
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from onceward.core.chain import Event
 from onceward.evidence.kinds import KINDS, Child, Life
-from onceward.kernel.chain import Event
 from onceward.lifecycles.budget import LATE, Debited
 from onceward.store.copy import pages
 from onceward.store.port import Reads

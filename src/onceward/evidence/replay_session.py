@@ -10,6 +10,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from onceward.core.canon import ZERO_HASH
+from onceward.core.chain import Event, body_of, link
+from onceward.core.records import Move, Owner, Token
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.bodies import decode_body
 from onceward.evidence.differences import Differs, decoded, explain, place
@@ -17,9 +20,6 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import BuildRow, Child, Debit, Life, SessionRow, Total
 from onceward.evidence.records import Records, batches
 from onceward.evidence.steps import TOLD, Steps
-from onceward.kernel.canon import ZERO_HASH
-from onceward.kernel.chain import Event, body_of, link
-from onceward.kernel.records import Move, Owner, Token
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import LANES, MODE, debits_digest
 from onceward.lifecycles.build import BUILD

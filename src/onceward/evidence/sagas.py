@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.chain import Event
+from onceward.core.machine import MachineError
+from onceward.core.sagas import Run, Step
+from onceward.core.vocabulary import Audit
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.steps import outputs_of
-from onceward.kernel.canon import canonical
-from onceward.kernel.chain import Event
-from onceward.kernel.machine import MachineError
-from onceward.kernel.sagas import Run, Step
-from onceward.kernel.vocabulary import Audit
 from onceward.lifecycles.plan import result_digest
 from onceward.lifecycles.saga import Shape, failure, machine_of
 

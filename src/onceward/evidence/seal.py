@@ -7,12 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.errors import IntegrityFault, InvalidConfig
-from onceward.evidence.findings import Findings
-from onceward.evidence.signing import SEAL, Envelope, genuine, read_envelope, statement
-from onceward.evidence.walk import Anchor
-from onceward.kernel.canon import canonical, parse
-from onceward.kernel.merkle import (
+from onceward.core.canon import canonical, parse
+from onceward.core.merkle import (
     Tree,
     consistency_proof,
     consistent,
@@ -20,6 +16,10 @@ from onceward.kernel.merkle import (
     inclusion_proof,
     root_of,
 )
+from onceward.errors import IntegrityFault, InvalidConfig
+from onceward.evidence.findings import Findings
+from onceward.evidence.walk import Anchor
+from onceward.people.signing import SEAL, Envelope, genuine, read_envelope, statement
 from onceward.store.port import Reads
 
 FORMAT: Final = "onceward-seal@1"

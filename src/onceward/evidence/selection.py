@@ -8,6 +8,22 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.chain import Event
+from onceward.core.changes import (
+    Affected,
+    ChangeSet,
+    Decision,
+    Entry,
+    Envelope,
+    History,
+    PairSignature,
+    VerifyResult,
+)
+from onceward.core.grants import Grant
+from onceward.core.merkle import inclusion_proof
+from onceward.core.sagas import Run, Step
+from onceward.core.vocabulary import Audit, Collection, Value
 from onceward.evidence.bundle import in_order
 from onceward.evidence.kinds import KINDS as KEYS
 from onceward.evidence.kinds import (
@@ -26,23 +42,7 @@ from onceward.evidence.kinds import (
 from onceward.evidence.members import ALL_FILES, FILES, stream_of
 from onceward.evidence.records import Rows
 from onceward.evidence.seal import heads_at
-from onceward.evidence.signing import Envelope as Dsse
-from onceward.kernel.canon import canonical
-from onceward.kernel.chain import Event
-from onceward.kernel.changes import (
-    Affected,
-    ChangeSet,
-    Decision,
-    Entry,
-    Envelope,
-    History,
-    PairSignature,
-    VerifyResult,
-)
-from onceward.kernel.grants import Grant
-from onceward.kernel.merkle import inclusion_proof
-from onceward.kernel.sagas import Run, Step
-from onceward.kernel.vocabulary import Audit, Collection, Value
+from onceward.people.signing import Envelope as Dsse
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.events import events_named, events_of, head_of

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.core.canon import digest, sha256_hex
+from onceward.core.chain import Event
+from onceward.core.merkle import Tree
 from onceward.errors import OncewardError
 from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import PrincipalRow, Role
 from onceward.evidence.records import Records
-from onceward.evidence.signing import (
+from onceward.lifecycles.duties import OWN_ACTS, ROLE_OF
+from onceward.people.signing import (
     ACT,
     BUILD,
     CHANGE,
@@ -25,10 +29,6 @@ from onceward.evidence.signing import (
     objection,
     possession,
 )
-from onceward.kernel.canon import digest, sha256_hex
-from onceward.kernel.chain import Event
-from onceward.kernel.merkle import Tree
-from onceward.lifecycles.duties import OWN_ACTS, ROLE_OF
 from onceward.store.tables.keys import Key, Seal, Signature
 from onceward.store.tables.tokens import Token
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.core.canon import digest
+from onceward.core.chain import Event
+from onceward.core.sagas import Step
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, batches
-from onceward.kernel.canon import digest
-from onceward.kernel.chain import Event
-from onceward.kernel.sagas import Step
 from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint

@@ -8,6 +8,9 @@ from itertools import groupby
 
 import msgspec
 
+from onceward.core.canon import sha256_hex
+from onceward.core.chain import Event
+from onceward.core.limits import MAX_INTEGER
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.bodies import decode_body
@@ -23,9 +26,6 @@ from onceward.evidence.kinds import (
 )
 from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
-from onceward.kernel.canon import sha256_hex
-from onceward.kernel.chain import Event
-from onceward.kernel.limits import MAX_INTEGER
 from onceward.lifecycles.budget import ASKED, LATE
 from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.port import Reads

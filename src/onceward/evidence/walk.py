@@ -7,6 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
+from onceward.core.canon import ZERO_HASH, sha256_hex
+from onceward.core.chain import STREAM, Event, link
+from onceward.core.machine import Machine
 from onceward.evidence.ahead import SALT, Ahead, weight
 from onceward.evidence.asked import NEEDED
 from onceward.evidence.bodies import Body, Detail, decode_body
@@ -18,9 +21,6 @@ from onceward.evidence.records import Records
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import SignatureCheck
 from onceward.evidence.steps import TOLD, Steps
-from onceward.kernel.canon import ZERO_HASH, sha256_hex
-from onceward.kernel.chain import STREAM, Event, link
-from onceward.kernel.machine import Machine
 from onceward.lifecycles.budget import LANES, SETTLED, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onceward.core.canon import parse
 from onceward.evidence.files import StreamFiles, verify_artifacts
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Rows
 from onceward.evidence.seal import Against, Receipt, seal_said
 from onceward.evidence.verify import readable, verify
-from onceward.kernel.canon import parse
 from onceward.store.store import Store
 from onceward.store.tables.events import last_position
 from onceward.store.tables.keys import find_key, find_signature, newest_seal

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.canon import digest, parse
 from onceward.errors import IntegrityFault, InvalidConfig, Recovery
-from onceward.kernel.canon import digest, parse
 
 SCHEMA: Final = "stop_gate.vnext_plus9_manifest@1"
 REPORT: Final = "stop_gate_metrics@1"

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from onceward.core.canon import canonical
+from onceward.core.sources import ScriptedSources
 from onceward.errors import InvalidConfig
 from onceward.evidence.bundle import line_of
 from onceward.evidence.export import export
@@ -20,8 +22,6 @@ from onceward.evidence.verify import verify_rows
 from onceward.gate import script
 from onceward.gate.script import Fixture
 from onceward.gate.stage import Stage
-from onceward.kernel.canon import canonical
-from onceward.kernel.sources import ScriptedSources
 from onceward.store.copy import TABLES, pages
 from onceward.store.port import Database, Reads
 from onceward.store.store import Store

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.sources import Micros, iso
 from onceward.gate.manifest import HASH
-from onceward.kernel.sources import Micros, iso
 
 _KEPT = 50
 

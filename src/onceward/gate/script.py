@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
+from onceward.core import faults
+from onceward.core.canon import parse
+from onceward.core.limits import MAX_INTEGER
+from onceward.core.sources import Micros
 from onceward.errors import InvalidConfig
-from onceward.kernel import faults
-from onceward.kernel.canon import parse
-from onceward.kernel.limits import MAX_INTEGER
-from onceward.kernel.sources import Micros
 from onceward.lifecycles.budget import LANES
 from onceward.lifecycles.child import CHILD
 

@@ -11,26 +11,26 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.streams import Streams
+from onceward.core import faults
+from onceward.core.records import Token
+from onceward.core.sources import ScriptedSources
 from onceward.engine import child_dispatch, child_workflow, tenure
-from onceward.engine.artifacts import Artifacts
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
 from onceward.engine.held_targets import HeldTargets
-from onceward.engine.processes import Processes
-from onceward.engine.spool import Spool
-from onceward.engine.streams import Streams
 from onceward.engine.verbs import Cancel, cancel
 from onceward.engine.work import Command, Function, Work
 from onceward.errors import BudgetExceeded, OncewardError
 from onceward.gate import script
 from onceward.gate.script import Fixture, Op
 from onceward.gate.turnstile import PacedStore, Turnstile
-from onceward.kernel import faults
-from onceward.kernel.records import Token
-from onceward.kernel.sources import ScriptedSources
 from onceward.lifecycles.child import Ended
 from onceward.locks import TargetLock
 from onceward.locks.identity import Identity
+from onceward.processes.launcher import Processes
+from onceward.processes.spool import Spool
 from onceward.store.port import Database
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens, checked_position, note_recovery

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from onceward.core.limits import RETRY_MAX_MICROS
 from onceward.errors import InvalidConfig
 from onceward.evidence.differences import decoded
 from onceward.evidence.kinds import Child, Debit, SessionRow
 from onceward.evidence.records import Records
 from onceward.gate import script
 from onceward.gate.script import Op
-from onceward.kernel.limits import RETRY_MAX_MICROS
 
 _KEPT: Final = ("exit", "error", "message", "stopped")
 """What of a real end goes into a script."""

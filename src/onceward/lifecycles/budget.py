@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from onceward.core.canon import digest
+from onceward.core.limits import MAX_INTEGER
+from onceward.core.money import MICROS, to_micros, to_units
+from onceward.core.sources import Micros
 from onceward.errors import AccountingModeInvalid, InvalidConfig
-from onceward.kernel.canon import digest
-from onceward.kernel.limits import MAX_INTEGER
-from onceward.kernel.money import MICROS, to_micros, to_units
-from onceward.kernel.sources import Micros
 
 MODE: Final = "running_total_v1"
 ASKED, SETTLED, LATE = 0, 1, 2

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Build, Move, check_name
+from onceward.core.sources import Micros
 from onceward.errors import InvalidResumeState, Recovery
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Build, Move, check_name
-from onceward.kernel.sources import Micros
 from onceward.lifecycles.choices import run_again
 
 BUILD = Machine.parse(

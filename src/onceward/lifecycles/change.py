@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.kernel.changes import (
+from onceward.core.changes import (
     IGNORED_NAMES,
     Affected,
     ChangeSet,
@@ -16,10 +16,10 @@ from onceward.kernel.changes import (
     Entry,
     PairSignature,
 )
-from onceward.kernel.limits import APPROVAL_SECONDS
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Move
-from onceward.kernel.sources import Micros
+from onceward.core.limits import APPROVAL_SECONDS
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Move
+from onceward.core.sources import Micros
 from onceward.lifecycles.manifest import Manifest, place_of
 
 CHANGE = Machine.parse(

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.canon import canonical, digest, sha256_hex
-from onceward.kernel.limits import MAX_INTEGER, RETRY_FIRST_MICROS, RETRY_MAX_MICROS
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Move, Owner, Token
-from onceward.kernel.sources import Micros
+from onceward.core.canon import canonical, digest, sha256_hex
+from onceward.core.limits import MAX_INTEGER, RETRY_FIRST_MICROS, RETRY_MAX_MICROS
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Move, Owner, Token
+from onceward.core.sources import Micros
 
 CHILD = Machine.parse(
     "child",

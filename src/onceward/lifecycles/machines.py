@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onceward.kernel.machine import Machine
+from onceward.core.machine import Machine
 from onceward.lifecycles import build, change, child, permit, registry, saga
 
 MACHINES: Final[tuple[Machine, ...]] = (

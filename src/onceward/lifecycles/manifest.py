@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.changes import LINK, Unit
+from onceward.core.limits import MAX_OUTPUT_PATH, MAX_UNITS
+from onceward.core.paths import is_path_text, raw_path
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.changes import LINK, Unit
-from onceward.kernel.limits import MAX_OUTPUT_PATH, MAX_UNITS
-from onceward.kernel.paths import is_path_text, raw_path
 
 TREE: Final = "tree"
 REGISTRY: Final = "registry"

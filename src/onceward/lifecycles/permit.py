@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.kernel.canon import canonical, sha256_hex
-from onceward.kernel.grants import Grant, Scope
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Move, Permit
-from onceward.kernel.sources import Micros
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.grants import Grant, Scope
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Move, Permit
+from onceward.core.sources import Micros
 
 GRANT = Machine.parse(
     "grant",

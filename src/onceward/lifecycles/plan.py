@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.canon import canonical_config, canonical_of_checked, digest, sha256_hex
+from onceward.core.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
 from onceward.errors import InvalidConfig, InvalidDependency
-from onceward.kernel.canon import canonical_config, canonical_of_checked, digest, sha256_hex
-from onceward.kernel.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
 
 MAIN: Final = "main"
 """The target of a stage that has no other."""

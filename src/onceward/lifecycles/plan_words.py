@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from onceward.core.canon import canonical_config
+from onceward.core.vocabulary import key_of
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical_config
-from onceward.kernel.vocabulary import key_of
 from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.plan import Rate, Stage, check_stage_name, check_target_name
 

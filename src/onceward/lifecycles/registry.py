@@ -9,12 +9,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from onceward.errors import InvalidConfig
-from onceward.kernel.canon import digest
-from onceward.kernel.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
-from onceward.kernel.machine import NEW, Machine
-from onceward.kernel.records import Move, check_name
-from onceward.kernel.vocabulary import (
+from onceward.core.canon import digest
+from onceward.core.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
+from onceward.core.machine import NEW, Machine
+from onceward.core.records import Move, check_name
+from onceward.core.vocabulary import (
     CODE,
     Audit,
     Collection,
@@ -24,6 +23,7 @@ from onceward.kernel.vocabulary import (
     key_of,
     version_of,
 )
+from onceward.errors import InvalidConfig
 
 VALUE = Machine.parse(
     "value",

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from onceward.core.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
+from onceward.core.records import check_name
+from onceward.core.vocabulary import Collection, Key, Value, version_of
 from onceward.errors import InvalidConfig
-from onceward.kernel.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
-from onceward.kernel.records import check_name
-from onceward.kernel.vocabulary import Collection, Key, Value, version_of
 
 VALID: Final = "ROLLBACK_CONTRACT_VALID_FOR_REVIEW"
 CODES: Final = (

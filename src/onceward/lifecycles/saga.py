@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.canon import canonical, digest
+from onceward.core.limits import MAX_ACTIONS
+from onceward.core.machine import NEW, Arrow, Machine, MachineError
+from onceward.core.records import Move, check_name
+from onceward.core.sagas import Run
 from onceward.errors import InvalidConfig
-from onceward.kernel.canon import canonical, digest
-from onceward.kernel.limits import MAX_ACTIONS
-from onceward.kernel.machine import NEW, Arrow, Machine, MachineError
-from onceward.kernel.records import Move, check_name
-from onceward.kernel.sagas import Run
 
 DONE: Final = "DONE"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from onceward.core import faults
 from onceward.errors import StorageError
-from onceward.kernel import faults
 from onceward.locks.claims import SUFFIX
 
 GUARDS: Final = ".guards"

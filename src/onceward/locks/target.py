@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from onceward.core import faults
+from onceward.core.sources import LiveSources, iso
 from onceward.errors import InvalidConfig, Recovery, StorageError
-from onceward.kernel import faults
-from onceward.kernel.sources import LiveSources, iso
 from onceward.locks import files
 from onceward.locks.claims import (
     SUFFIX,

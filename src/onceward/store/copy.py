@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from onceward.kernel import faults
+from onceward.core import faults
 from onceward.store.port import Database, Reads, Row, Value, Writes
 
 TABLES: Final = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onceward.kernel.canon import ZERO_HASH
-from onceward.kernel.limits import HEAD_CACHE
+from onceward.core.canon import ZERO_HASH
+from onceward.core.limits import HEAD_CACHE
 from onceward.store.port import Writes
 
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple
 
+from onceward.core import faults
+from onceward.core.sources import Sources
 from onceward.errors import CorruptState, Recovery, SchemaTooNew
-from onceward.kernel import faults
-from onceward.kernel.sources import Sources
 from onceward.store.port import Database, Session
 from onceward.store.writer import commit_plainly
 

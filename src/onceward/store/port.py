@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from onceward.core.records import Tenure
+from onceward.core.sources import Micros
 from onceward.errors import (
     AccountingModeInvalid,
     AtomicityViolation,
@@ -18,8 +20,6 @@ from onceward.errors import (
     ReplayOrderInvalid,
     StorageError,
 )
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros
 
 Value = str | int | bytes | None
 Row = tuple[Any, ...]

@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 
+from onceward.core import faults
+from onceward.core.records import Tenure
+from onceward.core.sources import Micros, Sources, steady_micros
 from onceward.errors import InvalidConfig, LockLost, OncewardError, Recovery, StorageError
-from onceward.kernel import faults
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros, Sources, steady_micros
 from onceward.store.pipeline import Disconnected, Pipeline, Refusal
 from onceward.store.port import (
     CommitFailed,

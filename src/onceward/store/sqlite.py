@@ -11,6 +11,10 @@ from urllib.parse import quote
 
 import apsw
 
+from onceward.core import faults
+from onceward.core.limits import BUSY_MILLIS, WAL_ALARM_BYTES, WAL_CHECKPOINT_PAGES
+from onceward.core.records import Tenure
+from onceward.core.sources import Micros, Sources
 from onceward.errors import (
     CorruptState,
     InvalidConfig,
@@ -18,10 +22,6 @@ from onceward.errors import (
     Recovery,
     StorageError,
 )
-from onceward.kernel import faults
-from onceward.kernel.limits import BUSY_MILLIS, WAL_ALARM_BYTES, WAL_CHECKPOINT_PAGES
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Micros, Sources
 from onceward.store.filesystems import filesystem_of, is_network
 from onceward.store.port import (
     CommitFailed,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from onceward.core import faults
+from onceward.core.limits import LOCK_TTL_MS, POSTGRES_LOCK_TTL_MS
+from onceward.core.records import Answer, Request, Tenure
+from onceward.core.sources import Sources
 from onceward.errors import InvalidConfig, NotFound, Recovery, StorageError
-from onceward.kernel import faults
-from onceward.kernel.limits import LOCK_TTL_MS, POSTGRES_LOCK_TTL_MS
-from onceward.kernel.records import Answer, Request, Tenure
-from onceward.kernel.sources import Sources
 from onceward.store import migrate
 from onceward.store.port import Database, Session
 from onceward.store.tables.requests import (

@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from onceward.core.canon import check, sha256_hex
+from onceward.core.chain import Event, body_of, check_event, check_stream, link
+from onceward.core.machine import NEW
+from onceward.core.records import Move, check_name
+from onceward.core.sources import Micros, Sources
 from onceward.errors import InvalidConfig, OncewardError, StaleVersion
-from onceward.kernel.canon import check, sha256_hex
-from onceward.kernel.chain import Event, body_of, check_event, check_stream, link
-from onceward.kernel.machine import NEW
-from onceward.kernel.records import Move, check_name
-from onceward.kernel.sources import Micros, Sources
 from onceward.store.heads import Head, Heads
 from onceward.store.port import Otherwise, Row, Session, Value, Write
 from onceward.store.tables.builds import Builds

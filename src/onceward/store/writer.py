@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from onceward.core import faults
+from onceward.core.chain import Event
+from onceward.core.limits import GATHER_SECONDS, MAX_BATCH, TRANSIENT_RETRIES
+from onceward.core.records import Tenure
+from onceward.core.sources import Sources
 from onceward.errors import CommitUnknown, LockLost, OncewardError, Recovery, StorageError
-from onceward.kernel import faults
-from onceward.kernel.chain import Event
-from onceward.kernel.limits import GATHER_SECONDS, MAX_BATCH, TRANSIENT_RETRIES
-from onceward.kernel.records import Tenure
-from onceward.kernel.sources import Sources
 from onceward.store.heads import Heads
 from onceward.store.port import CommitFailed, Database, Session, Transient
 from onceward.store.tables.events import event_at

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from onceward.core.hidden import marked
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.hidden import marked
 
 
 def show_approval(given: Globals, build: str, step: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.records import Answer, Request
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
 from onceward.engine.answers import Engine, Pending
@@ -14,7 +15,6 @@ from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
 from onceward.engine.outbox import Delivery
 from onceward.errors import CommitUnknown
-from onceward.kernel.records import Answer, Request
 
 
 class Asked:

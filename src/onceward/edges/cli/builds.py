@@ -268,8 +268,8 @@ def _followed(outcome: dict[str, Any] | int, display: BuildDisplay) -> int:
 
 def _bring(workspace: Any, files: Mapping[str, Path]) -> dict[str, Any]:
     """Files put where the server finds them."""
+    from onceward.core.canon import sha256_hex
     from onceward.engine.work_orders import Kept
-    from onceward.kernel.canon import sha256_hex
 
     contents = {step: (path.name, path.read_bytes()) for step, path in files.items()}
     if contents:

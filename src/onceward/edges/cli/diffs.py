@@ -8,11 +8,11 @@ from collections.abc import Sequence, Set
 
 import click
 
+from onceward.core.hidden import marked
 from onceward.edges.cli import render
 from onceward.edges.cli.change_display import base_line
 from onceward.engine.diffs import FileDiff, Line
 from onceward.engine.tree_state import kind_of
-from onceward.kernel.hidden import marked
 from onceward.lifecycles.manifest import Origin
 
 _MOST_DRIFT = 50

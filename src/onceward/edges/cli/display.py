@@ -202,7 +202,7 @@ def _spent(lane: dict[str, Any]) -> str:
 
 def shown(lane: dict[str, Any]) -> tuple[str, str, str]:
     """A lane's name, total and limit as people write them; no limit is an empty one."""
-    from onceward.kernel.money import to_usd
+    from onceward.core.money import to_usd
 
     money = lane["lane"] == "usd_micros"
     name = "usd" if money else lane["lane"]

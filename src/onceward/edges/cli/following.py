@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from onceward.core.limits import FOLLOW_SECONDS
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import Asked, pending
 from onceward.edges.cli.main import Globals
 from onceward.errors import StoredError
-from onceward.kernel.limits import FOLLOW_SECONDS
 
 T = TypeVar("T")
 
@@ -47,9 +47,9 @@ class Served:
     def __init__(
         self, given: Globals, verb: str, order: Any, variables: Mapping[str, str] | None = None
     ) -> None:
+        from onceward.core.records import Request
         from onceward.engine.work_orders import payload_of
         from onceward.engine.work_reading import Ending
-        from onceward.kernel.records import Request
 
         self.workspace = given.workspace()
         self._given = given
@@ -129,8 +129,8 @@ def follow_session(
 ) -> int:
     """Commands that a server runs; what they say is shown as it comes."""
     from onceward.engine.logs import lines_of
-    from onceward.engine.spool import Spool
     from onceward.engine.work_reading import ended_of
+    from onceward.processes.spool import Spool
 
     served = Served(given, "sessions.spawn", order, variables)
     if served.asked.pending:

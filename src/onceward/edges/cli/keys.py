@@ -15,7 +15,7 @@ from onceward.edges.cli.main import Command, Globals, Group, asking_options, pas
 from onceward.errors import InvalidConfig, NotFound
 
 if TYPE_CHECKING:
-    from onceward.engine.keyring import Keyring
+    from onceward.people.keyring import Keyring
     from onceward.wiring import Workspace
 
 
@@ -148,8 +148,8 @@ def agent(given: Globals, passphrase_stdin: bool) -> None:
     """Hold an unlocked key in memory and sign for your commands, until Ctrl-C.
 
     The key is yours, or that of --as. Processes inside a running child are refused, whatever their environment."""
-    from onceward.engine.ancestry import child_of_process
-    from onceward.engine.key_agent import KeyAgent
+    from onceward.people.key_agent import KeyAgent
+    from onceward.processes.ancestry import child_of_process
     from onceward.running import heard
 
     workspace = given.workspace()
@@ -185,7 +185,7 @@ def _own_keys(workspace: Workspace) -> list[str]:
 
 
 def _passphrase(prompt: str, from_stdin: bool) -> str:
-    from onceward.engine.key_agent import passphrase_on_terminal
+    from onceward.people.key_agent import passphrase_on_terminal
 
     typed = sys.stdin.readline().rstrip("\n") if from_stdin else passphrase_on_terminal(prompt)
     try:

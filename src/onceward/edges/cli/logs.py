@@ -30,7 +30,7 @@ def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
     onceward logs bld_01… extract:a --follow
     """
     from onceward.engine.logs import child_named, lines_of
-    from onceward.engine.spool import Spool
+    from onceward.processes.spool import Spool
 
     if len(words) > 2:
         raise click.UsageError("name a step, or a build and a step")

@@ -54,7 +54,7 @@ def machines(given: Globals, name: str | None, mermaid: bool) -> None:
 @pass_globals
 def canon(given: Globals, file: str, digest: bool) -> None:
     """Print the canonical bytes of a JSON FILE (- for standard input)."""
-    from onceward.kernel.canon import canonical, parse, sha256_hex
+    from onceward.core.canon import canonical, parse, sha256_hex
 
     try:
         data = sys.stdin.buffer.read() if file == "-" else _read(file)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceward import __version__
+from onceward.core import faults
+from onceward.core.limits import REQUEST_WAIT_SECONDS
 from onceward.errors import OncewardError
-from onceward.kernel import faults
-from onceward.kernel.limits import REQUEST_WAIT_SECONDS
 
 if TYPE_CHECKING:
     from onceward.wiring import Workspace

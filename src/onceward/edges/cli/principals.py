@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from onceward.core.records import ROLES
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
-from onceward.kernel.records import ROLES
 from onceward.lifecycles.duties import ALLOWS
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from onceward.core.hidden import marked
 from onceward.errors import OncewardError
-from onceward.kernel.hidden import marked
 
 STATES = {
     **{"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "BLOCKED": "red", "CRASHED": "red"},

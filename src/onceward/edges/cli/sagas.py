@@ -363,7 +363,7 @@ def _summary(outcome: Mapping[str, Any]) -> str:
 
 def json_of(text: str) -> Any:
     """A JSON value, or that of a file named with @; without what canonical JSON cannot hold."""
-    from onceward.kernel.canon import parse
+    from onceward.core.canon import parse
 
     try:
         data = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from onceward.core.money import to_micros, to_usd
 from onceward.edges.cli import render
 from onceward.edges.cli.build_display import approval
 from onceward.edges.cli.builds import build_table, state_of
@@ -14,7 +15,6 @@ from onceward.edges.cli.change_display import change_table
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.edges.cli.sagas import saga_table, show_saga
-from onceward.kernel.money import to_micros, to_usd
 
 _DONE = ("SUCCESS", "SKIPPED", "REUSED")
 _EACH = 12

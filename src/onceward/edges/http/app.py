@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from onceward.core.limits import HTTP_BODY_BYTES
 from onceward.edges.http import problems
 from onceward.edges.http.access import CSRF, Busy, Caller, Doors, Forbidden, Origins, Refused, Unfit
 from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
 from onceward.edges.http.special import Special, received
 from onceward.engine.answers import Pending
 from onceward.errors import NotFound, OncewardError
-from onceward.kernel.limits import HTTP_BODY_BYTES
 from onceward.serving import Service
 
 SAFE: Final[Mapping[str, str]] = {

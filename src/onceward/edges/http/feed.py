@@ -16,10 +16,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from onceward.core.limits import FEED_SECONDS, FEED_SHARE
 from onceward.engine.feeding import Fed, Feeding, events_after
 from onceward.engine.reading import stream_named
 from onceward.errors import OncewardError
-from onceward.kernel.limits import FEED_SECONDS, FEED_SHARE
 from onceward.serving import Service
 
 _BEHIND: Final = 100

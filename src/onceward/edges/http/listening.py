@@ -18,8 +18,8 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from onceward.core.limits import HTTP_BODY_SECONDS, HTTP_HEAD_SECONDS
 from onceward.errors import InvalidConfig, Recovery
-from onceward.kernel.limits import HTTP_BODY_SECONDS, HTTP_HEAD_SECONDS
 
 _THREADS: Final = 40
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

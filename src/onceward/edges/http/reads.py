@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from onceward import __version__
+from onceward.core.canon import sha256_hex
 from onceward.edges.http.access import CODE_SECONDS, Busy
 from onceward.edges.http.routes import Call, Query, RequestId, asked
 from onceward.engine import doctor, reading, saga_reading
@@ -18,13 +19,12 @@ from onceward.engine.change_reading import change_diff
 from onceward.engine.explain import explain
 from onceward.engine.logs import tail_of
 from onceward.engine.metrics import metrics as numbers
-from onceward.engine.spool import Spool
 from onceward.engine.targets import claim_of
 from onceward.errors import CODES, NotFound
 from onceward.gate import reports
 from onceward.gate.run import run as run_gate
-from onceward.kernel.canon import sha256_hex
 from onceward.lifecycles.machines import MACHINES
+from onceward.processes.spool import Spool
 from onceward.saga_running import to_apply
 
 TAIL_BYTES: Final = 64 * 1024

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from onceward.core.canon import holds_nul, parse
+from onceward.core.limits import MAX_REQUEST_ID_CHARS
 from onceward.engine.answers import Pending
 from onceward.engine.verbs import VERBS
 from onceward.engine.work_orders import ORDERS
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel.canon import holds_nul, parse
-from onceward.kernel.limits import MAX_REQUEST_ID_CHARS
 from onceward.lifecycles.duties import WORKS
 from onceward.serving import Service
 

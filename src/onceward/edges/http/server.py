@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onceward.core.canon import canonical
 from onceward.edges.http.access import Doors, Origins
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.app import application
@@ -16,9 +17,8 @@ from onceward.edges.http.feed import Feed
 from onceward.edges.http.listening import Place, listening, server
 from onceward.edges.web.answering import Web
 from onceward.edges.web.pages import PAGES
-from onceward.engine.ancestry import child_of_process
-from onceward.engine.peer_socket import PeerSocket
-from onceward.kernel.canon import canonical
+from onceward.people.peer_socket import PeerSocket
+from onceward.processes.ancestry import child_of_process
 from onceward.serving import NOTE, Service
 from onceward.wiring import Workspace
 

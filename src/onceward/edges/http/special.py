@@ -20,12 +20,12 @@ from starlette.responses import (
     StreamingResponse,
 )
 
+from onceward.core.limits import HTTP_BODY_SECONDS
 from onceward.edges.http import problems
 from onceward.edges.http.access import SESSION_SECONDS, Doors, Unfit
 from onceward.edges.http.feed import Feed, Listening
 from onceward.edges.http.routes import Call
 from onceward.errors import InvalidConfig, OncewardError
-from onceward.kernel.limits import HTTP_BODY_SECONDS
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.canon import parse
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.routes import PREFIX, Route
 from onceward.errors import InvalidConfig, NotFound
-from onceward.kernel.canon import parse
 from onceward.lifecycles.duties import ROLE_OF
 from onceward.settings import ServerSettings
 

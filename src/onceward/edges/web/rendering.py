@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from onceward.kernel.hidden import marked
-from onceward.kernel.limits import LONG_LINE
-from onceward.kernel.money import to_usd
-from onceward.kernel.sources import LiveSources
+from onceward.core.hidden import marked
+from onceward.core.limits import LONG_LINE
+from onceward.core.money import to_usd
+from onceward.core.sources import LiveSources
 
 HERE: Final = Path(__file__).parent
 STATIC: Final = HERE / "static"

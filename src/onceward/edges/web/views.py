@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.limits import LONG_LINE
+from onceward.core.money import to_usd
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call
 from onceward.edges.web.rendering import lasting, seconds_of
 from onceward.engine.feeding import newest_events
 from onceward.engine.logs import tail_of
-from onceward.engine.spool import Spool
-from onceward.kernel.limits import LONG_LINE
-from onceward.kernel.money import to_usd
 from onceward.lifecycles.plan import step_name
+from onceward.processes.spool import Spool
 
 _BARS: Final = 60
 _NODES: Final = 48

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onceward.core.sources import Micros
 from onceward.errors import NotFound
-from onceward.kernel.sources import Micros
 from onceward.store.port import Reads, Row, Writes
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.records import Build
 from onceward.errors import NotFound, Recovery
-from onceward.kernel.records import Build
 from onceward.store.port import Reads, Writes
 
 _COLUMNS = ", ".join(Build.__struct_fields__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from onceward.errors import NotFound, Recovery
-from onceward.kernel.changes import (
+from onceward.core.changes import (
     Affected,
     ChangeSet,
     Decision,
@@ -17,7 +16,8 @@ from onceward.kernel.changes import (
     Unit,
     VerifyResult,
 )
-from onceward.kernel.sources import Micros
+from onceward.core.sources import Micros
+from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads, Writes
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.kernel.sources import Micros
+from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
 
 _FIELDS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.records import Token
+from onceward.core.sources import Micros
 from onceward.errors import LeaseConflict, NotFound
-from onceward.kernel.records import Token
-from onceward.kernel.sources import Micros
 from onceward.store.port import Reads, Row, Writes
 
 _COLUMNS = ", ".join(Token.__struct_fields__)

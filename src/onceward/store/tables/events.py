@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.canon import ZERO_HASH
+from onceward.core.chain import Event
 from onceward.errors import NotFound
-from onceward.kernel.canon import ZERO_HASH
-from onceward.kernel.chain import Event
 from onceward.store.port import Reads, Row
 
 _PAGE = 1000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onceward.core.grants import Grant
 from onceward.errors import NotFound, Recovery
-from onceward.kernel.grants import Grant
 from onceward.store.port import Reads
 
 _COLUMNS = ", ".join(Grant.__struct_fields__)

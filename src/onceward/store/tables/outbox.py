@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onceward.kernel.chain import Event
+from onceward.core.chain import Event
 from onceward.store.port import Reads, Writes
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from onceward.core.records import Permit
+from onceward.core.sources import Micros
 from onceward.errors import PermitInvalid
-from onceward.kernel.records import Permit
-from onceward.kernel.sources import Micros
 from onceward.store.port import Reads, Writes
 
 _FIELDS = "permit_id, build_id, transition_seq, token_hash, expires_at, consumed_at, voided_at"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onceward.kernel.records import Principal
+from onceward.core.records import Principal
 from onceward.store.port import Reads, Writes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceward.kernel.sources import Micros
+from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
 
 

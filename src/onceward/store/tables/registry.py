@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from onceward.core.sources import Micros
+from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.errors import NotFound
-from onceward.kernel.sources import Micros
-from onceward.kernel.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.store.port import Reads, Writes
 
 _COLLECTION = ", ".join(Collection.__struct_fields__)

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.canon import bounded, digest, sha256_hex
+from onceward.core.records import Request
 from onceward.errors import RequestConflict
-from onceward.kernel.canon import bounded, digest, sha256_hex
-from onceward.kernel.records import Request
 from onceward.store.port import Reads, Writes
 
 UNTOLD: Final = frozenset({"outbox.flush"})

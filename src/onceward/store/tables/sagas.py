@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from onceward.core.limits import LEASE_SECONDS
+from onceward.core.sagas import Lease, Run, Step
+from onceward.core.sources import Micros
 from onceward.errors import NotFound, Recovery
-from onceward.kernel.limits import LEASE_SECONDS
-from onceward.kernel.sagas import Lease, Run, Step
-from onceward.kernel.sources import Micros
 from onceward.store.port import Reads, Writes
 
 _RUN = ", ".join(Run.__struct_fields__)

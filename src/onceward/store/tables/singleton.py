@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from onceward.core.records import Tenure
 from onceward.errors import OncewardError
-from onceward.kernel.records import Tenure
 from onceward.store.port import Reads, Writes
 
 PROCESS_NAME = "dirkernel"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from onceward.kernel.sources import Micros
+from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
 
 

@@ -1,0 +1,152 @@
+"""Changes as stored: what is proposed, who decided, what was cut, what was found (H-1 to H-8)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from onceward.core.sources import Micros
+
+IGNORED_NAMES: Final = (
+    *(
+        "__pycache__",
+        "*.pyc",
+        ".venv",
+        "node_modules",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".hypothesis",
+    ),
+)
+"""What programs leave in a tree without being asked: no part of it, unless a workspace says otherwise."""
+
+LINK: Final = 0o120000
+"""The mode of a unit that is a symbolic link: its bytes are where it leads."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A proposed change as stored. Only its status, with its version, ever changes."""
+
+    entry_id: str
+    idempotency_key: str
+    author: str
+    cutter: str
+    """What carries it out: `tree`, `registry`, or one of the user's own."""
+    target: str
+    """What it is done to, relative to the workspace's own folder."""
+    reason: str
+    escalates: str | None
+    """The entry whose failure it is about, if it is an escalation."""
+    status: str
+    version: int
+
+
+class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that becomes another: a file of a tree, by what it was and what it is to be. Nothing is None."""
+
+    path: str
+    before: str | None = None
+    after: str | None = None
+    before_mode: int | None = None
+    after_mode: int | None = None
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What exactly an entry proposes, as stored: a changed proposal is another row."""
+
+    manifest_id: str
+    entry_id: str
+    revision: int
+    content_hash: str
+    body: str
+    """The manifest, as canonical text: what its hash is over."""
+    author: str
+    made_at: Micros
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A person's word on exactly one manifest."""
+
+    decision_id: str
+    entry_id: str
+    content_hash: str
+    reviewer: str
+    decision: str
+    """`approve`, `defer` or `reject`."""
+    reason: str
+    statement_hash: str | None
+    decided_at: Micros
+    entry_version: int
+    """Where in its life the entry was."""
+
+
+class ChangeSet(msgspec.Struct, frozen=True):
+    """One carrying-out of an approval, or the undoing of one."""
+
+    change_set_id: str
+    entry_id: str
+    decision_id: str
+    kind: str
+    """`cut`, or `undo` of one whose verification failed."""
+    of_change_set: str | None
+    executor: str
+    status: str
+    """`open` while it is under way; then `applied`, `undone` or `stuck`."""
+    version: int
+
+
+class Affected(msgspec.Struct, frozen=True):
+    """One thing that a change set touched: what was there, and what is there after it."""
+
+    change_set_id: str
+    path: str
+    place: str
+    """The same as seen from the workspace's own folder."""
+    before: str | None
+    after: str | None
+    before_mode: int | None
+    after_mode: int | None
+
+
+class VerifyResult(msgspec.Struct, frozen=True):
+    """What somebody else found to be really there."""
+
+    verify_result_id: str
+    change_set_id: str
+    prior_verify_result_id: str | None
+    passed: int
+    detail: str
+    verifier: str
+    verified_at: Micros
+
+
+class PairSignature(msgspec.Struct, frozen=True):
+    """Who signed a cut, or a verification: exactly one of them."""
+
+    signature_id: str
+    entry_id: str
+    role: str
+    change_set_id: str | None
+    verify_result_id: str | None
+    principal: str
+    fingerprint: str
+    tool_revision: str
+    statement_hash: str
+
+
+class History(msgspec.Struct, frozen=True):
+    """One arrow of an entry's life, for ever."""
+
+    history_id: str
+    entry_id: str
+    from_state: str | None
+    to_state: str
+    actor: str
+    reason: str
+    at: Micros
+    detail: str
+    signature_ref: str | None
+    seq: int
+    """Which of the entry's arrows it is."""
