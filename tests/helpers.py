@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onceward import catalogue as _catalogue  # noqa: F401
 from onceward.core.records import Build
 from onceward.errors import StorageError
 from onceward.evidence.records import Rows

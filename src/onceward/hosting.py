@@ -12,9 +12,14 @@ from typing import Any
 import msgspec
 
 from onceward import changing, running, saga_running
+from onceward.builds.acts import ResumeBuild, RunBuild
+from onceward.changes.acts import CutChange, VerifyChange
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
+from onceward.core.orders import Order, order_of, seconds_of
 from onceward.core.records import Request
 from onceward.core.sagas import Lease, Run
+from onceward.dispatch.acts import Spawn
+from onceward.dispatch.spawning import commands_of
 from onceward.engine import builds, foreground
 from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
@@ -28,21 +33,7 @@ from onceward.engine.open_sessions import OpenSessions
 from onceward.engine.saga_life import Wanted, begin, take_up
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
-from onceward.engine.spawning import commands_of
 from onceward.engine.verifying import require_verifiable, verify
-from onceward.engine.work_orders import (
-    ApplyPlan,
-    CutChange,
-    Order,
-    ResumeBuild,
-    ResumeSaga,
-    RunBuild,
-    RunSaga,
-    Spawn,
-    VerifyChange,
-    order_of,
-    seconds_of,
-)
 from onceward.environments import Environments
 from onceward.errors import (
     InvalidConfig,
@@ -55,6 +46,8 @@ from onceward.lifecycles.budget import amounts
 from onceward.lifecycles.build import crash
 from onceward.lifecycles.choices import Choices
 from onceward.loading import Loader
+from onceward.registry.acts import ApplyPlan
+from onceward.sagas.acts import ResumeSaga, RunSaga
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, Tokens

@@ -13,11 +13,11 @@ from onceward.core.limits import REQUEST_WAIT_SECONDS, STANDBY_SECONDS
 from onceward.core.records import Answer, Request
 from onceward.engine.answers import Pending
 from onceward.engine.asker import sign_for
-from onceward.engine.authority import Authority
 from onceward.engine.kernel import Kernel
 from onceward.engine.tenure import show_where, vacant
 from onceward.errors import LockConflict, LockLost, OncewardError
 from onceward.hosting import Hosted
+from onceward.people.authority import Authority
 from onceward.store.store import Store
 from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from urllib.parse import urlsplit
 
+from onceward import catalogue as _catalogue  # noqa: F401
 from onceward import settings as settings_module
 from onceward.artifacts.blobs import Artifacts
 from onceward.core import faults
@@ -350,10 +351,10 @@ class Workspace:
 
     def sealed_by(self, principal: str, older: Receipt | None = None) -> Receipt:
         """A seal that somebody signs whose key is here; it is theirs to have recorded."""
-        from onceward.engine import seals
+        from onceward.evidence import sealing
 
         with self.reading() as store, store.read() as rows:
-            return seals.prepare(rows, self.keyring.signer(rows, principal), older)
+            return sealing.prepare(rows, self.keyring.signer(rows, principal), older)
 
     def inside(self, name: str) -> Path:
         """A file of the workspace's own folder: what comes over a line names no other."""

@@ -10,8 +10,8 @@ import pytest
 
 from onceward import Plan
 from onceward.client import Client
+from onceward.core.orders import seconds_of, seconds_text
 from onceward.engine.work import Command
-from onceward.engine.work_orders import seconds_of, seconds_text
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.serving import Service
 from onceward.settings import FOLDER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onceward.engine.authority import Authority
-from onceward.engine.tokens import bearer_of
+from onceward.people.authority import Authority
+from onceward.people.tokens import bearer_of
 from onceward.settings import FOLDER
 from onceward.wiring import Workspace
 from typing_in import until

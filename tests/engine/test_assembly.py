@@ -12,10 +12,9 @@ from onceward.core.records import Request
 from onceward.engine.assembly import Assembly, Rollback, shipped
 from onceward.engine.explain import explain
 from onceward.engine.foreground import run_saga
-from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_life import Wanted, abandon, begin, take_up
 from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
-from onceward.engine.saga_verbs import abandon
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.rollback import judge

@@ -19,6 +19,7 @@ from onceward.core.grants import Scope
 from onceward.core.records import Request
 from onceward.engine import grants
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied, PermitInvalid
+from onceward.grants.acts import IssueGrant, issue
 from onceward.lifecycles import permit as rules
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
@@ -199,7 +200,7 @@ def test_nobody_without_the_role_and_nothing_but_what_was_drafted_is_issued(
 def test_a_grant_that_nobody_signed_allows_nothing(kernel):
     draft = asked(kernel, "draft", "d", scope=said())["grant_id"]
     with pytest.raises(PermissionDenied, match="signed request"):
-        kernel.store.write(lambda tx: grants.issue(tx, "tester", draft, SCOPE, 60))
+        kernel.store.write(lambda tx: issue(tx, "tester", IssueGrant(draft, SCOPE, 60)))
     with kernel.store.read() as rows:
         ((other,),) = rows.read("SELECT statement_hash FROM signatures ORDER BY seq DESC LIMIT 1")
     # Whoever writes past the verb has only somebody's signature of something else.

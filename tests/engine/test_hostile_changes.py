@@ -12,10 +12,11 @@ import apsw
 import pytest
 
 from backlog import write
+from onceward.changes import acts as change_acts
 from onceward.core import faults
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import link
-from onceward.engine import change_verbs, git, staging, verifying
+from onceward.engine import git, staging, verifying
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.diffs import compared
 from onceward.engine.proposals import Proposal, Wish, from_contents, from_folder, given
@@ -94,7 +95,7 @@ def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_the
     entry = backlog.approved({"a.txt": "new\n"})
     backlog.become("max")
     looked, staged, done = threading.Event(), threading.Event(), threading.Event()
-    real = change_verbs._close_cut
+    real = change_acts._close_cut
     said = []
 
     def slow(kernel, entry_id):
@@ -110,7 +111,7 @@ def test_a_defer_that_comes_just_before_a_cut_is_refused_and_nothing_is_half_the
             said.append(error)
         done.set()
 
-    monkeypatch.setattr(change_verbs, "_close_cut", slow)
+    monkeypatch.setattr(change_acts, "_close_cut", slow)
     thread = threading.Thread(target=defer)
     thread.start()
     looked.wait(600)

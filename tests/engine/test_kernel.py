@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import count, create, orphan_lock
-from onceward.core import faults
+from onceward.core import acts, faults
 from onceward.core.records import Request
 from onceward.engine.answers import Pending
 from onceward.engine.asker import Asker
@@ -274,14 +274,11 @@ def test_an_answer_found_before_asking_says_that_it_is_a_replay(workspace, kerne
 
 @pytest.mark.rule("K-13")
 def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kernel, monkeypatch):
-    from onceward.engine import verbs
-
-    def bug(tx, actor):
+    def bug(tx, actor, asked):
         raise ZeroDivisionError("s3cret")
 
-    monkeypatch.setattr(verbs, "VERBS", verbs.VERBS)
     monkeypatch.setitem(
-        verbs.VERBS, "bug", verbs.Verb("viewer", dict, lambda kernel, payload, principal: bug)
+        acts._acts, "bug", acts.Act(name="bug", role="viewer", payload=dict, run=bug)
     )
     huge = Request(
         "principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user()

@@ -15,11 +15,9 @@ from onceward.core.grants import Scope
 from onceward.core.records import Request
 from onceward.engine import builds, grants
 from onceward.engine.asker import sign_for
-from onceward.engine.authority import Authority
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import run_build
 from onceward.engine.reading import principal_list
-from onceward.engine.tokens import bearer_of
 from onceward.errors import (
     IntegrityFault,
     InvalidResumeState,
@@ -30,6 +28,8 @@ from onceward.errors import (
 )
 from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.permit import hash_of
+from onceward.people.authority import Authority
+from onceward.people.tokens import bearer_of
 from onceward.running import prepared
 from onceward.store.tables.grants import Grants
 from onceward.wiring import Workspace

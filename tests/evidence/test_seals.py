@@ -130,7 +130,7 @@ def workspace_key(workspace):
 
 @pytest.mark.rule("E-3")
 def test_a_seal_that_takes_the_place_of_another_shows_that_it_follows_it(workspace, tmp_path):
-    from onceward.engine.seals import write
+    from onceward.evidence.sealing import write
 
     kept, older = tmp_path / "kept.seal", []
     for _ in range(6):

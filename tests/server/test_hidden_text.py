@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kernel.test_hidden import FORTY
+from core.test_hidden import FORTY
 from onceward.core.hidden import marked
 from server.browsing import Tab
 from typing_in import until

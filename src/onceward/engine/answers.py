@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from onceward.core.acts import Act, act_named, is_work
 from onceward.core.canon import bounded
 from onceward.core.limits import REQUEST_TAKES
 from onceward.core.records import Answer, Request
 from onceward.core.sources import iso
-from onceward.engine.verbs import VERBS, Verb
 from onceward.errors import (
     ExecutionFailed,
     InvalidConfig,
@@ -24,7 +24,6 @@ from onceward.errors import (
     StorageError,
     StoredError,
 )
-from onceward.lifecycles.duties import ROLE_OF, WORKS
 from onceward.people import statements
 from onceward.people.credentials import child_proof
 from onceward.people.enrolment import to_sign
@@ -90,7 +89,7 @@ class Answers:
         return told(self._refuse(request, error))
 
     def _ask(self, request: Request) -> Answer:
-        if request.verb not in WORKS:
+        if not is_work(request.verb):
             return self._asked(request)
         with self._taking:
             # Also while a refusal is stored: the loop must not find it open in between.
@@ -100,7 +99,7 @@ class Answers:
         asked = request
         try:
             asked = self._prepared(request)
-            if asked.verb in WORKS:
+            if is_work(asked.verb):
                 return self._work(asked)
             return self._store.answer(asked, self._run(asked))
         except RequestConflict:
@@ -111,7 +110,7 @@ class Answers:
             return stored
         except OncewardError as error:
             # Bad input of a short verb stays bad, and leaves nothing (K-11); what work is refused for may change.
-            bad_input = isinstance(error, InvalidConfig) and asked.verb not in WORKS
+            bad_input = isinstance(error, InvalidConfig) and not is_work(asked.verb)
             if final(error) and not bad_input:
                 answer = self._refuse(asked, error)
                 if answer.replayed:
@@ -120,7 +119,7 @@ class Answers:
 
     def _prepared(self, request: Request) -> Request:
         """A request with whole ids, signed where its principal is ours; refused where it came too late."""
-        kernel, role = self._kernel, role_of(request.verb)
+        kernel, role = self._kernel, act_named(request.verb).role
         with self._store.read() as rows:
             try:
                 request = statements.named(rows, request)
@@ -146,7 +145,7 @@ class Answers:
         """Answer what other processes asked, in order; answers how many. Who is only here for that leaves work be."""
         with self._store.read() as rows:
             now = rows.now()
-            waiting = [one for one in Requests(rows).open(_TAKE) if works or one.verb not in WORKS]
+            waiting = [one for one in Requests(rows).open(_TAKE) if works or not is_work(one.verb)]
         return sum([self._answer(ledger, now) for ledger in waiting])
 
     def _answer(self, ledger: Ledger, now: int) -> bool:
@@ -156,7 +155,7 @@ class Answers:
             request = ledger.request
             if ledger.takes == 0:
                 require_in_time(request, now)
-            if request.verb in WORKS:
+            if is_work(request.verb):
                 # Whoever has it taken right now answers it.
                 if not self._taking.acquire(blocking=False):
                     return False
@@ -181,16 +180,21 @@ class Answers:
     def _run(self, request: Request) -> Callable[[Transaction, str], Any]:
         """What a request does inside its transaction: role and signature are checked there. What lies outside is
         looked at before; not for those who may not ask, nor where the answer is there."""
-        verb, principal = verb_named(request.verb), request.principal
-        if verb.outside and self._answered(request):
-            return lambda tx, resource_id: None
-        act = verb.ready(self._kernel, request.payload, principal)
+        declared, principal = act_named(request.verb), request.principal
+        carry_out = declared.run
+        assert carry_out is not None
+        if declared.prepares:
+            if self._answered(request):
+                return lambda tx, resource_id: None
+            carry_out = carry_out(self._kernel, _payload_of(declared, request), principal)
 
         def run(tx: Transaction, resource_id: str) -> Any:
-            self._kernel.authority.require(tx, principal, verb.role)
+            self._kernel.authority.require(tx, principal, declared.role)
             envelope = self._envelope(tx, request)
             with statements.acting(tx, envelope, request.verb, principal, request.request_id):
-                return {"ok": act(tx, principal)}
+                if declared.prepares:
+                    return {"ok": carry_out(tx, principal)}
+                return {"ok": carry_out(tx, principal, _payload_of(declared, request))}
 
         return run
 
@@ -200,7 +204,7 @@ class Answers:
             known = Requests(rows).find(request)
             if known is not None and known.answered_at is not None:
                 return True
-            self._kernel.authority.require(rows, request.principal, role_of(request.verb))
+            self._kernel.authority.require(rows, request.principal, act_named(request.verb).role)
             self._envelope(rows, request)
         return False
 
@@ -322,15 +326,13 @@ def _document(error: OncewardError) -> dict[str, Any]:
     return refusal
 
 
-def role_of(verb: str) -> str:
-    """Who may ask for it."""
-    return ROLE_OF[verb] if verb in WORKS else verb_named(verb).role
-
-
-def verb_named(name: str) -> Verb:
-    if name not in VERBS:
-        raise InvalidConfig(f"there is no verb {name!r}", context={"field": "verb"})
-    return VERBS[name]
+def _payload_of(declared: Act, request: Request) -> Any:
+    try:
+        return msgspec.convert(request.payload, declared.payload)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(
+            f"the request's payload does not fit: {error}", context={"field": "payload"}
+        ) from None
 
 
 def told(answer: Answer) -> Answer:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.core.canon import canonical
 from onceward.core.limits import LONG_LINE, WHOLE_DIFF_BYTES
 from onceward.lifecycles.plan import step_name
+from onceward.store.tables.approvals import Approval
+from onceward.store.tables.checkpoints import Checkpoint
 
 _TEXT: Final = 256 * 1024
 _SHORT: Final = 8 * 1024
@@ -64,3 +67,25 @@ def shown(artifacts: Artifacts, digest: str, limit: int = _TEXT) -> dict[str, An
                 else None
             )
     return {"sha256": whole, "size": size, "text": text, "cut": size > limit}
+
+
+def decided(approval: Approval) -> Checkpoint:
+    """The checkpoint of a step that a person approved or refused."""
+    approved = approval.decision == "approved"
+    why = f"refused by {approval.actor}{f': {approval.note}' if approval.note else ''}"
+    error = canonical({"reason": "refused", "message": why}).decode()
+    return Checkpoint(
+        build_id=approval.build_id,
+        stage=approval.stage,
+        target=approval.target,
+        context_hash=approval.digest,
+        status="SUCCESS" if approved else "FAILED",
+        how="approved",
+        outputs="[]",
+        cost=0,
+        tokens=0,
+        attempt=1,
+        child_id=None,
+        origin=None,
+        error=None if approved else error,
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from onceward.core.acts import act_named, children_may, is_work
 from onceward.core.limits import REQUEST_POLL_SECONDS
 from onceward.core.records import Answer, Request
 from onceward.engine import tenure
-from onceward.engine.answers import Pending, role_of, told
+from onceward.engine.answers import Pending, told
 from onceward.engine.kernel import Kernel
 from onceward.errors import LockConflict
-from onceward.lifecycles.duties import CHILD_ACTS, WORKS
 from onceward.people import statements
 from onceward.people.credentials import Credential, not_for_children, own_credential
 from onceward.people.enrolment import to_sign
@@ -36,12 +36,14 @@ class Asker:
         request.check()
         with self.store.read() as rows:
             credential = credential_here(rows, self._keyring)
-            if credential is not None and request.verb not in CHILD_ACTS:
-                able = [p.name for p in Principals(rows).all() if p.may(role_of(request.verb))]
+            if credential is not None and not children_may(request.verb):
+                able = [
+                    p.name for p in Principals(rows).all() if p.may(act_named(request.verb).role)
+                ]
                 raise not_for_children(request.verb, credential.child_id, able)
             if credential is not None:
                 request = credential.request(statements.named(rows, request))
-            authorize(rows, request.principal, role_of(request.verb))
+            authorize(rows, request.principal, act_named(request.verb).role)
             request = to_sign(rows, self._keyring, request)
             found = Requests(rows).find(request)
             if found is not None and found.answered_at is not None:
@@ -56,7 +58,7 @@ class Asker:
             if found is not None and found.answered_at is not None:
                 return told(Answer(found.value()))
             # Work is for a kernel that hosts: whoever takes over for a moment would only refuse it.
-            if request.verb not in WORKS and tenure.vacant(self.store) and self._take_over():
+            if not is_work(request.verb) and tenure.vacant(self.store) and self._take_over():
                 continue
             if time.monotonic() >= deadline:
                 return Pending(request.request_id)

@@ -11,7 +11,7 @@ from onceward.core.changes import ChangeSet, Entry, PairSignature, VerifyResult
 from onceward.core.records import Move
 from onceward.core.sagas import Run
 from onceward.errors import PermissionDenied
-from onceward.evidence.cuts import said_of_pair
+from onceward.lifecycles.change import said_of_pair
 from onceward.people import statements
 from onceward.people.keyring import Signer
 from onceward.people.signing import BUILD, CHANGE, SAGA, statement

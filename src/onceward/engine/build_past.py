@@ -10,7 +10,7 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.core.canon import canonical
-from onceward.engine.build_verbs import decided
+from onceward.engine.approving import decided
 from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, Recovery

@@ -16,7 +16,7 @@ from onceward.core import faults
 from onceward.core.canon import sha256_hex
 from onceward.core.changes import ChangeSet, Entry
 from onceward.core.sagas import Run
-from onceward.engine import attest, changes, saga_verbs
+from onceward.engine import attest, changes
 from onceward.engine.cutters import (
     Cutter,
     Listing,
@@ -30,7 +30,7 @@ from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import imported
 from onceward.engine.registry_cutter import RegistryCutter
-from onceward.engine.saga_life import Wanted, begin, take_up
+from onceward.engine.saga_life import Wanted, abandon, begin, take_up
 from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import ActionTask, Saga
 from onceward.engine.staging import STAGING, Staging
@@ -455,9 +455,7 @@ def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
     def work(tx: Transaction) -> None:
         run = Runs(tx).of_root(change_set.change_set_id)
         if run is not None and not run.over:
-            saga_verbs.abandon(
-                tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}"
-            )
+            abandon(tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}")
             run = Runs(tx).get(run.saga_id)
         assert run is not None
         _closed(tx, kernel.principal, change_set.change_set_id, run)

@@ -1,96 +1,23 @@
-"""Giving, withdrawing and using grants: an authority for exactly one thing, by somebody who may, once (S-3)."""
+"""Using grants: an authority for exactly one thing, by somebody who may, once (S-3)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from onceward.core.canon import digest
 from onceward.core.grants import Grant, Scope
-from onceward.core.limits import GRANT_SECONDS
-from onceward.engine.authority import Authority
-from onceward.errors import InvalidConfig, NotFound, PermissionDenied, PermitInvalid
+from onceward.errors import NotFound, PermitInvalid
 from onceward.lifecycles import permit as rules
-from onceward.lifecycles.registry import plan_of, schema_digest
+from onceward.people.authority import Authority
 from onceward.store.port import Reads, moment_of
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
-from onceward.store.tables.principals import Principals
 from onceward.store.transaction import Transaction
-
-
-def draft(tx: Transaction, actor: str, scope: Scope, about: Any = None) -> Grant:
-    """Write down what somebody would like to be allowed; what people are to read of it has the digests of the scope."""
-    _require_about(scope, about)
-    executor = Principals(tx).find(scope.executor)
-    if executor is None or not executor.may("operator"):
-        raise InvalidConfig(
-            f"{scope.executor} could not carry it out: "
-            + ("nobody here is called so" if executor is None else "that needs the role operator"),
-            context={"field": "executor"},
-        )
-    grant_id = tx.sources.new_id("grt")
-    tx.move(rules.draft(grant_id, scope, actor, about))
-    return Grants(tx).named(grant_id)
-
-
-def _require_about(scope: Scope, about: Any) -> None:
-    if about is None:
-        return
-    try:
-        if about["kind"] == "assembly":
-            plan = plan_of(about["plan"])
-            made = (plan.manifest_digest, plan.schema_digest)
-        elif about["kind"] == "rollback":
-            made = (digest(about["plan"]), schema_digest(about["plan"]["collection"]))
-        else:
-            made = (digest(about["input"]), digest(about["work"]))
-    except (KeyError, TypeError, InvalidConfig):
-        made = ("", "")
-    if made != (scope.manifest_digest, scope.schema_digest):
-        raise InvalidConfig(
-            "what the grant says it is for is not what its digests are of",
-            context={"field": "about"},
-        )
 
 
 def about(rows: Reads, grant_id: str) -> Any:
     """What a grant is for, as people read it; None where nobody wrote it down."""
     first = next(events_of(rows, f"entry:{grant_id}"), None)
     return first.facts()["detail"].get("about") if first is not None else None
-
-
-def issue(tx: Transaction, actor: str, grant_id: str, scope: Scope, seconds: int) -> Grant:
-    """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
-    grant = Grants(tx).named(grant_id)
-    if grant.status != "draft":
-        raise PermitInvalid(
-            f"the grant is {grant.status}; only a draft is issued", context={"grant_id": grant_id}
-        )
-    if grant.scope != scope.check():
-        raise InvalidConfig(
-            "what is to be granted is not what was drafted", context={"field": "scope"}
-        )
-    if not 1 <= seconds <= GRANT_SECONDS:
-        raise InvalidConfig(
-            f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"}
-        )
-    statement = tx.statement()
-    if statement is None:
-        raise PermissionDenied("a grant is issued by a signed request only")
-    assert tx.asked_at is not None
-    tx.move(rules.issue(grant, actor, statement, tx.asked_at + seconds * 1_000_000))
-    return Grants(tx).named(grant_id)
-
-
-def revoke(tx: Transaction, actor: str, grant_id: str, why: str) -> Grant:
-    grant = Grants(tx).named(grant_id)
-    if grant.status not in ("draft", "active"):
-        raise PermitInvalid(
-            f"the grant is {grant.status}; there is nothing to take back",
-            context={"grant_id": grant_id},
-        )
-    tx.move(rules.revoke(grant, actor, why))
-    return Grants(tx).named(grant_id)
 
 
 def expire(tx: Transaction, actor: str) -> list[str]:

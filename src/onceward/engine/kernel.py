@@ -21,9 +21,8 @@ from onceward.core.limits import (
     TIDY_SECONDS,
 )
 from onceward.core.records import Answer, Request
-from onceward.engine import seals, tenure
+from onceward.engine import tenure
 from onceward.engine.answers import Answers
-from onceward.engine.authority import Authority
 from onceward.engine.child_recovery import ChildFiles, recover
 from onceward.engine.children import Children
 from onceward.engine.delivery import DeliveryThreads, deliver_at_once
@@ -35,20 +34,22 @@ from onceward.engine.outbox import Delivery
 from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
 from onceward.engine.staging import clear_leftovers
-from onceward.engine.trust import require_root
 from onceward.errors import (
     InvalidConfig,
     LockConflict,
     LockLost,
     OncewardError,
 )
+from onceward.evidence import sealing
 from onceward.evidence.seal import read_receipt
 from onceward.lifecycles.change import Policy, recorded_policy
 from onceward.locks import TargetLock
 from onceward.people import statements
+from onceward.people.authority import Authority
 from onceward.people.credentials import Credentials, Issuer
 from onceward.people.keyring import Keyring, Signer
 from onceward.people.principals import add_key, welcome
+from onceward.people.trust import require_root
 from onceward.processes.launcher import Processes
 from onceward.processes.spool import Spool
 from onceward.store.store import Store
@@ -396,7 +397,7 @@ class Kernel:
         if self._seal_file is None or self.signer is None or not self._held:
             return
         with self.store.read() as rows:
-            if not seals.needed(rows):
+            if not sealing.needed(rows):
                 return
         older = (
             read_receipt(self._seal_file.read_bytes(), "the seal")
@@ -404,10 +405,10 @@ class Kernel:
             else None
         )
         with self.store.read() as rows:
-            receipt = seals.prepare(rows, self.signer, older)
+            receipt = sealing.prepare(rows, self.signer, older)
         payload = {"envelope": receipt.envelope.document()}
-        self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
-        seals.write(self._seal_file, receipt)
+        self.ask(Request("sealing.add", receipt.envelope.statement_hash, payload, self.principal))
+        sealing.write(self._seal_file, receipt)
 
     @property
     def _stuck(self) -> bool:

@@ -12,7 +12,6 @@ from onceward.core.sagas import Run
 from onceward.core.sources import Micros, iso
 from onceward.core.vocabulary import Value
 from onceward.engine.assembly import Assembly
-from onceward.engine.authority import Authority
 from onceward.engine.grants import about, doubt
 from onceward.engine.outputs import read_back
 from onceward.engine.outputs import value_of as value_of_outputs
@@ -23,6 +22,7 @@ from onceward.lifecycles import saga as rules
 from onceward.lifecycles.permit import refusal
 from onceward.lifecycles.registry import objections
 from onceward.lifecycles.rollback import RollbackPlan, Verdict, judge
+from onceward.people.authority import Authority
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import Tokens

@@ -42,8 +42,8 @@ from onceward.engine.tree_state import (
 from onceward.engine.trees import ODD, File, Tree, after, before, folders_of, unit_of
 from onceward.engine.work import Command
 from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
-from onceward.evidence.cuts import result_digest
 from onceward.lifecycles import change as rules
+from onceward.lifecycles.change import result_digest
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, beneath
 from onceward.store.port import Reads

@@ -10,16 +10,15 @@ from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import Event
 from onceward.core.changes import ChangeSet, Decision, Entry, Envelope, History
 from onceward.evidence.ahead import Ahead
-from onceward.evidence.asked import DECISIONS
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import DependencyRow, RefRow, SweepRow, UnitRow
 from onceward.evidence.records import Records
-from onceward.lifecycles.change import CHANGE, CHANGE_SET
+from onceward.lifecycles.change import CHANGE, CHANGE_SET, DECISIONS
 from onceward.lifecycles.manifest import Manifest, manifest_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body
+    from onceward.core.bodies import Body
     from onceward.evidence.walk import Stream
 
 _GIVEN: Final = {

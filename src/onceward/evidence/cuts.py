@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from onceward.core.canon import digest
 from onceward.core.changes import (
     Affected,
     ChangeSet,
@@ -19,37 +16,12 @@ from onceward.core.changes import (
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import RefRow
 from onceward.evidence.records import Records
-from onceward.lifecycles.change import units_of
+from onceward.lifecycles.change import result_digest, said_of_pair, units_of
 from onceward.lifecycles.manifest import REGISTRY, manifest_of
 
 Expect = Callable[[str, Mapping[str, Any]], None]
 """Told of a statement that must have been signed, and what it must say."""
 _ENDS: Final = {"ENTRY_VERIFIED": True, "ENTRY_ESCALATED": False}
-
-
-def result_digest(result: VerifyResult) -> str:
-    """All that a result says."""
-    return digest(msgspec.to_builtins(result))
-
-
-def said_of_pair(
-    row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
-) -> dict[str, Any]:
-    """What a signature on a change must say of itself, whoever asks."""
-    said: dict[str, Any] = {
-        **{
-            "signature_id": row.signature_id,
-            "entry_id": row.entry_id,
-            "role": row.role,
-            "principal": row.principal,
-        },
-        **{"key": row.fingerprint, "tool_revision": row.tool_revision},
-        **{"change_set_id": change_set.change_set_id, "decision_id": change_set.decision_id},
-    }
-    if result is not None:
-        said |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}
-        said |= {"passed": bool(result.passed)}
-    return said
 
 
 class Pairs:

@@ -17,7 +17,7 @@ from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body
+    from onceward.core.bodies import Body
     from onceward.evidence.walk import Stream
 
 _MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "grant": GRANT, "value": VALUE}

@@ -10,11 +10,11 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
 from onceward.core.records import Move, Owner, Token
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
-from onceward.evidence.bodies import decode_body
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import BuildRow, Child, Debit, Life, SessionRow, Total

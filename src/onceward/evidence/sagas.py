@@ -20,7 +20,7 @@ from onceward.lifecycles.plan import result_digest
 from onceward.lifecycles.saga import Shape, failure, machine_of
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body
+    from onceward.core.bodies import Body
     from onceward.evidence.walk import Stream
 
 _GIVEN: Final = (

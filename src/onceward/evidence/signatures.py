@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.core.acts import Claim, disagreement, find_act
 from onceward.core.canon import digest, sha256_hex
 from onceward.core.chain import Event
 from onceward.core.merkle import Tree
 from onceward.errors import OncewardError
-from onceward.evidence.asked import ONCE, Claim, unlike
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import PrincipalRow, Role
 from onceward.evidence.records import Records
-from onceward.lifecycles.duties import OWN_ACTS, ROLE_OF
 from onceward.people.signing import (
     ACT,
     BUILD,
@@ -33,7 +32,7 @@ from onceward.store.tables.keys import Key, Seal, Signature
 from onceward.store.tables.tokens import Token
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body, Detail
+    from onceward.core.bodies import Body, Detail
 
 
 _PAIR_ROLES: Final = {
@@ -41,6 +40,11 @@ _PAIR_ROLES: Final = {
     "change.verify": "verifier",
     "change.undo": "verifier",
 }
+
+
+def _is_once(statement: Mapping[str, Any]) -> bool:
+    declared = find_act(statement["act"])
+    return declared is not None and declared.once
 
 
 class SignatureCheck:
@@ -102,8 +106,8 @@ class SignatureCheck:
         if self._newest is not None and self._newest[0] == context.signed:
             # The workspace's stream says what was signed before it says what was done about it.
             self._newest = (*self._newest[:2], self._newest[2] + 1)
-            why = unlike(said, self._newest[1])
-            if self._newest[2] > 1 and self._newest[1]["act"] in ONCE:
+            why = disagreement(said, self._newest[1])
+            if self._newest[2] > 1 and _is_once(self._newest[1]):
                 why = f"what was signed was done {self._newest[2]} times"
             if why:
                 self._findings.fault("signature", place, why)
@@ -224,26 +228,23 @@ class SignatureCheck:
         (subject,) = said["subject"]
         if subject["digest"]["sha256"] != digest(told["payload"]):
             return "what is asked is not what its digest says"
-        if told["act"] not in OWN_ACTS and self._records.asked(told["act"], told["nonce"]) not in (
-            None,
-            subject["digest"]["sha256"],
-        ):
+        declared = find_act(told["act"])
+        own = declared is not None and declared.own
+        asked = None if own else self._records.asked(told["act"], told["nonce"])
+        if asked not in (None, subject["digest"]["sha256"]):
             return "the request that was signed is not there"
-        role = ROLE_OF.get(told["act"])
         held = self._roles.get(told["principal"], set())
-        if role is None or (
-            role and self._records.whole and held.isdisjoint((*role.split("|"), "admin"))
-        ):
+        if declared is None or (self._records.whole and not declared.allows(held)):
             return f"{told['principal']} had no role that allows {told['act']}"
         claims = self._claims.pop(found.statement_hash, [])
         self._require_done()
         self._newest = (found.statement_hash, told, len(claims))
-        if len(claims) > 1 and told["act"] in ONCE:
+        if len(claims) > 1 and declared.once:
             return f"what was signed was done {len(claims)} times"
         for claim in claims:
             if self._records.whole and claim.position < self._position:
                 return f"{claim.place} stands before it in the order of all events"
-        return next(filter(None, (unlike(claim, told) for claim in claims)), None)
+        return next(filter(None, (disagreement(claim, told) for claim in claims)), None)
 
     def _require_done(self) -> None:
         """What was signed last was done: an act that changes nothing is not told of."""

@@ -18,7 +18,7 @@ from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
-    from onceward.evidence.bodies import Body, Detail
+    from onceward.core.bodies import Body, Detail
 
 TOLD: Final = frozenset(
     {

@@ -8,12 +8,12 @@ from itertools import groupby
 
 import msgspec
 
+from onceward.core.bodies import decode_body
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import Event
 from onceward.core.limits import MAX_INTEGER
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
-from onceward.evidence.bodies import decode_body
 from onceward.evidence.findings import Findings
 from onceward.evidence.kinds import (
     BuildRow,

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
+from onceward.core.acts import signed_events
+from onceward.core.bodies import Body, Detail, decode_body
 from onceward.core.canon import ZERO_HASH, sha256_hex
 from onceward.core.chain import STREAM, Event, link
 from onceward.core.machine import Machine
 from onceward.evidence.ahead import SALT, Ahead, weight
-from onceward.evidence.asked import NEEDED
-from onceward.evidence.bodies import Body, Detail, decode_body
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
@@ -86,6 +86,7 @@ class Walk:
         self._sagas = Sagas(records, findings, consumed)
         self._entries = Entries(records, findings, self._sagas.audited, consumed)
         self._logs: list[tuple[str, str, str, str]] = []
+        self._signed_events = signed_events()
         self._seen, self._newest = 0, 0
 
     def run(self) -> None:
@@ -157,7 +158,7 @@ class Walk:
                 "fence", f"{event.stream}#{event.seq}", "an older kernel wrote after a newer one"
             )
         stream.fence = body.context.fence
-        if body.context.signed or body.event in NEEDED:
+        if body.context.signed or body.event in self._signed_events:
             self.authority.look_at(event, body)
         if stream.kind == "child":
             self._of_child(stream, event, body)

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward import catalogue as _catalogue  # noqa: F401
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.streams import Streams
+from onceward.builds.acts import Cancel, cancel
 from onceward.core import faults
 from onceward.core.records import Token
 from onceward.core.sources import ScriptedSources
@@ -20,7 +22,6 @@ from onceward.engine import child_dispatch, child_workflow, tenure
 from onceward.engine.child_recovery import recover
 from onceward.engine.children import Children
 from onceward.engine.held_targets import HeldTargets
-from onceward.engine.verbs import Cancel, cancel
 from onceward.engine.work import Command, Function, Work
 from onceward.errors import BudgetExceeded, OncewardError
 from onceward.gate import script

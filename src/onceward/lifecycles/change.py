@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from onceward.core.canon import digest
 from onceward.core.changes import (
     IGNORED_NAMES,
     Affected,
@@ -15,12 +16,20 @@ from onceward.core.changes import (
     Decision,
     Entry,
     PairSignature,
+    VerifyResult,
 )
 from onceward.core.limits import APPROVAL_SECONDS
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Move
 from onceward.core.sources import Micros
 from onceward.lifecycles.manifest import Manifest, place_of
+
+DECISIONS: Final = {
+    "ENTRY_APPROVED": "approve",
+    "ENTRY_DEFERRED": "defer",
+    "ENTRY_REJECTED": "reject",
+}
+"""The decision that each event of a review tells of; others say it in their detail."""
 
 CHANGE = Machine.parse(
     "change",
@@ -325,3 +334,28 @@ def verify_objection(
 def _move(entry: Entry, target: str, reason: str, actor: str, said: Mapping[str, Any]) -> Move:
     CHANGE.follow(entry.status, target, reason)
     return Move(CHANGE, entry.entry_id, entry.status, target, entry.version, actor, reason, said)
+
+
+def result_digest(result: VerifyResult) -> str:
+    """All that a result says."""
+    return digest(msgspec.to_builtins(result))
+
+
+def said_of_pair(
+    row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
+) -> dict[str, Any]:
+    """What a signature on a change must say of itself, whoever asks."""
+    said: dict[str, Any] = {
+        **{
+            "signature_id": row.signature_id,
+            "entry_id": row.entry_id,
+            "role": row.role,
+            "principal": row.principal,
+        },
+        **{"key": row.fingerprint, "tool_revision": row.tool_revision},
+        **{"change_set_id": change_set.change_set_id, "decision_id": change_set.decision_id},
+    }
+    if result is not None:
+        said |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}
+        said |= {"passed": bool(result.passed)}
+    return said

@@ -18,58 +18,6 @@ ALLOWS: Final[Mapping[str, str]] = {
 }
 """What each role may do, in words."""
 
-ROLE_OF: Final[Mapping[str, str]] = {
-    "principals.add": "admin",
-    "principals.take": "admin",
-    "keys.add": "",
-    "keys.revoke": "",
-    "locks.clear": "operator",
-    "outbox.flush": "operator",
-    "children.cancel": "operator",
-    "builds.confirm": "operator",
-    "builds.pause": "operator",
-    "settings.note": "",
-    "builds.abandon": "operator",
-    "builds.approve": "reviewer",
-    "seals.add": "operator",
-    "grants.draft": "operator|granter",
-    "grants.issue": "granter",
-    "grants.revoke": "granter",
-    "grants.expire": "operator|granter",
-    "sagas.abandon": "operator",
-    "changes.mark": "operator",
-    "changes.sweep": "operator",
-    "changes.review": "reviewer",
-    "changes.abandon": "admin",
-    "tokens.new": "",
-    "tokens.revoke": "",
-    "builds.run": "operator",
-    "builds.resume": "operator",
-    "sessions.spawn": "operator",
-    "sagas.run": "operator",
-    "sagas.resume": "operator",
-    "registry.apply": "operator",
-    "registry.rollback": "operator",
-    "changes.cut": "executor",
-    "changes.verify": "verifier",
-}
-"""The role that each act needs, or any of several; empty where anybody who is known may."""
-
-WORKS: Final = frozenset(
-    {
-        *("builds.run", "builds.resume", "sessions.spawn", "sagas.run", "sagas.resume"),
-        *("registry.apply", "registry.rollback", "changes.cut", "changes.verify"),
-    }
-)
-"""What takes its time: only a kernel that serves takes it from others (K-13)."""
-
-OWN_ACTS: Final = frozenset({"builds.pause", "settings.note"})
-"""What a kernel signs for its own principal while it works; nobody asks for it."""
-
-CHILD_ACTS: Final = frozenset({"changes.mark", "children.cancel"})
-"""What a child may ask for with its own credential: to propose, and its own end (K-14). To begin work is not among it
-while what that spends would not count for the child."""
-
 DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 """What no one person should do to the same thing."""
 

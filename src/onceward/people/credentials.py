@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.acts import children_may
 from onceward.core.canon import canonical, parse
 from onceward.core.records import Request
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
-from onceward.lifecycles.duties import CHILD_ACTS
 from onceward.people.keyring import Signer
 
 VARIABLE: Final = "ONCEWARD_CREDENTIAL"
@@ -120,7 +120,7 @@ class Credentials:
             raise _denied(request, proof.child, "no such child runs here for them")
         if not hmac.compare_digest(proof_of(known.credential.secret, request), proof.proof):
             raise _denied(request, proof.child, "its proof is not the child's")
-        if request.verb not in CHILD_ACTS:
+        if not children_may(request.verb):
             raise not_for_children(request.verb, proof.child)
         payload = request.payload if isinstance(request.payload, dict) else {}
         if request.verb == "children.cancel" and payload.get("subject") != proof.child:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from onceward.core.acts import find_act
 from onceward.core.canon import canonical, parse
 from onceward.core.records import Request
 from onceward.core.sources import Micros
@@ -15,51 +16,24 @@ from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.people.keyring import Signer
 from onceward.people.signing import ACT, Envelope, genuine, read_envelope, statement
 from onceward.store.port import Reads, moment_of
-from onceward.store.tables.builds import Builds
-from onceward.store.tables.changes import Changes
-from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import hash_at, head_of
-from onceward.store.tables.grants import Grants
-from onceward.store.tables.keys import Signature, find_key, keys_named, put_signature, workspace_id
-from onceward.store.tables.sagas import Runs
+from onceward.store.tables.keys import Signature, find_key, put_signature, workspace_id
 from onceward.store.transaction import Transaction
 
 
 def named(rows: Reads, request: Request) -> Request:
     """The request with whole ids for what somebody named by a beginning or a word: that is what gets signed."""
-    payload = dict(request.payload) if isinstance(request.payload, dict) else {}
-    if request.verb.startswith("builds.") and isinstance(payload.get("build"), str):
-        payload["build"] = Builds(rows).named(payload["build"]).build_id
-    elif request.verb == "children.cancel" and isinstance(payload.get("subject"), str):
-        payload["subject"] = _subject(rows, payload["subject"])
-    elif request.verb.startswith("grants.") and isinstance(payload.get("grant"), str):
-        payload["grant"] = Grants(rows).named(payload["grant"]).grant_id
-    elif request.verb in ("sagas.abandon", "sagas.resume") and isinstance(payload.get("saga"), str):
-        payload["saga"] = Runs(rows).named(payload["saga"]).saga_id
-    elif request.verb.startswith("changes."):
-        for field in ("entry", "revises"):
-            if isinstance(payload.get(field), str) and payload[field]:
-                payload[field] = Changes(rows).named(payload[field]).entry_id
-        if isinstance(payload.get("depends_on"), list):
-            payload["depends_on"] = [
-                Changes(rows).named(str(name)).entry_id for name in payload["depends_on"]
-            ]
-    elif request.verb == "keys.revoke" and isinstance(payload.get("key"), str):
-        found = keys_named(rows, payload["key"])
-        payload["key"] = found[0].fingerprint if len(found) == 1 else payload["key"]
-    else:
+    declared = find_act(request.verb)
+    if declared is None or not declared.ids or not isinstance(request.payload, dict):
         return request
+    payload = dict(request.payload)
+    for field, complete in declared.ids.items():
+        given = payload.get(field)
+        if isinstance(given, str) and given:
+            payload[field] = complete(rows, given)
+        elif isinstance(given, list):
+            payload[field] = [complete(rows, str(name)) for name in given]
     return msgspec.structs.replace(request, payload=payload)
-
-
-def _subject(rows: Reads, name: str) -> str:
-    if name.startswith("bld_"):
-        return Builds(rows).named(name).build_id
-    sessions = Sessions(rows).named(name)
-    if len(sessions) == 1:
-        return sessions[0]
-    children = resolve(rows, name)
-    return children[0] if len(children) == 1 else name
 
 
 def sign(rows: Reads, signer: Signer, request: Request) -> Request:

@@ -84,8 +84,8 @@ def run(
     Makes the workspace if there is none. Exits 0 when all is done, 1 when a step failed, 3 when the budget paused it.
     """
     from onceward import running
+    from onceward.builds.acts import RunBuild
     from onceward.engine.plan_file import load
-    from onceward.engine.work_orders import RunBuild
     from onceward.lifecycles.choices import Choices, assignments
 
     limits = limits_of(asked["budgets"])
@@ -171,8 +171,8 @@ def resume(
     Without BUILD: the one build that can be resumed, if there is only one.
     """
     from onceward import running
+    from onceward.builds.acts import ResumeBuild
     from onceward.engine.builds import Offer
-    from onceward.engine.work_orders import ResumeBuild
     from onceward.lifecycles.permit import proof_of
 
     offer = Offer(
@@ -268,8 +268,8 @@ def _followed(outcome: dict[str, Any] | int, display: BuildDisplay) -> int:
 
 def _bring(workspace: Any, files: Mapping[str, Path]) -> dict[str, Any]:
     """Files put where the server finds them."""
+    from onceward.builds.acts import Kept
     from onceward.core.canon import sha256_hex
-    from onceward.engine.work_orders import Kept
 
     contents = {step: (path.name, path.read_bytes()) for step, path in files.items()}
     if contents:

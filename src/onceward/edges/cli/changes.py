@@ -283,9 +283,9 @@ def _reviewed(value: Mapping[str, Any]) -> None:
 def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     """Carry ENTRY out exactly as it was approved, once. After a crash, the same command finishes it, or undoes it."""
     from onceward import changing
+    from onceward.changes.acts import CutChange
     from onceward.edges.cli.change_display import CutDisplay
     from onceward.engine.change_reading import change_status
-    from onceward.engine.work_orders import CutChange
 
     display, workspace = CutDisplay(given.json), given.workspace()
     if serves(workspace):
@@ -338,9 +338,10 @@ def verify(
     Exit status: 0 passed, 1 failed or refused for drift, 3 could not be restored.
     """
     from onceward import changing
+    from onceward.changes.acts import VerifyChange
+    from onceward.core.orders import seconds_text
     from onceward.edges.cli.change_display import verified
     from onceward.engine.change_reading import change_verdict
-    from onceward.engine.work_orders import VerifyChange, seconds_text
     from onceward.lifecycles.plan_words import duration_of
 
     seconds = (

@@ -91,6 +91,7 @@ def _word(what: str, count: int) -> str:
 def _verify_file(
     path: Path, seals: list[Path], trusted: tuple[str, ...], progress: Any
 ) -> Findings:
+    from onceward import catalogue as _catalogue  # noqa: F401
     from onceward.evidence.bundle_check import verify_bundle
     from onceward.evidence.seal import follows, read_receipt
 
@@ -157,14 +158,14 @@ def progress_bar(given: Globals) -> Iterator[Callable[[str, int, int], None] | N
 @pass_globals
 def seal(given: Globals, out: str | None) -> int:
     """Sign the heads of all streams, so that whoever keeps the seal can tell if the history is cut or written anew."""
-    from onceward.engine import seals
+    from onceward.evidence import sealing
 
     workspace = given.workspace()
     path = file_argument(out).absolute() if out else None
     receipt = workspace.prepare_seal(path)
-    asked = ask(given, "seals.add", {"envelope": receipt.envelope.document()})
+    asked = ask(given, "sealing.add", {"envelope": receipt.envelope.document()})
     if not asked.pending and path is not None:
-        seals.write(path, receipt)
+        sealing.write(path, receipt)
     if given.json and not asked.pending:
         render.document({**asked.value, "receipt": receipt.document()})
         return 0

@@ -47,8 +47,8 @@ class Served:
     def __init__(
         self, given: Globals, verb: str, order: Any, variables: Mapping[str, str] | None = None
     ) -> None:
+        from onceward.core.orders import payload_of
         from onceward.core.records import Request
-        from onceward.engine.work_orders import payload_of
         from onceward.engine.work_reading import Ending
 
         self.workspace = given.workspace()

@@ -96,7 +96,7 @@ def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
 
 def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb: str) -> int:
     from onceward import saga_running
-    from onceward.engine.work_orders import ApplyPlan
+    from onceward.registry.acts import ApplyPlan
 
     workspace = given.workspace()
     if grant is None:

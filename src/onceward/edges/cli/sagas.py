@@ -85,7 +85,7 @@ def run(
     """
     from onceward import running, saga_running
     from onceward.engine.plan_file import saga_in
-    from onceward.engine.work_orders import RunSaga
+    from onceward.sagas.acts import RunSaga
 
     limits, value = limits_of(budgets), json_of(given_)
     if root == "":
@@ -120,7 +120,7 @@ def _go_on(
     given: Globals, name: str, file: str | None, budgets: tuple[str, ...], retry: bool
 ) -> int:
     from onceward import saga_running
-    from onceward.engine.work_orders import ResumeSaga
+    from onceward.sagas.acts import ResumeSaga
 
     display, workspace = SagaDisplay(given.json), given.workspace()
     limits = limits_of(budgets)

@@ -97,10 +97,11 @@ def spawn(
     """
     import msgspec
 
+    from onceward.core.orders import seconds_text
+    from onceward.dispatch.acts import Spawn
+    from onceward.dispatch.spawning import commands_of
     from onceward.engine import foreground
     from onceward.engine.signals import Signals
-    from onceward.engine.spawning import commands_of
-    from onceward.engine.work_orders import Spawn, seconds_text
 
     limits = limits_of(asked["budgets"])
     values = _values(asked["each"])

@@ -60,7 +60,7 @@ def _say_new(value: dict[str, Any]) -> None:
 @pass_globals
 def list_(given: Globals) -> None:
     """Every token that was ever made, whose it is and whether it is still good."""
-    from onceward.engine.tokens import token_list
+    from onceward.people.tokens import token_list
 
     with given.workspace().reading() as store:
         found = token_list(store)

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from onceward.core.canon import sha256_hex
-from onceward.engine.tokens import bearer_of
 from onceward.errors import OncewardError
+from onceward.people.tokens import bearer_of
 from onceward.serving import Service
 
 COOKIE: Final = "onceward_{port}"

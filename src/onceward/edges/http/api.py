@@ -7,7 +7,7 @@ from typing import Final
 from onceward.edges.http import openapi, reads, shapes
 from onceward.edges.http.api_evidence import EVIDENCE
 from onceward.edges.http.api_governed import GOVERNED
-from onceward.edges.http.routes import Route, act, look
+from onceward.edges.http.routes import Route, act, by_noun, look, routes_of_acts
 from onceward.engine import build_reading, reading
 from onceward.engine.explain import build_of, why
 from onceward.engine.overview import overview
@@ -140,29 +140,6 @@ _WORK: Final = (
         shapes.Said,
         lambda c: why(c.store, build_of(c.store, c.path["build"]), c.path["step"]),
     ),
-    act(
-        "builds",
-        "/builds",
-        "runBuild",
-        "run a plan that is in the workspace's folder",
-        "builds.run",
-    ),
-    act("builds", "/builds/{build}/resume", "resumeBuild", "go on with a build", "builds.resume"),
-    act(
-        "builds",
-        "/builds/{build}/confirm",
-        "confirmBuild",
-        "make a new confirmation token known by its hash",
-        "builds.confirm",
-    ),
-    act("builds", "/builds/{build}/abandon", "abandonBuild", "give a build up", "builds.abandon"),
-    act(
-        "builds",
-        "/builds/{build}/approve",
-        "approveStep",
-        "approve what flows into a step, or refuse it",
-        "builds.approve",
-    ),
     look(
         "sessions",
         "/sessions",
@@ -197,7 +174,6 @@ _WORK: Final = (
         act=reads.bring_environment,
         answer=shapes.BroughtNames,
     ),
-    act("sessions", "/sessions", "spawn", "run commands as children", "sessions.spawn"),
     look(
         "children",
         "/children/{child}",
@@ -214,13 +190,6 @@ _WORK: Final = (
         shapes.Logs,
         reads.logs,
         query=reads.Tail,
-    ),
-    act(
-        "children",
-        "/cancel/{subject}",
-        "cancel",
-        "ask a build, a session's children or a child to end",
-        "children.cancel",
     ),
     look(
         "budgets",
@@ -270,4 +239,6 @@ _WORK: Final = (
     ),
 )
 
-ROUTES: Final[tuple[Route, ...]] = (*_SERVER, *_WORK, *GOVERNED, *EVIDENCE)
+ROUTES: Final[tuple[Route, ...]] = by_noun(
+    (*_SERVER, *_WORK, *GOVERNED, *EVIDENCE, *routes_of_acts())
+)

@@ -8,7 +8,7 @@ from onceward.edges.http import reads, shapes
 from onceward.edges.http.routes import act, look
 from onceward.engine import reading
 from onceward.engine.targets import lock_list, lock_named
-from onceward.engine.tokens import token_list
+from onceward.people.tokens import token_list
 
 EVIDENCE: Final = (
     look(
@@ -133,14 +133,6 @@ EVIDENCE: Final = (
         list[shapes.Principal],
         lambda c: reading.principal_list(c.store),
     ),
-    act(
-        "principals",
-        "/principals",
-        "addPrincipal",
-        "add somebody, or give them roles",
-        "principals.add",
-    ),
-    act("principals", "/principals/{name}/take", "takeRoles", "take roles away", "principals.take"),
     look(
         "keys",
         "/keys",
@@ -148,14 +140,6 @@ EVIDENCE: Final = (
         "the keys people act with",
         list[shapes.Key],
         lambda c: reading.key_list(c.store, c.workspace.keyring),
-    ),
-    act("keys", "/keys", "addKey", "make a key of your own known", "keys.add"),
-    act(
-        "keys",
-        "/keys/{key}/revoke",
-        "revokeKey",
-        "let a key be good for nothing from now on",
-        "keys.revoke",
     ),
     look(
         "tokens",
@@ -165,16 +149,6 @@ EVIDENCE: Final = (
         list[shapes.Token],
         lambda c: token_list(c.store),
     ),
-    act(
-        "tokens", "/tokens", "newToken", "make a token of your own known by its hash", "tokens.new"
-    ),
-    act(
-        "tokens",
-        "/tokens/{token}/revoke",
-        "revokeToken",
-        "let a token be good for nothing",
-        "tokens.revoke",
-    ),
     look(
         "outbox",
         "/outbox",
@@ -183,5 +157,4 @@ EVIDENCE: Final = (
         list[shapes.Sink],
         lambda c: reading.outbox_status(c.store, c.workspace.settings.sinks()),
     ),
-    act("outbox", "/outbox/flush", "flushOutbox", "deliver what waits, now", "outbox.flush"),
 )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from onceward.core.acts import all_acts, is_work
 from onceward.core.canon import holds_nul, parse
 from onceward.core.limits import MAX_REQUEST_ID_CHARS
 from onceward.engine.answers import Pending
-from onceward.engine.verbs import VERBS
-from onceward.engine.work_orders import ORDERS
 from onceward.errors import InvalidConfig, NotFound
-from onceward.lifecycles.duties import WORKS
 from onceward.serving import Service
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> int:
-        return 202 if self.verb in WORKS else 200
+        return 202 if self.verb and is_work(self.verb) else 200
 
 
 def look(
@@ -122,16 +120,36 @@ def look(
     return Route(method="GET", path=PREFIX + path, **said)
 
 
-def act(noun: str, path: str, name: str, summary: str, verb: str = "", **more: Any) -> Route:
+def act(noun: str, path: str, name: str, summary: str, **more: Any) -> Route:
+    """A route that does something which is more than one act, or none."""
     said: dict[str, Any] = {
         "method": "POST",
         "noun": noun,
         "name": name,
         "summary": summary,
-        "verb": verb,
         **more,
     }
     return Route(path=PREFIX + path, **said)
+
+
+def routes_of_acts() -> Iterator[Route]:
+    """The route of every act that has one of its own."""
+    for declared in all_acts().values():
+        if declared.path:
+            yield Route(
+                method="POST",
+                path=PREFIX + declared.path,
+                name=declared.operation,
+                summary=declared.summary,
+                noun=declared.noun,
+                verb=declared.name,
+            )
+
+
+def by_noun(routes: Sequence[Route]) -> tuple[Route, ...]:
+    """The routes of one noun together, in the order in which nouns come first."""
+    nouns = list(dict.fromkeys(route.noun for route in routes))
+    return tuple(sorted(routes, key=lambda route: nouns.index(route.noun)))
 
 
 def converted(kind: type[Any], value: Any, what: str) -> Any:
@@ -197,7 +215,7 @@ def asked(call: Call, verb: str, payload: Any, request_id: str) -> dict[str, Any
 
 @cache
 def _body(verb: str, path: str) -> type[Any]:
-    kind, said = ORDERS.get(verb) or VERBS[verb].kind, _PARAMETER.findall(path)
+    kind, said = all_acts()[verb].payload, _PARAMETER.findall(path)
     fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in said]
     name = "".join(word.capitalize() for word in verb.split("."))
     return msgspec.defstruct(

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.acts import find_act
 from onceward.core.canon import parse
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.routes import PREFIX, Route
 from onceward.errors import InvalidConfig, NotFound
-from onceward.lifecycles.duties import ROLE_OF
 from onceward.settings import ServerSettings
 
 _NOT_ASKED: Final = ("client_request_id",)
@@ -21,6 +21,11 @@ _PAIRS: Final = ("budget", "config")
 _HIDDEN: Final = ("signin", "signout", "upload")
 _FOR_PROGRAMS: Final = ("bringEnvironment",)
 """What only makes sense before another request of the same id."""
+
+
+_ACT_OF: Final = {"clearLock": "locks.clear"}
+_ROLE_OF: Final = {"runGate": "operator"}
+"""Who may do what is more than one act."""
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -123,8 +128,8 @@ def _form(route: Route) -> Form:
         if one.encode_name not in _NOT_ASKED
     ]
     once = any(one.encode_name in _NOT_ASKED for one in msgspec.structs.fields(route.body))
-    own = {"seal": "", "clearLock": ROLE_OF["locks.clear"], "runGate": "operator"}
-    role = ROLE_OF.get(route.verb, own.get(route.name, ""))
+    declared = find_act(route.verb or _ACT_OF.get(route.name, ""))
+    role = declared.role if declared is not None else _ROLE_OF.get(route.name, "")
     return Form(
         *(route.name, route.noun, route.summary, route.method, route.path.removeprefix(PREFIX)),
         *([*places, *asked], role, once),

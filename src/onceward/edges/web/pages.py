@@ -15,8 +15,8 @@ from onceward.engine.explain import explain
 from onceward.engine.overview import overview
 from onceward.engine.spending import spending
 from onceward.engine.targets import lock_list
-from onceward.engine.tokens import token_list
 from onceward.errors import OncewardError
+from onceward.people.tokens import token_list
 
 NAV: Final = (
     ("/", "Overview"),

@@ -11,22 +11,20 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.acts import Claim, disagreement, find_act
+from onceward.core.bodies import Body, decode_body
 from onceward.core.canon import ZERO_HASH, digest
 from onceward.core.chain import Event, first_break
 from onceward.core.changes import ChangeSet, Decision, Entry, PairSignature
 from onceward.core.grants import Grant
 from onceward.core.records import Permit, Principal
-from onceward.engine.trust import Root
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
-from onceward.evidence.asked import DECISIONS, Claim, unlike
-from onceward.evidence.bodies import Body, decode_body
-from onceward.evidence.cuts import said_of_pair
-from onceward.lifecycles.change import CHANGE, Policy, recorded_policy
-from onceward.lifecycles.duties import ROLE_OF
+from onceward.lifecycles.change import CHANGE, DECISIONS, Policy, recorded_policy, said_of_pair
 from onceward.lifecycles.plan import step_name
 from onceward.people.principals import authorize
 from onceward.people.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
 from onceward.people.signing import CHANGE as CHANGE_STATEMENT
+from onceward.people.trust import Root
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.events import events_of, hash_at, newest_of
@@ -493,7 +491,7 @@ class Authority:
             detail=msgspec.structs.asdict(body.detail),
         )
         try:
-            why = unlike(claim, asked.told)
+            why = disagreement(claim, asked.told)
         except _UNREADABLE:
             why = "its statement lacks something"
         if why:
@@ -508,14 +506,14 @@ class Authority:
             said = envelope.said()
             told = said["predicate"]
             why = self._unlike(rows, said, told, key, envelope.fingerprint)
-            role = ROLE_OF.get(told["act"])
+            declared = find_act(told["act"])
         except _UNREADABLE:
             raise Doubt("its statement lacks something") from None
         if why:
             raise Doubt(why)
         places = (seq, self._head[0] + 1) if now else (seq,)
         for place in places:
-            if role is None or (role and not self._may(key.principal, role, place)):
+            if declared is None or not declared.allows(self._roles_at(key.principal, place)):
                 then = "had" if place == seq else "has"
                 raise Doubt(f"{key.principal} {then} no role that allows it")
         if now and not key.in_force(self._head[0] + 1):

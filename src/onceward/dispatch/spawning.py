@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from onceward.artifacts.redaction import check_secret
+from onceward.core.orders import seconds_of
 from onceward.core.vocabulary import key_of
+from onceward.dispatch.acts import Spawn
 from onceward.engine.work import Command
-from onceward.engine.work_orders import Spawn, seconds_of
 from onceward.errors import InvalidConfig, Recovery
 from onceward.locks.claims import check_target
 

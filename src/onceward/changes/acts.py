@@ -1,5 +1,5 @@
-"""What may be asked of changes from anywhere: marked, swept, reviewed, given up. What lies outside the store is looked
-at before the transaction."""
+"""What may be asked of changes: marked, swept, reviewed, applied, verified, given up. What lies outside the store is
+looked at before the transaction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.core.acts import Agrees, Claim, Payload, act, all_of, anything, on, says, work
 from onceward.core.canon import parse
 from onceward.core.changes import LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
-from onceward.engine import changes
+from onceward.core.orders import Order, Seconds
+from onceward.engine import changes, cutting
 from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
 from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
+from onceward.lifecycles.change import DECISIONS
 from onceward.lifecycles.manifest import (
     REGISTRY,
     TREE,
@@ -28,6 +31,7 @@ from onceward.lifecycles.manifest import (
     manifest_of,
 )
 from onceward.lifecycles.registry import plan_of
+from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.transaction import Transaction
@@ -36,6 +40,36 @@ if TYPE_CHECKING:
     from onceward.engine.kernel import Kernel
 
 Run = Callable[[Transaction, str], Any]
+
+
+def _whole_id(rows: Reads, name: str) -> str:
+    return Changes(rows).named(name).entry_id
+
+
+def _reason_agrees(claim: Claim, payload: Payload) -> bool:
+    return bool(payload.get("reason", "")[:MAX_NOTE_CHARS] == (claim.detail["why"] or ""))
+
+
+def _mark_agrees(claim: Claim, payload: Payload) -> bool:
+    needs = sorted(set(payload.get("depends_on", ())))
+    by_child = payload.get("child", "") == (claim.detail["child"] or "")
+    return by_child and needs == (claim.detail["depends_on"] or [])
+
+
+_MARKED: Agrees = all_of(
+    says("manifest"), says("key", "idempotency_key"), _mark_agrees, _reason_agrees
+)
+_REVISED: Agrees = all_of(on("revises"), says("manifest"), _reason_agrees)
+
+
+def _decision_agrees(claim: Claim, payload: Payload) -> bool:
+    decision = DECISIONS.get(claim.event, claim.detail["decision"])
+    return bool(payload["decision"] == decision)
+
+
+_REVIEWED: Agrees = all_of(
+    on("entry"), says("digest", "manifest"), _decision_agrees, _reason_agrees
+)
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +84,18 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The child that proposes it, which has shown that it is that."""
 
 
+@act(
+    "changes.mark",
+    role="operator",
+    prepares=True,
+    once=True,
+    for_children=True,
+    ids={"entry": _whole_id, "revises": _whole_id, "depends_on": _whole_id},
+    makes={"ENTRY_MARKED": _MARKED, "ENTRY_REVISED": _REVISED},
+    path="/changes",
+    operation="markChange",
+    summary="mark a change whose contents were brought",
+)
 def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
     what = _proposed(kernel, asked.manifest)
     reason = asked.reason[:MAX_NOTE_CHARS]
@@ -179,6 +225,24 @@ def _bytes(kernel: Kernel, digest: str) -> bytes:
     return blob.data if blob.data is not None else kernel.artifacts.path_of(digest).read_bytes()
 
 
+class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+@act(
+    "changes.sweep",
+    role="operator",
+    prepares=True,
+    makes={"ENTRY_SWEPT": anything, "BACKLOG_SWEPT": anything},
+    may_make={"REVIEW_WANTED": anything},
+    path="/sweep",
+    operation="sweepChanges",
+    summary="pass over the queue",
+)
+def sweep(kernel: Kernel, asked: Sweep, principal: str) -> Run:
+    return changes.sweep
+
+
 class Review(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: str
     decision: str
@@ -187,6 +251,17 @@ class Review(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+@act(
+    "changes.review",
+    role="reviewer",
+    prepares=True,
+    once=True,
+    ids={"entry": _whole_id},
+    makes=dict.fromkeys((*DECISIONS, "ENTRY_REVIEWED"), _REVIEWED),
+    path="/changes/{entry}/review",
+    operation="reviewChange",
+    summary="approve, defer or reject exactly this",
+)
 def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     if asked.decision == "defer":
         with kernel.store.read() as rows:
@@ -198,11 +273,59 @@ def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     return lambda tx, actor: changes.review(tx, actor, *said)
 
 
+class CutChange(Order, frozen=True):
+    entry: str
+    grant: str | None = None
+    commit: bool = False
+
+
+work(
+    "changes.cut",
+    CutChange,
+    role="executor",
+    ids={"entry": _whole_id},
+    path="/changes/{entry}/cut",
+    operation="cutChange",
+    summary="cut what was approved",
+)
+
+
+class VerifyChange(Order, frozen=True):
+    entry: str
+    again: bool = False
+    timeout: Seconds | None = None
+    commit: bool = False
+    accept_drift: str = ""
+    """The digest of what else was changed in the tree since the cut, to be accepted."""
+
+
+work(
+    "changes.verify",
+    VerifyChange,
+    role="verifier",
+    ids={"entry": _whole_id},
+    path="/changes/{entry}/verify",
+    operation="verifyChange",
+    summary="verify what was cut",
+)
+
+
 class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: str
     reason: str
 
 
+@act(
+    "changes.abandon",
+    role="admin",
+    prepares=True,
+    once=True,
+    ids={"entry": _whole_id},
+    makes={"ENTRY_ABANDONED": all_of(on("entry"), _reason_agrees)},
+    path="/changes/{entry}/abandon",
+    operation="abandonChange",
+    summary="give a change up",
+)
 def abandon(kernel: Kernel, asked: Abandon, principal: str) -> Run:
     if asked.reason.strip():
         closed = _close_cut(kernel, asked.entry)
@@ -214,23 +337,11 @@ def abandon(kernel: Kernel, asked: Abandon, principal: str) -> Run:
 
 def _close_cut(kernel: Kernel, entry_id: str) -> ChangeSet | None:
     """A cut whose kernel died half-way is first finished or undone (H-5)."""
-    from onceward.engine.cutting import close
-
     with kernel.store.read() as rows:
         open_ = Changes(rows).live_set(entry_id)
-    return close(kernel, open_) if open_ is not None and open_.status != "applied" else None
+    return cutting.close(kernel, open_) if open_ is not None and open_.status != "applied" else None
 
 
 def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
     """A cut that cannot be undone is taken as it is."""
-    from onceward.engine.cutting import give_up as given_up
-
-    given_up(kernel, change_set)
-
-
-class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-def sweep(kernel: Kernel, asked: Sweep, principal: str) -> Run:
-    return changes.sweep
+    cutting.give_up(kernel, change_set)

@@ -1,0 +1,1 @@
+"""Builds: plans that are carried out step by step, checkpointed and resumed."""

@@ -1,0 +1,331 @@
+"""What may be asked of builds: run, resume, confirm, give up, a person's word on a step; and cancelled, with their
+sessions and children."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.core.acts import Claim, Payload, act, all_of, ends, on, own, says, work
+from onceward.core.canon import digest
+from onceward.core.limits import MAX_NOTE_CHARS
+from onceward.core.orders import Jobs, Order
+from onceward.core.records import Build, check_name
+from onceward.core.sources import iso
+from onceward.engine import child_budget, child_dispatch
+from onceward.engine.approving import decided
+from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
+from onceward.lifecycles import build as rules
+from onceward.lifecycles import permit as permits
+from onceward.lifecycles.plan import step_name
+from onceward.store.port import Reads
+from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
+from onceward.store.tables.builds import Builds
+from onceward.store.tables.checkpoints import put_checkpoint
+from onceward.store.tables.children import Sessions, Tokens, resolve
+from onceward.store.tables.permits import mint_confirmation
+from onceward.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onceward.engine.kernel import Kernel
+
+
+def _whole_id(rows: Reads, name: str) -> str:
+    return Builds(rows).named(name).build_id
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that was brought: its name, and the digest of what is in it."""
+
+    name: str
+    sha256: str
+
+
+class RunBuild(Order, frozen=True):
+    plan: str
+    """The plan's file, as seen from the workspace's own folder."""
+    only: tuple[str, ...] = ()
+    force: bool = False
+    config: dict[str, Any] = {}
+    jobs: Jobs | None = None
+    budget: dict[str, Any] = {}
+    keep_going: bool = False
+    reuse: bool = True
+
+
+work(
+    "builds.run",
+    RunBuild,
+    role="operator",
+    path="/builds",
+    operation="runBuild",
+    summary="run a plan that is in the workspace's folder",
+)
+
+
+class ResumeBuild(Order, frozen=True):
+    build: str
+    proof: str = ""
+    """Shows that whoever asks has the confirmation token, without being it."""
+    fork: bool = False
+    strict_code: bool = False
+    rerun: tuple[str, ...] = ()
+    accept: dict[str, Kept] = {}
+    plan: str = ""
+    jobs: Jobs | None = None
+    budget: dict[str, Any] = {}
+    keep_going: bool = False
+    reuse: bool = True
+
+
+work(
+    "builds.resume",
+    ResumeBuild,
+    role="operator",
+    ids={"build": _whole_id},
+    path="/builds/{build}/resume",
+    operation="resumeBuild",
+    summary="go on with a build",
+)
+
+
+_PAUSE_FIELDS = ("permit_id", "token_hash", "expires_at", "spent_micros")
+
+
+def _pause_agrees(claim: Claim, payload: Payload) -> bool:
+    if (claim.subject, claim.detail["transition_seq"]) != (payload["build"], payload["bound"]):
+        return False
+    return all(payload[name] == claim.detail[name] for name in _PAUSE_FIELDS)
+
+
+own("builds.pause", role="operator", once=True, makes={"BUILD_PAUSED": _pause_agrees})
+
+
+class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    token_hash: str
+
+
+@act(
+    "builds.confirm",
+    role="operator",
+    prepares=True,
+    once=True,
+    ids={"build": _whole_id},
+    makes={"CONFIRMATION_MINTED": all_of(on("build"), says("token_hash"))},
+    path="/builds/{build}/confirm",
+    operation="confirmBuild",
+    summary="make a new confirmation token known by its hash",
+)
+def confirm(
+    kernel: Kernel, asked: Confirm, principal: str
+) -> Callable[[Transaction, str], dict[str, Any]]:
+    """A new confirmation token of a paused build. Whoever asks made the secret; only its hash comes here."""
+    seconds = kernel.confirmation_seconds
+    return lambda tx, actor: _mint(tx, actor, asked, seconds)
+
+
+def _mint(tx: Transaction, actor: str, asked: Confirm, seconds: int) -> dict[str, Any]:
+    build = Builds(tx).named(asked.build)
+    if build.state != "BUDGET_PAUSE":
+        raise InvalidResumeState(
+            f"build {build.build_id} is {build.state}; only a paused one needs a confirmation token",
+            context={"build_id": build.build_id, "state": build.state},
+        )
+    if len(asked.token_hash) != 64:
+        raise InvalidConfig("the hash of a token has 64 letters", context={"field": "token_hash"})
+    lane = child_budget.lanes(tx, build.build_id).get("usd_micros")
+    permit = permits.mint(
+        tx.sources.new_id("prm"),
+        subject=build.build_id,
+        bound=build.version,
+        secret_hash=asked.token_hash,
+        expires_at=(tx.asked_at or tx.now) + seconds * 1_000_000,
+    )
+    spent = lane.total if lane else 0
+    mint_confirmation(tx, permit, spent, tx.now, tx.statement())
+    detail = {**permits.told(permit, spent), "bound": permit.bound}
+    tx.append(f"session:{build.build_id}", "CONFIRMATION_MINTED", actor, detail)
+    return {
+        "build_id": build.build_id,
+        "permit_id": permit.permit_id,
+        "expires_at": iso(permit.expires_at),
+    }
+
+
+class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    failed: bool = False
+
+
+@act(
+    "builds.abandon",
+    role="operator",
+    ids={"build": _whole_id},
+    makes={"BUILD_ABANDONED": ends("build")},
+    may_make={
+        "BUILD_FAILED": ends("build"),
+        "WORKER_CANCEL": ends("build"),
+        "STEP_IN_DOUBT": ends("build"),
+    },
+    path="/builds/{build}/abandon",
+    operation="abandonBuild",
+    summary="give a build up",
+)
+def abandon(tx: Transaction, actor: str, asked: Abandon) -> dict[str, Any]:
+    """Give a build up; what it has running is asked to end."""
+    request_id = digest({"actor": actor, "abandon": asked.build})
+    return _abandon(tx, actor, Builds(tx).named(asked.build), request_id, failed=asked.failed)
+
+
+def _abandon(
+    tx: Transaction, actor: str, build: Build, request_id: str, *, failed: bool = False
+) -> dict[str, Any]:
+    move = rules.abandon(build, failed, actor)
+    receipts = [
+        child_dispatch.cancel(tx, token.child_id, request_id, actor)
+        for token in Tokens(tx).open_in(build.build_id)
+    ]
+    tx.move(move)
+    return {"build_id": build.build_id, "state": move.target, "receipts": receipts}
+
+
+class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    build: str
+    step: str
+    digest: str
+    refuse: bool = False
+    note: str = ""
+
+
+def _decision_agrees(claim: Claim, payload: Payload) -> bool:
+    step = claim.detail["step"]
+    return (
+        (payload["build"], payload["digest"]) == (claim.subject, claim.detail["digest"])
+        and payload["step"] in (step, step.partition(":")[0])
+        and bool(payload.get("refuse")) == (claim.event == "APPROVAL_REFUSED")
+        and payload.get("note", "")[:MAX_NOTE_CHARS] == claim.detail["note"]
+    )
+
+
+@act(
+    "builds.approve",
+    role="reviewer",
+    once=True,
+    ids={"build": _whole_id},
+    makes={"APPROVAL_GIVEN": _decision_agrees, "APPROVAL_REFUSED": _decision_agrees},
+    path="/builds/{build}/approve",
+    operation="approveStep",
+    summary="approve what flows into a step, or refuse it",
+)
+def approve(tx: Transaction, actor: str, asked: Approve) -> dict[str, Any]:
+    """A person's word on exactly what flows into a step; on anything else it does not count (B-15)."""
+    build = Builds(tx).named(asked.build)
+    newest = _waiting_approval(tx, build, asked.step)
+    if asked.digest != newest.digest:
+        whole = newest.digest.startswith(asked.digest)
+        raise PermitInvalid(
+            f"the digest is not that of what flows into {asked.step} now"
+            + ("; it must be given whole" if whole else ""),
+            context={"step": asked.step, "digest": newest.digest},
+            recovery=[Recovery("look at it again", f"onceward status {build.build_id}")],
+        )
+    decision = "refused" if asked.refuse else "approved"
+    detail = {
+        "build_id": build.build_id,
+        "step": step_name(newest.stage, newest.target),
+        "decision": decision,
+    }
+    answer = {**detail, "state": build.state}
+    if newest.decision is not None:
+        if (newest.decision, newest.actor) == (decision, actor):
+            return answer
+        raise PermitInvalid(
+            f"step {asked.step} was {newest.decision} by {newest.actor} already",
+            context={"step": asked.step},
+        )
+    note = asked.note[:MAX_NOTE_CHARS]
+    decide_approval(tx, newest, decision, actor, note, tx.now, tx.statement())
+    done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
+    put_checkpoint(tx, decided(done), tx.now)
+    detail["digest"] = asked.digest
+    if note:
+        detail["note"] = note
+    event = "APPROVAL_REFUSED" if asked.refuse else "APPROVAL_GIVEN"
+    tx.append(f"session:{build.build_id}", event, actor, detail)
+    return answer
+
+
+def _waiting_approval(tx: Transaction, build: Build, step: str) -> Approval:
+    """The newest approval that a step asks for, decided or not."""
+    if build.state not in ("ACTIVE", "CRASHED", "BUDGET_PAUSE"):
+        raise InvalidConfig(
+            f"build {build.build_id} is {build.state}; nothing of it waits",
+            context={"step": step[:200]},
+        )
+    wanted = [
+        approval
+        for approval in approvals_of(tx, build.build_id)
+        if step in (step_name(approval.stage, approval.target), approval.stage)
+    ]
+    if not wanted:
+        raise InvalidConfig(
+            f"step {step[:80]!a} of {build.build_id} does not wait for an approval",
+            context={"step": step[:200]},
+            recovery=[Recovery("see what waits", f"onceward status {build.build_id}")],
+        )
+    return max(wanted, key=lambda approval: approval.wanted_at)
+
+
+class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    subject: str
+    """A child, or a session with all its children."""
+    cancel_request_id: str = ""
+
+
+def _whole_subject(rows: Reads, name: str) -> str:
+    if name.startswith("bld_"):
+        return _whole_id(rows, name)
+    sessions = Sessions(rows).named(name)
+    if len(sessions) == 1:
+        return sessions[0]
+    children = resolve(rows, name)
+    return children[0] if len(children) == 1 else name
+
+
+@act(
+    "children.cancel",
+    role="operator",
+    for_children=True,
+    ids={"subject": _whole_subject},
+    makes={"BUILD_ABANDONED": ends("subject")},
+    may_make={
+        "BUILD_FAILED": ends("subject"),
+        "WORKER_CANCEL": ends("subject"),
+        "STEP_IN_DOUBT": ends("subject"),
+    },
+    path="/cancel/{subject}",
+    operation="cancel",
+    summary="ask a build, a session's children or a child to end",
+)
+def cancel(tx: Transaction, actor: str, asked: Cancel) -> dict[str, Any]:
+    """One receipt per child, in the order of the queue."""
+    request_id = asked.cancel_request_id or digest({"actor": actor, "subject": asked.subject})
+    check_name(request_id, "cancel_request_id")
+    if asked.subject.startswith("bld_"):
+        build = tx.builds.named(asked.subject)
+        if build.state in ("PENDING", "ACTIVE"):
+            # A build that may run none of its steps is given up.
+            return {"cancel_request_id": request_id, **_abandon(tx, actor, build, request_id)}
+        if build.state in ("CRASHED", "BUDGET_PAUSE"):
+            raise InvalidConfig(
+                f"build {build.build_id} is {build.state}; nothing of it is running",
+                context={"subject": asked.subject},
+                recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
+            )
+    children = resolve(tx, asked.subject)
+    receipts = [child_dispatch.cancel(tx, child_id, request_id, actor) for child_id in children]
+    return {"cancel_request_id": request_id, "receipts": receipts}

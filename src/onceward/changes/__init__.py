@@ -1,0 +1,1 @@
+"""Changes: proposed, reviewed, applied exactly as approved, and verified by somebody else."""

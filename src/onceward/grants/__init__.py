@@ -1,0 +1,1 @@
+"""Grants: an authority for exactly one thing, by somebody who may, used once."""

@@ -1,0 +1,170 @@
+"""What may be asked of grants: drafted, issued, revoked, marked as expired (S-3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from onceward.core.acts import Claim, Payload, act, all_of, anything, on
+from onceward.core.canon import digest
+from onceward.core.grants import Grant, Scope
+from onceward.core.limits import GRANT_SECONDS, MAX_NOTE_CHARS
+from onceward.engine import grants
+from onceward.errors import InvalidConfig, PermissionDenied, PermitInvalid
+from onceward.lifecycles import permit as rules
+from onceward.lifecycles.registry import plan_of, schema_digest
+from onceward.store.port import Reads
+from onceward.store.tables.grants import Grants
+from onceward.store.tables.principals import Principals
+from onceward.store.transaction import Transaction
+
+
+def _whole_id(rows: Reads, name: str) -> str:
+    return Grants(rows).named(name).grant_id
+
+
+def _scope_agrees(claim: Claim, payload: Payload) -> bool:
+    scope = msgspec.convert(payload["scope"], Scope)
+    return bool(scope.digest() == claim.detail["scope"])
+
+
+class DraftGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    scope: Scope
+    about: Any = None
+    """What it is for, for people to read."""
+
+
+@act(
+    "grants.draft",
+    role="operator|granter",
+    once=True,
+    makes={"GRANT_DRAFTED": _scope_agrees},
+    path="/grants",
+    operation="draftGrant",
+    summary="draft a grant",
+)
+def draft(tx: Transaction, actor: str, asked: DraftGrant) -> dict[str, Any]:
+    """Write down what somebody would like to be allowed; what people are to read of it has the digests of the scope."""
+    scope = asked.scope
+    _require_about(scope, asked.about)
+    executor = Principals(tx).find(scope.executor)
+    if executor is None or not executor.may("operator"):
+        unknown = "nobody here is called so"
+        why = unknown if executor is None else "that needs the role operator"
+        raise InvalidConfig(
+            f"{scope.executor} could not carry it out: {why}", context={"field": "executor"}
+        )
+    grant_id = tx.sources.new_id("grt")
+    tx.move(rules.draft(grant_id, scope, actor, asked.about))
+    return _answer(tx, grant_id)
+
+
+def _require_about(scope: Scope, about: Any) -> None:
+    if about is None:
+        return
+    try:
+        if about["kind"] == "assembly":
+            plan = plan_of(about["plan"])
+            made = (plan.manifest_digest, plan.schema_digest)
+        elif about["kind"] == "rollback":
+            made = (digest(about["plan"]), schema_digest(about["plan"]["collection"]))
+        else:
+            made = (digest(about["input"]), digest(about["work"]))
+    except (KeyError, TypeError, InvalidConfig):
+        made = ("", "")
+    if made != (scope.manifest_digest, scope.schema_digest):
+        raise InvalidConfig(
+            "what the grant says it is for is not what its digests are of",
+            context={"field": "about"},
+        )
+
+
+class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    grant: str
+    scope: Scope
+    """All of it, so that it is what is signed."""
+    seconds: int
+
+
+@act(
+    "grants.issue",
+    role="granter",
+    once=True,
+    ids={"grant": _whole_id},
+    makes={"GRANT_ISSUED": all_of(on("grant"), _scope_agrees)},
+    path="/grants/{grant}/issue",
+    operation="issueGrant",
+    summary="issue a grant, all of it signed",
+)
+def issue(tx: Transaction, actor: str, asked: IssueGrant) -> dict[str, Any]:
+    """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
+    grant = Grants(tx).named(asked.grant)
+    if grant.status != "draft":
+        raise PermitInvalid(
+            f"the grant is {grant.status}; only a draft is issued",
+            context={"grant_id": asked.grant},
+        )
+    if grant.scope != asked.scope.check():
+        raise InvalidConfig(
+            "what is to be granted is not what was drafted", context={"field": "scope"}
+        )
+    if not 1 <= asked.seconds <= GRANT_SECONDS:
+        raise InvalidConfig(
+            f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"}
+        )
+    statement = tx.statement()
+    if statement is None:
+        raise PermissionDenied("a grant is issued by a signed request only")
+    assert tx.asked_at is not None
+    expires_at = tx.asked_at + asked.seconds * 1_000_000
+    tx.move(rules.issue(grant, actor, statement, expires_at))
+    return _answer(tx, grant.grant_id)
+
+
+class RevokeGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    grant: str
+    why: str = ""
+
+
+@act(
+    "grants.revoke",
+    role="granter",
+    once=True,
+    ids={"grant": _whole_id},
+    makes={"GRANT_REVOKED": on("grant")},
+    path="/grants/{grant}/revoke",
+    operation="revokeGrant",
+    summary="revoke a grant",
+)
+def revoke(tx: Transaction, actor: str, asked: RevokeGrant) -> dict[str, Any]:
+    """Take back a draft or what was granted and not used."""
+    grant = Grants(tx).named(asked.grant)
+    if grant.status not in ("draft", "active"):
+        raise PermitInvalid(
+            f"the grant is {grant.status}; there is nothing to take back",
+            context={"grant_id": asked.grant},
+        )
+    tx.move(rules.revoke(grant, actor, asked.why[:MAX_NOTE_CHARS]))
+    return _answer(tx, grant.grant_id)
+
+
+class ExpireGrants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+@act(
+    "grants.expire",
+    role="operator|granter",
+    may_make={"GRANT_EXPIRED": anything},
+    path="/expire-grants",
+    operation="expireGrants",
+    summary="mark what has run out",
+)
+def expire(tx: Transaction, actor: str, asked: ExpireGrants) -> dict[str, Any]:
+    return {"expired": grants.expire(tx, actor)}
+
+
+def _answer(tx: Transaction, grant_id: str) -> dict[str, Any]:
+    grant: Grant = Grants(tx).named(grant_id)
+    return {"grant_id": grant.grant_id, "status": grant.status, "scope": grant.scope.digest()}

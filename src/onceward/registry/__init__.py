@@ -1,0 +1,1 @@
+"""The registry: operations that mean one thing for ever, by version."""

@@ -1,0 +1,1 @@
+"""Sagas: work that reaches several places, done everywhere or stopped and undone."""
