@@ -18,17 +18,10 @@ FOLDER = re.compile(
 )
 LINE = re.compile(r"(line |\.py\", line )\d+")
 MACHINE = {
-    *("pid", "host", "hostname", "boot_id", "machine_id", "process_start", "exe_sha256", "start"),
-    *(
-        "owner_host",
-        "owner_boot",
-        "owner_pid",
-        "owner_start",
-        "carried",
-        "child_pid",
-        "child_start",
-    ),
+    *("owner_host", "owner_boot", "owner_pid", "owner_start"),
+    *("child_pid", "child_start", "carried", "debits"),
 }
+"""What depends on the machine, or on how long something took: a digest of debits has their times in it."""
 ONLY_EVENTS = {
     *("events", "event_outbox", "outbox_used", "requests", "signatures"),
     *("artifacts", "singleton_lock", "kernel_beat"),

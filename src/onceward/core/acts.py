@@ -174,6 +174,18 @@ def disagreement(claim: Claim, statement: Mapping[str, Any]) -> str | None:
     return None
 
 
+def misfit(statement: Mapping[str, Any]) -> str | None:
+    """Why a signed payload is none of its act: nothing unknown is signed along with what is asked."""
+    declared = find_act(statement["act"])
+    if declared is None or declared.own:
+        return None
+    try:
+        msgspec.convert(statement["payload"], declared.payload)
+    except msgspec.ValidationError as error:
+        return f"what is asked does not fit {declared.name}: {error}"
+    return None
+
+
 # What events are compared by.
 
 

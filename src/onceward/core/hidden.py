@@ -13,7 +13,7 @@ _IGNORABLE: Final = (
     *((0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
 )
 """Unicode's Default_Ignorable_Code_Point (DerivedCoreProperties, 16.0) and the annotation characters: drawn as nothing."""
-_BLANK: Final = frozenset({0x2800, 0x16FE4, 0x1D159})
+_BLANK: Final = frozenset({0x2800, 0xFFFC, 0x16FE4, 0x1D159})
 """Drawn as nothing, though Unicode counts them among the signs."""
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 

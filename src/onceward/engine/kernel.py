@@ -12,6 +12,7 @@ from typing import Literal, TextIO
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.streams import Streams
+from onceward.core.acts import all_acts
 from onceward.core.limits import (
     ARTIFACT_BYTES,
     PERMIT_SECONDS,
@@ -212,11 +213,18 @@ class Kernel:
             )
 
     def note_policy(self) -> None:
-        """What changes need here is part of the signed record: who may approve their own is nobody's secret."""
-        signer, policy = self.signer, recorded_policy(self.policy)
+        """What changes and confirmations need here is part of the signed record. A kernel whose principal may not
+        change it allows only what was signed last as well."""
+        signer, policy = self.signer, recorded_policy(self.policy, self.confirmation_seconds)
         with self.store.read() as rows:
             known = self.authority.policy(rows)
-        if signer is None or known == policy:
+            roles = self.authority.roles(rows, self.principal)
+        if known == policy:
+            return
+        if signer is None or not all_acts()["settings.note"].allows(roles):
+            self.policy = self.policy.with_recorded(known)
+            signed_seconds = known["confirmation_seconds"]
+            self.confirmation_seconds = min(self.confirmation_seconds, signed_seconds)
             return
 
         def note(tx: Transaction) -> None:
@@ -407,7 +415,7 @@ class Kernel:
         with self.store.read() as rows:
             receipt = sealing.prepare(rows, self.signer, older)
         payload = {"envelope": receipt.envelope.document()}
-        self.ask(Request("sealing.add", receipt.envelope.statement_hash, payload, self.principal))
+        self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
         sealing.write(self._seal_file, receipt)
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.acts import Claim, disagreement, find_act
+from onceward.core.acts import Claim, disagreement, find_act, misfit
 from onceward.core.canon import digest, sha256_hex
 from onceward.core.chain import Event
 from onceward.core.merkle import Tree
@@ -127,10 +127,14 @@ class SignatureCheck:
             begun = self._told.get(detail.key, (0, None))[0]
             self._told[detail.key] = (begun, event.seq)
         elif body.event == "PRINCIPAL_ADDED":
-            self._roles.setdefault(detail.principal, set()).update(detail.roles or ())
+            held = self._roles.setdefault(detail.principal, set())
+            self._require_roles(place, detail, lambda named: named - held)
+            held.update(detail.roles or ())
             self._added.setdefault(detail.principal, (event.at, body.context.actor))
         elif body.event == "ROLES_TAKEN":
-            self._roles.setdefault(detail.principal, set()).difference_update(detail.roles or ())
+            held = self._roles.setdefault(detail.principal, set())
+            self._require_roles(place, detail, lambda named: named & held)
+            held.difference_update(detail.roles or ())
         elif body.event == "ACT_SIGNED":
             self._act(event, detail, place)
         elif body.event == "TOKEN_MADE":
@@ -139,6 +143,17 @@ class SignatureCheck:
         elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
             made = self._tokens[detail.token_id]
             self._tokens[detail.token_id] = msgspec.structs.replace(made, revoked_seq=event.seq)
+
+    def _require_roles(
+        self, place: str, detail: Detail, changed: Callable[[set[str]], set[str]]
+    ) -> None:
+        """An event names exactly the roles that what was signed changes."""
+        if self._newest is None or not self._records.whole:
+            return
+        payload = self._newest[1]["payload"]
+        named = payload.get("roles") if isinstance(payload, dict) else None
+        if named is not None and set(detail.roles or ()) != changed(set(named)):
+            self._findings.fault("role", place, "the roles are not those that were signed for")
 
     def _add(self, seq: int, detail: Detail) -> None:
         if detail.key in self._told:
@@ -223,6 +238,9 @@ class SignatureCheck:
     ) -> str | None:
         if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
             return "it is signed for another act"
+        unfit = misfit(told)
+        if unfit:
+            return unfit
         if not self._stands(told["head"]):
             return "it was signed after another history than this one"
         (subject,) = said["subject"]

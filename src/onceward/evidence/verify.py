@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from typing import Final
 
 import msgspec
 
@@ -28,9 +29,11 @@ from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
 from onceward.lifecycles.budget import ASKED, LATE
 from onceward.lifecycles.plan import hash_of_body, step_name
+from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.tables.budgets import workspace_lanes
 from onceward.store.tables.requests import UNTOLD, Ledger
+from onceward.store.transaction import dedupe_key
 
 
 def verify_rows(rows: Reads) -> Findings:
@@ -315,3 +318,54 @@ def _outbox(records: Rows, findings: Findings, walk: Walk) -> None:
     )
     for sink, position in again:
         findings.fault("outbox", f"{sink} {position}", "it was delivered before")
+    for table in ("event_outbox", "outbox_used"):
+        _check_keys(records, findings, table)
+
+
+_POSTED_KEY: Final = {
+    "event_outbox": ("sink", "position"),
+    "outbox_used": ("sink", "dedupe_key"),
+}
+
+
+def _check_keys(records: Rows, findings: Findings, table: str) -> None:
+    """What was delivered, or waits to be, is under the key of its event."""
+    columns = ("sink", "dedupe_key", "position")
+    rows = pages(records.rows, table, _POSTED_KEY[table], columns)
+    for batch in batches(rows):
+        places = sorted({int(position) for _, _, position in batch if position is not None})
+        keys = _keys_at(records.rows, places)
+        for sink, key, position in batch:
+            if position in keys and bytes(key) not in keys[position]:
+                findings.fault(
+                    "outbox", f"{sink} {position}", "its key is not the one of its event"
+                )
+
+
+def _keys_at(rows: Reads, places: Sequence[int]) -> dict[int, set[bytes]]:
+    """The keys that the event at each place may have."""
+    if not places:
+        return {}
+    found = rows.read(
+        "SELECT e.position, s.stream, e.seq, e.source, e.body FROM events e"
+        " JOIN streams s ON s.stream_no = e.stream_no"
+        f" WHERE e.position IN ({', '.join('?' * len(places))})",
+        tuple(places),
+    )
+    keys: dict[int, set[bytes]] = {}
+    for position, stream, seq, source, text in found:
+        body = decode_body(text.encode())
+        detail = body.detail
+        owner = stream.partition(":")[2]
+        subject = detail.child_id if source == "child" else owner
+        move = f"{detail.to}:{detail.reason or ''}"
+        step = f"{detail.step}:{detail.context_hash}"
+        sides = [f"{owner}:{side}:{detail.step}" for side in ("action", "compensation")]
+        keys[position] = {
+            dedupe_key(body.event, stream, seq, body.event),
+            *(
+                dedupe_key(body.event, subject, detail.transition_seq, target)
+                for target in (move, detail.permit_id, step, *sides)
+            ),
+        }
+    return keys

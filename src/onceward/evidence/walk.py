@@ -11,8 +11,9 @@ from onceward.core.acts import signed_events
 from onceward.core.bodies import Body, Detail, decode_body
 from onceward.core.canon import ZERO_HASH, sha256_hex
 from onceward.core.chain import STREAM, Event, link
+from onceward.core.limits import PERMIT_SECONDS
 from onceward.core.machine import Machine
-from onceward.evidence.ahead import SALT, Ahead, weight
+from onceward.evidence.ahead import Ahead, mark, weight
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
@@ -87,6 +88,10 @@ class Walk:
         self._entries = Entries(records, findings, self._sagas.audited, consumed)
         self._logs: list[tuple[str, str, str, str]] = []
         self._signed_events = signed_events()
+        self._lasting: list[tuple[int, int]] = []
+        """From which place on confirmation tokens are good for how many seconds."""
+        self._confirmations: list[tuple[int, str, int]] = []
+        """Tokens that somebody asked for: where, which, and for how many microseconds it is good."""
         self._seen, self._newest = 0, 0
 
     def run(self) -> None:
@@ -128,7 +133,17 @@ class Walk:
         self._compare_copies()
         self._check_logs()
         self._check_debits()
+        self._check_confirmations()
         self.findings.count("events", self._seen)
+
+    def _check_confirmations(self) -> None:
+        """No token is good for longer than the settings said that were signed before."""
+        for position, permit_id, lasting in self._confirmations if self.records.whole else ():
+            noted = [seconds for since, seconds in self._lasting if since < position]
+            if lasting > (noted[-1] if noted else PERMIT_SECONDS) * 1_000_000:
+                self.findings.fault(
+                    "permit", permit_id, "it lasts longer than the settings allowed"
+                )
 
     def _begin(self, name: str) -> Stream:
         self.findings.count("streams")
@@ -168,6 +183,7 @@ class Walk:
             self.authority.follow(event, body)
             if body.event == "SETTINGS_NOTED":
                 self._backlog.noted(event, body.detail.policy)
+                self._lasting.append((event.position, _confirmation_seconds(body.detail.policy)))
             if body.event == "SINKS_CHANGED":
                 self.sinks.append((event.position, body.detail.sinks or {}))
             if body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
@@ -189,7 +205,7 @@ class Walk:
                 "copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}"
             )
         session = detail.parent_stream_id
-        self._copies[session] = self._copies.get(session, 0) + hash((SALT, event.body))
+        self._copies[session] = self._copies.get(session, 0) + mark(event.body)
         if detail.to == "terminal":
             stream.ends += 1
             if detail.logs:
@@ -230,9 +246,7 @@ class Walk:
                     f"{event.stream}#{event.seq}",
                     f"it says it is number {detail.parent_seq}",
                 )
-            self._copies[event.stream] = self._copies.get(event.stream, 0) - hash(
-                (SALT, event.body)
-            )
+            self._copies[event.stream] = self._copies.get(event.stream, 0) - mark(event.body)
         elif name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self.limits[stream.subject] = limits = detail.limits or {}
             widest = self.widest.setdefault(stream.subject, dict.fromkeys(LANES, 0))
@@ -260,6 +274,9 @@ class Walk:
         if detail.permit_id in self.minted:
             self.findings.fault("permit", detail.permit_id, "it was minted twice")
         paused = body.event == "BUILD_PAUSED"
+        if not paused:
+            lasting = detail.expires_at - event.at
+            self._confirmations.append((event.position, detail.permit_id, lasting))
         older = self._tokens_of.setdefault(build, [])
         for name in older:
             if (self.minted[name].consumed_at, self.minted[name].voided_at) == (None, None):
@@ -479,16 +496,21 @@ def _misplaced(stream: Stream, child: Child) -> str | None:
     return None
 
 
+def _confirmation_seconds(policy: object) -> int:
+    seconds = policy.get("confirmation_seconds") if isinstance(policy, dict) else None
+    return seconds if isinstance(seconds, int) else PERMIT_SECONDS
+
+
 def late_mark(child_id: str, lane: str, amount: int, at: int) -> int:
     """What one debit after a child's end adds to the sum of all."""
-    return hash((SALT, child_id, lane, amount, at))
+    return mark(child_id, lane, amount, at)
 
 
 def answer_mark(at: int, said: Detail | Mapping[str, str]) -> int:
     """What one answered request adds to the sum of all: as its event tells of it, or as its row does."""
     names = ("verb", "request_id", "principal", "asked", "answer")
     told = said if isinstance(said, Mapping) else msgspec.structs.asdict(said)
-    return hash((SALT, at, *(told[name] for name in names)))
+    return mark(at, *(told[name] for name in names))
 
 
 class Stream:

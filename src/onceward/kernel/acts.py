@@ -11,7 +11,7 @@ from onceward.locks.claims import check_target
 from onceward.store.tables.outbox import backlogs, make_due
 from onceward.store.transaction import Transaction
 
-own("settings.note", role="", makes={"SETTINGS_NOTED": says("policy")})
+own("settings.note", role="operator", once=True, makes={"SETTINGS_NOTED": says("policy")})
 
 
 class ClearLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

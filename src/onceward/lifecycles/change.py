@@ -18,7 +18,7 @@ from onceward.core.changes import (
     PairSignature,
     VerifyResult,
 )
-from onceward.core.limits import APPROVAL_SECONDS
+from onceward.core.limits import APPROVAL_SECONDS, PERMIT_SECONDS
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Move
 from onceward.core.sources import Micros
@@ -95,10 +95,22 @@ class Policy(msgspec.Struct, frozen=True):
         some = [rule for rule in self.path if any(_fits(place, rule.glob) for place in places)]
         return [PathRule("*", self.approvals), *some]
 
+    def with_recorded(self, recorded: Mapping[str, Any]) -> Policy:
+        """What satisfies both these settings and those that were signed last."""
+        signed = [msgspec.convert(rule, PathRule) for rule in recorded["path"]]
+        return msgspec.structs.replace(
+            self,
+            approval_seconds=min(self.approval_seconds, recorded["approval_seconds"]),
+            approvals=max(self.approvals, recorded["approvals"]),
+            authors_may_review=self.authors_may_review and recorded["authors_may_review"],
+            path=(*self.path, *(rule for rule in signed if rule not in self.path)),
+        )
 
-def recorded_policy(policy: Policy) -> dict[str, Any]:
-    """What of a policy says who may do what, as it is recorded."""
+
+def recorded_policy(policy: Policy, confirmation_seconds: int = PERMIT_SECONDS) -> dict[str, Any]:
+    """What of the settings says who may do what and for how long, as it is recorded."""
     return {
+        "confirmation_seconds": confirmation_seconds,
         "approval_seconds": policy.approval_seconds,
         "approvals": policy.approvals,
         "authors_may_review": policy.authors_may_review,

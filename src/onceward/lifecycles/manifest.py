@@ -175,7 +175,8 @@ def _raw(part: str, in_tree: bool) -> bytes:
 
 def is_machinery(name: str) -> bool:
     """What is never part of a change: ours, and git's."""
-    return name.casefold() == ".git" or name.casefold().startswith(".onceward")
+    plain = name.casefold()
+    return plain in (".git", ".onceward", ".onceward.new") or plain.startswith(".onceward-cst_")
 
 
 def check_link(path: str, leads_to: str) -> None:

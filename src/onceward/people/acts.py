@@ -19,8 +19,20 @@ def _roles_agree(claim: Claim, payload: Payload) -> bool:
 
 
 def _key_agrees(claim: Claim, payload: Payload) -> bool:
-    owner = payload.get("name", claim.actor)
-    return bool(owner == claim.detail["principal"] and claim.detail["public"] in payload["key"])
+    return bool(claim.detail["public"] in payload["key"])
+
+
+def _own_key(claim: Claim, payload: Payload) -> bool:
+    """Who adds a key adds it for themselves."""
+    return bool(claim.detail["principal"] == claim.actor)
+
+
+def _own_token(claim: Claim, payload: Payload) -> bool:
+    """A token lets act who made it, for what they said."""
+    return (claim.detail["principal"], claim.detail["note"]) == (
+        claim.actor,
+        payload.get("note", "")[:MAX_NOTE_CHARS],
+    )
 
 
 _NAMED_ROLES: Agrees = all_of(says("name", "principal"), _roles_agree)
@@ -42,7 +54,7 @@ class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "principals.add",
     role="admin",
     makes={"PRINCIPAL_ADDED": _NAMED_ROLES},
-    may_make={"KEY_ADDED": _key_agrees},
+    may_make={"KEY_ADDED": all_of(says("name", "principal"), _key_agrees)},
     path="/principals",
     operation="addPrincipal",
     summary="add somebody, or give them roles",
@@ -84,7 +96,7 @@ class AddKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "keys.add",
     role="",
     once=True,
-    may_make={"KEY_ADDED": _key_agrees},
+    may_make={"KEY_ADDED": all_of(_own_key, _key_agrees)},
     path="/keys",
     operation="addKey",
     summary="make a key of your own known",
@@ -123,7 +135,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "tokens.new",
     role="",
     once=True,
-    makes={"TOKEN_MADE": says("token_hash")},
+    makes={"TOKEN_MADE": all_of(says("token_hash"), _own_token)},
     path="/tokens",
     operation="newToken",
     summary="make a token of your own known by its hash",

@@ -11,15 +11,19 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.acts import Claim, disagreement, find_act
+from onceward.core.acts import Claim, disagreement, find_act, misfit
 from onceward.core.bodies import Body, decode_body
 from onceward.core.canon import ZERO_HASH, digest
 from onceward.core.chain import Event, first_break
 from onceward.core.changes import ChangeSet, Decision, Entry, PairSignature
 from onceward.core.grants import Grant
+from onceward.core.limits import MAX_INTEGER
+from onceward.core.machine import NEW, Machine
 from onceward.core.records import Permit, Principal
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
+from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.change import CHANGE, DECISIONS, Policy, recorded_policy, said_of_pair
+from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.plan import step_name
 from onceward.people.principals import authorize
 from onceward.people.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
@@ -38,6 +42,7 @@ _WITHDRAWING = {
     "changes.abandon": "entry",
     "changes.mark": "revises",
     "grants.revoke": "grant",
+    "builds.confirm": "build",
 }
 """Acts that may take back what was allowed before, and the field that names what they are about."""
 _UNREADABLE = (InvalidConfig, KeyError, TypeError, ValueError, IndexError, AttributeError)
@@ -77,11 +82,34 @@ class Doubt(Exception):
     """Why a statement, or what follows from it, is not to be believed."""
 
 
+def _require_life(machine: Machine, events: list[Event]) -> None:
+    """A subject's moves follow one another as its machine allows, and none follows twice from the same statement."""
+    state, version = NEW, 0
+    followed: set[tuple[str, str]] = set()
+    for event in events:
+        body = decode_body(event.body)
+        if body.context.signed:
+            once = (body.context.signed, body.event)
+            if once in followed:
+                raise Doubt(f"{body.event} follows twice from what was signed once")
+            followed.add(once)
+        if event.source != machine.name:
+            continue
+        detail = body.detail
+        arrow = machine.find(state, detail.to or "", detail.reason)
+        follows = (detail.came_from or NEW, detail.transition_seq) == (state, version + 1)
+        if arrow is None or arrow.event != body.event or not follows:
+            raise Doubt(f"its history does not lead to {body.event}")
+        state, version = detail.to or "", detail.transition_seq
+
+
 class Authority:
     """Keys and roles of a workspace as its own stream gave them, up to the place that was read last."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        self._root: Root | None = None
+        """Where the history began when it was first read here: it begins nowhere else later."""
         self._forget()
 
     def _forget(self) -> None:
@@ -101,6 +129,8 @@ class Authority:
         """Statements by which somebody may have taken back what was allowed before."""
         self._hashes: list[bytes] = []
         """Of every event that was read, in order: a statement names the one it was signed after."""
+        self._followed: set[tuple[str, str]] = set()
+        """Statements that were followed, each with the event that did: the same one is not done twice."""
 
     def require(self, rows: Reads, name: str, role: str) -> Principal:
         """The principal, if its rows are what signed acts made them, and it may act in this role."""
@@ -193,6 +223,7 @@ class Authority:
     def _entry(self, rows: Reads, entry: Entry) -> list[Event]:
         """The history of an entry, if it leads to what the entry is."""
         events = self._events(rows, f"entry:{entry.entry_id}")
+        _require_life(CHANGE, events)
         moves = [one.facts()["detail"] for one in events if one.source == CHANGE.name]
         last = moves[-1] if moves else {}
         if (last.get("to"), last.get("transition_seq")) != (entry.status, entry.version):
@@ -256,6 +287,7 @@ class Authority:
             issued: Event | None = None
             since: list[dict[str, Any]] = []
             events = self._events(rows, f"entry:{grant.grant_id}")
+            _require_life(GRANT, events)
             for event in events:
                 if event.facts()["event"] == "GRANT_ISSUED":
                     issued, since = event, []
@@ -288,16 +320,18 @@ class Authority:
         """Why a confirmation token is not to be believed; empty where whoever ran the build, or asked for another
         token since it paused, signed for exactly this one."""
         try:
-            newest = newest_of(rows, f"session:{permit.subject}", "build", 1)
-            if not newest or newest[0].facts()["event"] != "BUILD_PAUSED":
+            moves = newest_of(rows, f"session:{permit.subject}", BUILD.name, MAX_INTEGER)
+            _require_life(BUILD, moves)
+            if not moves or moves[-1].facts()["event"] != "BUILD_PAUSED":
                 return "was not made by a pause that its history tells of"
-            pause = newest[0]
+            pause = moves[-1]
             paused = self._believe(rows, pause, now=False)
             minted = pause.facts()["detail"]
             if minted.get("permit_id") == permit.permit_id:
                 told = (paused.payload["token_hash"], paused.payload["expires_at"])
-                same = told == (permit.secret_hash, permit.expires_at)
-                return "" if same else "is not the one that was signed for"
+                if told != (permit.secret_hash, permit.expires_at):
+                    return "is not the one that was signed for"
+                return self._voided(rows, permit.subject, paused.seq)
             asked = self._statement(rows, statement_of(rows, permit.permit_id), now=True)
             wanted = ("builds.confirm", permit.subject, permit.secret_hash)
             if (asked.act, asked.payload["build"], asked.payload["token_hash"]) != wanted:
@@ -306,11 +340,24 @@ class Authority:
                 return "is of an earlier pause"
             if permit.expires_at > asked.at + seconds * 1_000_000:
                 return "is to last longer than was signed"
-            return ""
+            return self._voided(rows, permit.subject, asked.seq)
         except Doubt as doubt:
             return f"does not count: {doubt}"
         except _UNREADABLE:
             return "does not count: its statement lacks something"
+
+    def _voided(self, rows: Reads, build_id: str, seq: int) -> str:
+        """That a newer token of a build took the place of one that was signed for there; empty if none did."""
+        with self._mutex:
+            later = [hash_ for place, hash_ in self._withdrawals if place > seq]
+        for hash_ in later:
+            found = find_signature(rows, hash_)
+            if found is None:
+                return "is not the newest: something that was signed since is gone"
+            told = msgspec.json.decode(found.statement)["predicate"]
+            if told["act"] == "builds.confirm" and told["payload"]["build"] == build_id:
+                return "is void: a newer one was asked for"
+        return ""
 
     def objection_to_approval(self, rows: Reads, approval: Approval) -> str:
         """Why what a person is said to have decided about a step is not to be believed; empty where they signed it
@@ -408,6 +455,23 @@ class Authority:
             raise IntegrityFault(
                 f"the history of the workspace does not hold: {broken}", context={"rule": "chain"}
             )
+        self._require_same_root(rows)
+
+    def _require_same_root(self, rows: Reads) -> None:
+        """A history that was replaced under us begins with another key."""
+        first = next(iter(self._keys), None)
+        if first is None:
+            return
+        if self._root is None:
+            self._root = Root(workspace_id(rows), first)
+        if self._root.key != first:
+            self._forget()
+            raise IntegrityFault(
+                f"the history of this workspace begins with the key {first[:16]}, and began with"
+                f" {self._root.key[:16]} when this process first read it: it was replaced",
+                context={"rule": "key"},
+                recovery=[Recovery("see what was edited", "onceward verify")],
+            )
 
     def _read_on(self, rows: Reads) -> str | None:
         if self._head[0] == 0 and hash_at(rows, "workspace", 1) is None:
@@ -446,7 +510,7 @@ class Authority:
         elif body.event == "SINKS_CHANGED":
             self._sinks = detail.sinks
         elif body.event == "TOKEN_MADE":
-            if self._asked_for(rows, event, body):
+            if self._asked_for(rows, event, body) and detail.token_id not in self._tokens:
                 made = (detail.principal, detail.token_hash, detail.expires_at)
                 self._tokens[detail.token_id] = made
         elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
@@ -456,12 +520,17 @@ class Authority:
             ):
                 del self._tokens[detail.token_id]
         elif body.event in ("PRINCIPAL_ADDED", "ROLES_TAKEN"):
-            founding = not self._roles
-            if founding or self._asked_for(rows, event, body):
+            if not self._roles:
+                self._hold(event.seq, detail.principal, frozenset(detail.roles or ()))
+            elif (asked := self._followed_once(rows, event, body)) is not None:
                 held = self._roles_at(detail.principal, event.seq)
-                named = frozenset(detail.roles or ())
+                named = frozenset(asked.payload["roles"])
+                # The roles are those that were signed for, whatever the event says of them.
                 after = held | named if body.event == "PRINCIPAL_ADDED" else held - named
-                self._roles.setdefault(detail.principal, []).append((event.seq, after))
+                self._hold(event.seq, detail.principal, after)
+
+    def _hold(self, seq: int, principal: str, roles: frozenset[str]) -> None:
+        self._roles.setdefault(principal, []).append((seq, roles))
 
     def _add_key(self, seq: int, name: str, principal: str, public: str) -> None:
         data = bytes.fromhex(public)
@@ -473,11 +542,19 @@ class Authority:
         return found[-1] if found else frozenset()
 
     def _asked_for(self, rows: Reads, event: Event, body: Body) -> bool:
+        return self._followed_once(rows, event, body) is not None
+
+    def _followed_once(self, rows: Reads, event: Event, body: Body) -> Asked | None:
+        """What somebody signed who might, if the event is what follows from it for the first time."""
+        followed = (body.context.signed, body.event)
+        if followed in self._followed:
+            return None
         try:
-            self._require_asked(rows, event, body, now=False)
+            asked = self._require_asked(rows, event, body, now=False)
         except Doubt:
-            return False
-        return True
+            return None
+        self._followed.add(followed)
+        return asked
 
     def _require_asked(self, rows: Reads, event: Event, body: Body, *, now: bool) -> Asked:
         """What somebody signed who might, if it is what the event tells of."""
@@ -509,6 +586,7 @@ class Authority:
             declared = find_act(told["act"])
         except _UNREADABLE:
             raise Doubt("its statement lacks something") from None
+        why = why or misfit(told) or ""
         if why:
             raise Doubt(why)
         places = (seq, self._head[0] + 1) if now else (seq,)

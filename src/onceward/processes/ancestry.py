@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -41,6 +42,8 @@ class Ancestry(msgspec.Struct, frozen=True):
     """The children whose mark it or an ancestor has."""
     witnesses: frozenset[str] = frozenset()
     """Witness files of children that it has open."""
+    unseen: bool = False
+    """Whether the system tells nothing, not even of the process itself: its /proc was taken away."""
 
     def child_of(self, rows: Reads, folder: Path) -> str:
         """The running child of a workspace that the process is in, by id or in words; empty if it is in none. The
@@ -48,6 +51,8 @@ class Ancestry(msgspec.Struct, frozen=True):
         mark = holder_mark(rows)
         if mark and mark == self.process:
             return ""
+        if mark and self.unseen:
+            return "that it may be in (it sees no /proc, so nobody can tell)"
         for child_id in sorted(self.children):
             if live_child(rows, child_id):
                 return child_id
@@ -83,6 +88,7 @@ def ancestry_of(pid: int) -> Ancestry:
         kernels=frozenset(kernels),
         children=frozenset(children),
         witnesses=frozenset(_witnesses(pid)),
+        unseen=sys.platform == "linux" and not stat_of(pid),
     )
 
 

@@ -163,7 +163,7 @@ def seal(given: Globals, out: str | None) -> int:
     workspace = given.workspace()
     path = file_argument(out).absolute() if out else None
     receipt = workspace.prepare_seal(path)
-    asked = ask(given, "sealing.add", {"envelope": receipt.envelope.document()})
+    asked = ask(given, "seals.add", {"envelope": receipt.envelope.document()})
     if not asked.pending and path is not None:
         sealing.write(path, receipt)
     if given.json and not asked.pending:
