@@ -387,7 +387,7 @@ def test_a_history_that_is_replaced_under_a_running_kernel_is_refused(backlog):
             *(fresh.fingerprint, fresh.public, ours["key"]),
         )
     # A database that is asked to note the refusal finds that the stream is another one.
-    with pytest.raises(OncewardError, match="it was replaced|does not follow the last one"):
+    with pytest.raises(OncewardError, match=r"it was replaced|does not follow the last one"):
         backlog.review(entry, "approve", who="rob")
     assert backlog.status(entry) == "review_pending"
     backlog.kernel.lost.set()
