@@ -184,7 +184,8 @@ def fits(act, payload, subject, name, detail):
 
 
 def asked_for(events, statements):
-    """Every event that needs somebody's word names a statement that asks for exactly that."""
+    """Every event that needs somebody's word names a statement that asks for exactly that, and for nothing twice."""
+    followed = set()
     for (stream, seq), event in events.items():
         detail, hash_ = event["detail"], event["context"].get("signed")
         place = f"{stream}#{seq}"
@@ -196,6 +197,12 @@ def asked_for(events, statements):
         if not hash_ or stream == "workspace":
             continue
         require(hash_ in statements, f"nobody signed what {place} names")
+        once = (hash_, stream, event["event"])
+        require(
+            once not in followed or event["event"] not in NEEDED,
+            f"{place} follows a second time from what was signed once",
+        )
+        followed.add(once)
         said = statements[hash_]
         told = said["predicate"]
         require(

@@ -389,6 +389,53 @@ def test_a_decision_that_nobody_signed_is_found_in_a_bundle_by_us_and_by_others(
     assert "decision" in said or "is not what was signed" in said
 
 
+def _repeated(files, entry, event_name):
+    """A bundle in which the first event of a name stands once more at the end of an entry's stream, with its rows."""
+    events = [json.loads(line) for line in files["events.ndjson"].splitlines()]
+    own = [event for event in events if event["stream_id"] == f"entry:{entry}"]
+    first = next(event for event in own if event["event"] == event_name)
+    last = own[-1]
+    again = json.loads(json.dumps(first))
+    again |= {"seq": last["seq"] + 1, "ts": last["ts"]}
+    (row,) = [json.loads(line) for line in files["entries.ndjson"].splitlines()]
+    moved = {"from": row["status"], "transition_seq": row["version"] + 1}
+    again["detail"] |= {**moved, "decision_id": "dec_again"}
+    events.insert(events.index(last) + 1, again)
+    files = {**files, "events.ndjson": b"".join(canonical(one) + b"\n" for one in events)}
+    files = _rechained(files, f"entry:{entry}", lambda event: event)
+    status = first["detail"]["to"]
+    changed = {"status": status, "version": row["version"] + 1}
+    files = _edited(files, "entries.ndjson", lambda row: {**row, **changed})
+    decisions = files["decisions.ndjson"].splitlines()
+    copied = json.loads(decisions[0]) | {"decision_id": "dec_again"}
+    history = [json.loads(line) for line in files["history.ndjson"].splitlines()]
+    arrow = history[-1] | {
+        "history_id": "hst_again",
+        "from_state": row["status"],
+        "to_state": status,
+        "actor": first["context"]["actor"],
+    }
+    files["decisions.ndjson"] += canonical(copied) + b"\n"
+    files["history.ndjson"] += canonical(arrow) + b"\n"
+    files.pop("seal.json", None)
+    return files
+
+
+@pytest.mark.rule("E-1", "E-2")
+@pytest.mark.guarantee("G18", "G19")
+def test_a_statement_that_counts_twice_is_found_in_a_bundle_by_us_and_by_others(backlog, tmp_path):
+    """Rob approved it, and then deferred it; the bundle tells of the approval once more."""
+    entry = backlog.approved({"a.txt": "new\n"})
+    backlog.review(entry, "defer")
+    backlog.kernel.close()
+    path = tmp_path / "b.tar"
+    backlog.workspace.export(entry, path, True)
+    forged = packed(tmp_path / "forged.tar", _repeated(files_of(path), entry, "ENTRY_APPROVED"))
+    assert not verify_bundle(forged).ok
+    status, said = others_say(forged)
+    assert status == 5 and "a second time" in said, said
+
+
 @pytest.mark.rule("E-1", "E-2")
 @pytest.mark.parametrize(
     ("subject", "name", "change"),
