@@ -30,7 +30,7 @@ def want(workspace: Workspace, number: int, grant: str) -> int:
         try:
             given = {"root": f"r{number}", "given": [1], "grant": grant}
             outcome, _ = saga_running.run(workspace, saga(workspace.folder.parent), **given)
-            return 0 if outcome["standing"] == "done" else 8
+            return 0 if outcome.standing == "done" else 8
         except PermitInvalid:
             return 7
         except OncewardError as error:

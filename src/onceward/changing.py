@@ -22,7 +22,6 @@ from onceward.engine.cutting import manifest_for, own_place, tree_of
 from onceward.engine.diffs import FileDiff, diffs_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.proposals import Proposal, Wish, oldest_base
-from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import Told
 from onceward.engine.trees import scan
 from onceward.engine.verifying import Verified
@@ -31,6 +30,7 @@ from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recover
 from onceward.lifecycles.manifest import TREE, Manifest, manifest_of
 from onceward.running import heard
 from onceward.saga_running import in_file, to_apply
+from onceward.sagas.views import saga_view
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.sagas import Runs
 from onceward.wiring import Workspace
@@ -258,9 +258,7 @@ def _taken_back(kernel: Kernel, change_set: ChangeSet) -> GuardFailed:
     """Why a cut stopped and was undone, by its code."""
     with kernel.store.read() as rows:
         run = Runs(rows).of_root(change_set.change_set_id)
-    why: Mapping[str, Any] = (
-        {} if run is None else saga_status(kernel.store, run.saga_id).get("why", {})
-    )
+    why = (saga_view(kernel.store, run.saga_id).why if run is not None else None) or {}
     code = str(why.get("error", ""))
     said = f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}"
     show = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onceward.core.views import document
 from onceward.engine.plans import LOADED_AS
 from onceward.engine.sagas import Saga as _Saga
 from onceward.errors import InvalidConfig, OncewardError, Recovery
@@ -16,8 +17,8 @@ from onceward.plan import workspace_at
 class Ran(dict[str, Any]):
     """How a run stands, as `onceward saga show --json` says it, and what its actions left."""
 
-    def __init__(self, outcome: Mapping[str, Any], place: Any) -> None:
-        super().__init__(outcome)
+    def __init__(self, outcome: Any, place: Any) -> None:
+        super().__init__(document(outcome))
         self._place = place
 
     @property
@@ -26,7 +27,7 @@ class Ran(dict[str, Any]):
 
     def value(self, action: str) -> Any:
         """What an action left: the value it returned, or its files by name, as bytes."""
-        from onceward.engine.saga_reading import value_of_action
+        from onceward.sagas.views import value_of_action
 
         with self._place.artifacts() as kept:
             return value_of_action(kept, self["saga_id"], action)

@@ -15,7 +15,6 @@ from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import Lines, saga_in
 from onceward.engine.saga_life import Wanted, begin, take_up
-from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun, Told
 from onceward.engine.sagas import Saga
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
@@ -23,12 +22,13 @@ from onceward.lifecycles import rollback
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.saga import CARRIED, given_of
 from onceward.running import heard, place_of
+from onceward.sagas.views import SagaView, saga_view
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.sagas import Runs
 from onceward.wiring import Workspace
 
 M = TypeVar("M")
-Outcome = tuple[dict[str, Any], int]
+Outcome = tuple[SagaView, int]
 Begun = Callable[[Run, str], None]
 
 
@@ -151,7 +151,7 @@ def _carry(
         finally:
             kernel.close()
         with workspace.reading() as store:
-            return saga_status(store, found.saga_id), signals.exit_status
+            return saga_view(store, found.saga_id), signals.exit_status
 
 
 def saga_of(

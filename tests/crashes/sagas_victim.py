@@ -102,9 +102,9 @@ def live(order: dict) -> None:
     else:
         saga = world(folder, order)
         outcome, _ = saga_running.run(workspace, saga, root=order["root"], given={"x": 1})
-    if outcome["standing"] == "stuck":
+    if outcome.standing == "stuck":
         outcome, _ = saga_running.resume(workspace, order["root"], saga=saga, retry=True)
-    (folder / "outcome").write_text(json.dumps([outcome["state"], outcome["standing"]]))
+    (folder / "outcome").write_text(json.dumps([outcome.state, outcome.standing]))
     if order["counted"]:
         (folder / "counts").write_text(json.dumps(counts))
 

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from onceward.lifecycles.rollback import CODES, VALID
+from typing_in import until
 
 SAGA = """
 from pathlib import Path
@@ -245,13 +246,15 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
     )
     for nobody in ("zoe", "gil"):
         assert onceward("grant", "draft", "pay.toml", "--executor", nobody).status == 2
-    issued = onceward("grant", "issue", drafted, "--as", "gil", "--for", "2s")
+    issued = onceward("grant", "issue", drafted, "--as", "gil", "--for", "1h")
     assert issued.status == 0 and "executor         ann" in issued.out
     assert "gil issued it" in onceward("explain", drafted).out
     mine = onceward("registry", "apply", "pay.toml", "--grant", drafted)
     assert mine.status == 1 and "the grant is for ann, not for" in mine.err
-    time.sleep(2)
-    late = onceward("registry", "apply", "pay.toml", "--grant", drafted, "--as", "ann")
+    short = onceward("grant", "draft", "pay.toml", "--as", "ann", "--json").json["grant_id"]
+    assert onceward("grant", "issue", short, "--as", "gil", "--for", "1s").status == 0
+    until(lambda: onceward("grant", "show", short, "--json").json["status"] == "expired")
+    late = onceward("registry", "apply", "pay.toml", "--grant", short, "--as", "ann")
     assert late.status == 1 and "the grant is expired" in late.err
     assert onceward("grant", "expire", "--as", "ann").out == "No grant's time has passed.\n", (
         "the run has said so"

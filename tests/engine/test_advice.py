@@ -6,8 +6,8 @@ import pytest
 
 from onceward.core import faults
 from onceward.engine.doctor import examine_store
-from onceward.engine.overview import overview
 from onceward.engine.reading import subject_named
+from onceward.overview import overview
 
 
 @pytest.mark.rule("I-4", "H-5")

@@ -9,20 +9,21 @@ import pytest
 
 from helpers import assert_sound
 from onceward.core.records import Request
+from onceward.core.views import document
 from onceward.engine.assembly import Assembly, Rollback, shipped
-from onceward.engine.explain import explain
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, abandon, begin, take_up
-from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.rollback import judge
 from onceward.lifecycles.rollback import plan_of as rollback_of
 from onceward.lifecycles.saga import ASSEMBLY
+from onceward.sagas.views import saga_view
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry
 from onceward.store.tables.sagas import Runs, find_lease, take_lease
+from onceward.subjects import explain
 from onceward.wiring import Workspace
 
 ENV = "test"
@@ -232,7 +233,7 @@ def test_a_run_whose_evidence_could_not_be_kept_says_so_and_has_a_way_on(here):
     end once the cause is gone; or somebody takes it as it is."""
     first = Assembly(plan("pay@1.0.0"), ENV)
     run = here.apply(failing(first, "S6_EVIDENCE"))
-    told = saga_status(here.kernel.store, run.saga_id)
+    told = document(saga_view(here.kernel.store, run.saga_id))
     assert (told["state"], told["standing"]) == ("COMP_EVIDENCE", "stuck")
     assert told["next"] == f"onceward saga retry {run.saga_id}"
     assert told["left"] == ["1 values of ops are in force without their evidence"]
@@ -507,7 +508,7 @@ def test_what_a_compensation_must_leave_is_said(here):
     run = here.apply(
         failing(Assembly(plan("pay@1.1.0 over pay@1.0.0", revision=2), ENV), "S5_VERIFY_VALUES")
     )
-    found = saga_status(here.kernel.store, run.saga_id)
+    found = document(saga_view(here.kernel.store, run.saga_id))
     assert (
         found["left"] == ["pay@1.1.0: another value gave way to it"]
         and found["standing"] == "stopped"

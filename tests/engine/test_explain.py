@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from onceward import Plan
-from onceward.engine.explain import explain
 from onceward.engine.spending import spending
 from onceward.engine.work import Function
 from onceward.errors import InvalidConfig, NotFound
+from onceward.subjects import explain
 
 
 def explained(site, *words):

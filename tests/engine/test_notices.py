@@ -101,13 +101,13 @@ def test_a_saga_that_is_stuck_is_told(noticed):
     assert (notice["event"], notice["saga"], notice["saga_id"]) == (
         "SAGA_STUCK",
         "trip",
-        outcome["saga_id"],
+        outcome.saga_id,
     )
     assert (
         "trip is stuck at COMP_PAY: pay could not be undone (ValueError: the bank is closed"
         in notice["text"]
     )
-    assert f"onceward explain {outcome['saga_id']}" in notice["text"] and notice["step"] == "pay"
+    assert f"onceward explain {outcome.saga_id}" in notice["text"] and notice["step"] == "pay"
 
 
 @pytest.mark.rule("B-8")

@@ -13,9 +13,9 @@ import pytest
 from helpers import assert_sound
 from onceward.core import faults
 from onceward.core.records import Request
+from onceward.core.views import document
 from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, abandon, begin, take_up
-from onceward.engine.saga_reading import saga_status
 from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
 from onceward.errors import (
@@ -26,6 +26,7 @@ from onceward.errors import (
     OncewardError,
     RequestConflict,
 )
+from onceward.sagas.views import saga_view
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.sagas import Runs, find_lease, release_lease, renew_lease, take_lease
 
@@ -458,7 +459,7 @@ def test_however_a_check_or_guard_refuses_it_refuses(kernel, place, how):
     run = go(kernel, saga, told=told.append)
     assert (run.state, run.settled) == ("COMP_B", 1)
     assert did == (["a", "b", "-b", "-a"] if place == "check" else ["a", "-a"])
-    found = saga_status(kernel.store, run.saga_id)
+    found = document(saga_view(kernel.store, run.saga_id))
     assert found["why"]["reason"] == f"{place}_failed" and found["why"]["step"] == "b"
     assert [t["status"] for t in told if t["step"] == "b" and t["side"] == "action"][-1] == "failed"
     if how == "raises":
@@ -598,7 +599,7 @@ def test_a_run_at_its_stop_may_be_taken_as_it_is_before_it_is_stuck(kernel):
     kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
     said = kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-2"))
     assert said["settled"] and said["not_undone"] == ["a"]
-    assert saga_status(kernel.store, run.saga_id)["standing"] == "given up"
+    assert document(saga_view(kernel.store, run.saga_id))["standing"] == "given up"
     sound(kernel)
 
 
@@ -628,7 +629,10 @@ def test_a_run_that_is_given_up_while_it_is_undone_stops_there(kernel):
     run = go(kernel, saga, "r")
     helper.join()
     assert (run.state, run.settled, run.undone) == ("COMP_B", 1, 0)
-    assert saga_status(kernel.store, run.saga_id)["not_undone"] == ["b", "a"] and world.there == {
+    assert document(saga_view(kernel.store, run.saga_id))["not_undone"] == [
+        "b",
+        "a",
+    ] and world.there == {
         "a",
         "b",
     }

@@ -10,12 +10,12 @@ from backlog import Backlog, write
 from helpers import count
 from onceward.engine import verifying
 from onceward.engine.change_reading import change_status
-from onceward.engine.explain import explain
 from onceward.engine.trees import scan
 from onceward.errors import GuardFailed, OncewardError, PermissionDenied
 from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.change import CHANGE
 from onceward.store.tables.changes import Changes
+from onceward.subjects import explain
 from onceward.wiring import Workspace
 
 GOOD = {

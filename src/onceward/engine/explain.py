@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onceward.core.records import Build
-from onceward.engine import explain_changes, explain_children, explain_evidence, explain_governed
 from onceward.engine.build_reading import (
     build_status,
     dependencies,
@@ -27,7 +26,7 @@ from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
 
 
-def explain(store: Store, words: Sequence[str]) -> Explanation:
+def explain(store: Store, words: Sequence[str], kinds: Sequence[Kind]) -> Explanation:
     """Whatever an id, the beginning of one, or a name means; a step alone is of the newest build."""
     if len(words) == 2:
         return explain_step(store, build_of(store, words[0]), words[1])
@@ -35,7 +34,7 @@ def explain(store: Store, words: Sequence[str]) -> Explanation:
     with store.read() as rows:
         newest = Builds(rows).newest(1)
         stages = Body(plan_body(rows, newest[0].plan_hash)).stages if newest else {}
-        meant = _meant(rows, name)
+        meant = _meant(rows, name, kinds)
     # A whole id first, then a step of the newest build, then the beginning of an id or a name.
     if newest and name.partition(":")[0] in stages and (meant is None or meant[1] != name):
         return explain_step(store, newest[0], name)
@@ -44,13 +43,13 @@ def explain(store: Store, words: Sequence[str]) -> Explanation:
     if newest:
         return explain_step(store, newest[0], name)
     raise NotFound(
-        f"there is no {', '.join(kind.name for kind in KINDS)} or step {name[:80]!a}",
+        f"there is no {', '.join(kind.name for kind in kinds)} or step {name[:80]!a}",
         recovery=[Recovery("see which there are", "onceward status")],
     )
 
 
-def _meant(rows: Reads, name: str) -> tuple[Kind, str] | None:
-    for kind in KINDS:
+def _meant(rows: Reads, name: str, kinds: Sequence[Kind]) -> tuple[Kind, str] | None:
+    for kind in kinds:
         found = kind.find(rows, name)
         if found is not None:
             return kind, found
@@ -373,11 +372,4 @@ def _flows_in(
     return said[:20]
 
 
-KINDS = (
-    Kind("build", _find_build, _build),
-    *explain_governed.KINDS,
-    *explain_changes.KINDS,
-    *explain_children.KINDS,
-    *explain_evidence.KINDS,
-)
-"""Whatever can be explained, in the order in which a name is tried."""
+KINDS = (Kind("build", _find_build, _build),)

@@ -21,7 +21,7 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
     and the next command: a build, step, saga, grant,
     registered value, change, child, session, principal, key, artifact or seal. A STEP alone is one of the
     newest build."""
-    from onceward.engine.explain import explain as explained
+    from onceward.subjects import explain as explained
 
     if len(words) > 2:
         raise click.UsageError("name one thing, or a build and a step")

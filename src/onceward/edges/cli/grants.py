@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import Asked, ask, pending, tell
 from onceward.edges.cli.main import (
@@ -139,19 +140,23 @@ def expire(given: Globals) -> int:
 @pass_globals
 def list_(given: Globals) -> None:
     """The newest grants and how they stand."""
-    from onceward.engine.saga_reading import grant_list
+    from onceward.grants.views import grant_list
 
     with given.workspace().reading() as store:
         found = grant_list(store)
     if given.json:
-        render.document(found)
+        render.document(document(found))
     elif found:
         rows = [
             (
-                *(g["grant_id"], g["status"], f"{g['scope']['plan_id']}@{g['scope']['revision']}"),
-                *(g["scope"]["executor"], g.get("granter", ""), g.get("expires_at", "")[:19]),
+                grant.grant_id,
+                grant.status,
+                f"{grant.scope.plan_id}@{grant.scope.revision}",
+                grant.scope.executor,
+                grant.granter or "",
+                (grant.expires_at or "")[:19],
             )
-            for g in found
+            for grant in found
         ]
         render.table(("grant", "status", "for", "executor", "given by", "until"), rows)
     else:
@@ -163,23 +168,23 @@ def list_(given: Globals) -> None:
 @pass_globals
 def show(given: Globals, name: str) -> None:
     """What GRANT allows to whom, who gave it, and which run used it."""
-    from onceward.engine.saga_reading import grant_named
+    from onceward.grants.views import grant_view
 
     with given.workspace().reading() as store:
-        found = grant_named(store, name)
+        view = grant_view(store, name)
     if given.json:
-        render.document(found)
+        render.document(document(view))
         return
-    click.echo(f"{click.style(found['grant_id'], bold=True)}  {found['status']}")
-    _say_about(found.get("about"))
-    _say_scope(found["scope"])
-    for word, label in (
-        ("granter", "given by"),
-        ("expires_at", "until"),
-        ("consumed_by_root", "used by"),
+    click.echo(f"{click.style(view.grant_id, bold=True)}  {view.status}")
+    _say_about(view.about)
+    _say_scope(document(view.scope))
+    for label, value in (
+        ("given by", view.granter),
+        ("until", view.expires_at),
+        ("used by", view.consumed_by_root),
     ):
-        if word in found:
-            render.say(f"  {label:16s} {render.plain(found[word])}")
+        if value:
+            render.say(f"  {label:16s} {render.plain(value)}")
 
 
 def _say_scope(scope: Mapping[str, Any]) -> None:
@@ -233,8 +238,8 @@ def _wanted(given: Globals, file: str, executor: str | None, text: str) -> dict[
 
 
 def _drafted(given: Globals, name: str) -> tuple[dict[str, Any], Any, str]:
-    from onceward.engine.saga_reading import grant_named
+    from onceward.grants.views import grant_view
 
     with given.workspace().reading() as store:
-        found = grant_named(store, name)
-    return found["scope"], found.get("about"), found["grant_id"]
+        view = grant_view(store, name)
+    return document(view.scope), view.about, view.grant_id

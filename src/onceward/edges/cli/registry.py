@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.following import follow, serves
 from onceward.edges.cli.main import Command, Globals, Group, file_argument, pass_globals
@@ -30,20 +31,19 @@ def plan(given: Globals, file: str) -> int:
 def _foresee(given: Globals, file: str, grant: str | None) -> int:
     """Everything that can be said without writing anything; exits 1 where something stands against it."""
     from onceward import saga_running
-    from onceward.engine.saga_reading import foreseen
+    from onceward.registry.views import forecast
 
     workspace = given.workspace()
     assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
     with workspace.reading() as store:
-        found = foreseen(store, assembly, workspace.principal, grant)
+        found = forecast(store, assembly, workspace.principal, grant)
     if given.json:
-        render.document(found)
-        return int(bool(found["objections"]))
+        render.document(document(found))
+        return int(bool(found.objections))
     click.secho(
-        f"{found['plan']} into the collection {found['collection']} ({found['collection_is']})",
-        bold=True,
+        f"{found.plan} into the collection {found.collection} ({found.collection_is})", bold=True
     )
-    for value in found["values"]:
+    for value in found.values:
         also = f", in place of {value['supersedes']}" if value.get("supersedes") else ""
         render.say(
             render.plain(
@@ -51,15 +51,15 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
             )
         )
     render.say("a grant must name:")
-    for name, value in found["scope"].items():
+    for name, value in found.scope.items():
         render.say(
             render.plain(
                 f"  {name:16s} {', '.join(value) if isinstance(value, list | tuple) else value}"
             )
         )
-    for why in found["objections"]:
+    for why in found.objections:
         click.echo(f"{click.style('against it:', fg='red')} {render.plain(why)}")
-    if found["objections"]:
+    if found.objections:
         return 1
     if grant is None:
         render.say(
@@ -120,24 +120,24 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb:
 @pass_globals
 def list_(given: Globals) -> None:
     """Every collection and its values, by version."""
-    from onceward.engine.saga_reading import registry_list
+    from onceward.registry.views import registry_list
 
     with given.workspace().reading() as store:
         found = registry_list(store)
     if given.json:
-        render.document(found)
+        render.document(document(found))
         return
     rows = [
         (
-            one["collection"],
-            v["value"],
-            v["status"],
-            v["act_type"],
-            v["governing_authority_ref"],
-            v.get("successor", ""),
+            collection.collection,
+            value.value,
+            value.status,
+            value.act_type,
+            value.governing_authority_ref,
+            value.successor or "",
         )
-        for one in found
-        for v in one["values"]
+        for collection in found
+        for value in collection.values
     ]
     if rows:
         render.table(("collection", "value", "status", "act", "authority", "successor"), rows)
@@ -150,10 +150,10 @@ def list_(given: Globals) -> None:
 @pass_globals
 def show(given: Globals, value: str) -> None:
     """What VALUE, as code@version or by its id, means."""
-    from onceward.engine.saga_reading import value_named
+    from onceward.registry.views import value_view
 
     with given.workspace().reading() as store:
-        found = value_named(store, value)
+        found = document(value_view(store, value))
     if given.json:
         render.document(found)
         return
@@ -172,7 +172,7 @@ def rollback() -> None:
 def check(given: Globals, file: str) -> int:
     """Answer exactly one code for PLAN, and change nothing: exits 0 only for ROLLBACK_CONTRACT_VALID_FOR_REVIEW."""
     from onceward import saga_running
-    from onceward.engine.saga_reading import judged
+    from onceward.registry.views import verdict_on
 
     workspace = given.workspace()
     path = file_argument(file)
@@ -182,7 +182,7 @@ def check(given: Globals, file: str) -> int:
         else None
     )
     with workspace.reading() as store:
-        verdict = judged(store, plan)
+        verdict = verdict_on(store, plan)
     if given.json:
         render.document(msgspec.to_builtins(verdict))
     else:

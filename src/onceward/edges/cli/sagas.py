@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.builds import prints_aside
@@ -26,6 +27,10 @@ from onceward.edges.cli.main import (
 )
 from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from onceward.sagas.views import SagaSummary, SagaView
+
 
 EXITS = {"done": 0, "stopped": 1, "given up": 1, "stuck": 3, "unfinished": 1, "running": 1}
 """How a command that carried a run ends: 3 where a person must decide."""
@@ -185,22 +190,22 @@ def abandon(given: Globals, run_: str) -> int:
 @pass_globals
 def list_(given: Globals) -> None:
     """The newest runs and how they stand."""
-    from onceward.engine.saga_reading import saga_list
+    from onceward.sagas.views import saga_list
 
     with given.workspace().reading() as store:
         found = saga_list(store)
     if given.json:
-        render.document(found)
+        render.document(document(found))
     elif found:
         saga_table(found)
     else:
         render.say("No saga has run yet.")
 
 
-def saga_table(found: Sequence[Mapping[str, Any]]) -> None:
+def saga_table(found: Sequence[SagaSummary]) -> None:
     rows = [
-        (s["saga_id"], s["name"], s["state"], s["standing"], s["root"], s["created_at"][:19])
-        for s in found
+        (run.saga_id, run.name, run.state, run.standing, run.root, run.created_at[:19])
+        for run in found
     ]
     render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
 
@@ -210,49 +215,46 @@ def saga_table(found: Sequence[Mapping[str, Any]]) -> None:
 @pass_globals
 def show(given: Globals, run_: str) -> None:
     """How RUN stands: every action and compensation, what it spent, and the next command."""
-    from onceward.engine.saga_reading import saga_status
+    from onceward.sagas.views import saga_view
 
     with given.workspace().reading() as store:
-        found = saga_status(store, run_)
-    render.document(found) if given.json else show_saga(found)
+        found = saga_view(store, run_)
+    render.document(document(found)) if given.json else show_saga(found)
 
 
-def show_saga(found: Mapping[str, Any]) -> None:
-    how = click.style(found["standing"], fg=_COLOURS.get(found["standing"], "cyan"))
-    click.echo(
-        f"{click.style(found['saga_id'], bold=True)}  {render.plain(found['name'])}  {found['state']}  {how}"
-    )
-    render.say(
-        f"root {render.plain(found['root'])}"
-        + (f", grant {found['grant_id']}" if "grant_id" in found else "")
-    )
-    held = "held" if found["lease_held"] else "free"
-    render.say(f"lease {render.plain(found['lease'])} ({held})")
-    for step in found["steps"]:
-        name = step["step"] if step["side"] == "action" else f"undo {step['step']}"
-        word = click.style(f"{step['status']:10s}", fg=_COLOURS.get(step["status"]))
-        why = explain(step["error"].get("reason", ""), step["error"]) if "error" in step else ""
-        child = click.style(f"  {step['child_id']}", dim=True) if "child_id" in step else ""
+def show_saga(view: SagaView) -> None:
+    standing = click.style(view.standing, fg=_COLOURS.get(view.standing, "cyan"))
+    saga_id = click.style(view.saga_id, bold=True)
+    click.echo(f"{saga_id}  {render.plain(view.name)}  {view.state}  {standing}")
+    grant = f", grant {view.grant_id}" if view.grant_id else ""
+    render.say(f"root {render.plain(view.root)}{grant}")
+    held = "held" if view.lease_held else "free"
+    render.say(f"lease {render.plain(view.lease)} ({held})")
+    for step in view.steps:
+        name = step.step if step.side == "action" else f"undo {step.step}"
+        word = click.style(f"{step.status:10s}", fg=_COLOURS.get(step.status))
+        why = explain(step.error.get("reason", ""), step.error) if step.error else ""
+        child = click.style(f"  {step.child_id}", dim=True) if step.child_id else ""
         click.echo(f"  {word} {name}{why}{child}")
-    _reasons(found)
-    _spent(found, err=False)
-    if "next" in found:
-        render.say(f"next: {found['next']}")
+    _reasons(view)
+    _spent(view, err=False)
+    if view.next:
+        render.say(f"next: {view.next}")
 
 
-def _reasons(found: Mapping[str, Any]) -> None:
+def _reasons(view: SagaView) -> None:
     """Why it stopped, where that is not an action's own failure, and what is left of it."""
-    why = found.get("why", {})
+    why = view.why or {}
     if why.get("reason") in ("check_failed", "guard_failed", "write_failed", "abandoned"):
         render.say(render.plain(f"because of {why['step']}: {why.get('message', why['reason'])}"))
-    for left in found.get("left", ()):
+    for left in view.left or ():
         render.say(render.plain(f"left as it is: {left}"))
-    if found.get("not_undone"):
-        render.say(render.plain(f"not undone: {', '.join(found['not_undone'])}"))
+    if view.not_undone:
+        render.say(render.plain(f"not undone: {', '.join(view.not_undone)}"))
 
 
-def _spent(found: Mapping[str, Any], err: bool) -> None:
-    lanes = [shown(lane) for lane in found["lanes"] if lane["total"] or lane["limit"] is not None]
+def _spent(view: SagaView, err: bool) -> None:
+    lanes = [shown(document(lane)) for lane in view.lanes if lane.total or lane.limit is not None]
     if lanes:
         said = ", ".join(
             f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes
@@ -304,28 +306,24 @@ class SagaDisplay:
         )
         self._say(f"  {click.style(said['status'], fg=colour)} {render.plain(name)}{why}")
 
-    def end(self, outcome: dict[str, Any], signal: int) -> int:
+    def end(self, outcome: SagaView, signal: int) -> int:
         if self._json:
-            self._line({"type": "result", **outcome})
+            self._line({"type": "result", **document(outcome)})
         else:
             self._say(_summary(outcome))
-            for left in (
-                *outcome.get("left", ()),
-                *(f"{name} was not undone" for name in outcome.get("not_undone", ())),
-            ):
+            not_undone = [f"{name} was not undone" for name in outcome.not_undone or ()]
+            for left in (*(outcome.left or ()), *not_undone):
                 self._say(click.style(f"  left: {render.plain(left)}", fg="yellow"))
             _spent(outcome, err=True)
-            if outcome["standing"] != "done":
-                self._say(
-                    f"next: {outcome.get('next') or 'onceward explain ' + outcome['saga_id']}"
-                )
-        return signal or EXITS[outcome["standing"]]
+            if outcome.standing != "done":
+                self._say(f"next: {outcome.next or f'onceward explain {outcome.saga_id}'}")
+        return signal or EXITS[outcome.standing]
 
     def followed(self, store: Any, subject: Mapping[str, Any]) -> int:
         """A run that a server carried: how it stands."""
-        from onceward.engine.saga_reading import saga_status
+        from onceward.sagas.views import saga_view
 
-        return self.end(saga_status(store, subject["saga_id"]), 0)
+        return self.end(saga_view(store, subject["saga_id"]), 0)
 
     def _line(self, value: dict[str, Any]) -> None:
         # Whoever read us may have seen enough; the run goes on.
@@ -341,24 +339,25 @@ def _reason(said: Mapping[str, Any]) -> dict[str, Any]:
     return {"why": dict(said["why"])} if said.get("why") and said["status"] != "done" else {}
 
 
-def _summary(outcome: Mapping[str, Any]) -> str:
-    name, state = render.plain(outcome["name"]), outcome["state"]
-    return {
-        "done": f"{click.style('DONE', fg='green')}: {name}",
-        "stopped": f"{click.style(state, fg='red')}: {name} stopped"
-        + (
-            " before it changed anything"
-            if state.startswith("ABORT_")
-            else ", and its compensation is done"
-        ),
-        "given up": f"{click.style(state, fg='yellow')}: {name} was given up; not all of it is undone",
-        "stuck": f"{click.style(state, fg='yellow')}: {name} "
-        + (
-            "waits for you: what was done is in force, and the state that failed can be tried again"
-            if (outcome.get("stuck") or {}).get("again")
-            else "is stuck; a compensation failed and waits for you"
-        ),
-    }.get(outcome["standing"], f"{click.style(state, fg='yellow')}: {name} is not finished")
+def _summary(outcome: SagaView) -> str:
+    name, state = render.plain(outcome.name), outcome.state
+    if outcome.standing == "done":
+        return f"{click.style('DONE', fg='green')}: {name}"
+    if outcome.standing == "stopped":
+        untouched = state.startswith("ABORT_")
+        how = " before it changed anything" if untouched else ", and its compensation is done"
+        return f"{click.style(state, fg='red')}: {name} stopped{how}"
+    label = f"{click.style(state, fg='yellow')}: {name}"
+    if outcome.standing == "given up":
+        return f"{label} was given up; not all of it is undone"
+    if outcome.standing != "stuck":
+        return f"{label} is not finished"
+    if (outcome.stuck or {}).get("again"):
+        return (
+            f"{label} waits for you: what was done is in force, and the state that failed can be"
+            " tried again"
+        )
+    return f"{label} is stuck; a compensation failed and waits for you"
 
 
 def json_of(text: str) -> Any:

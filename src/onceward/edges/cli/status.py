@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onceward.core.money import to_micros, to_usd
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.build_display import approval
 from onceward.edges.cli.builds import build_table, state_of
@@ -15,6 +16,10 @@ from onceward.edges.cli.change_display import change_table
 from onceward.edges.cli.display import explain, shown
 from onceward.edges.cli.main import Command, Globals, complete_build, pass_globals
 from onceward.edges.cli.sagas import saga_table, show_saga
+
+if TYPE_CHECKING:
+    from onceward.sagas.views import SagaSummary
+
 
 _DONE = ("SUCCESS", "SKIPPED", "REUSED")
 _EACH = 12
@@ -38,7 +43,7 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
     from onceward.engine.build_reading import build_list, build_status
     from onceward.engine.change_reading import WAITING, change_list
     from onceward.engine.reading import session_list, session_status
-    from onceward.engine.saga_reading import saga_list, saga_status
+    from onceward.sagas.views import saga_list, saga_view
 
     with given.workspace().reading() as store:
         if subject is None:
@@ -50,8 +55,8 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             builds, sagas = build_list(store, 10), saga_list(store, 10)
             changes = change_list(store, tuple(WAITING), limit=10)
         elif subject.startswith("sga_") and not children:
-            saga = saga_status(store, subject)
-            render.document(saga) if given.json else show_saga(saga)
+            saga = saga_view(store, subject)
+            render.document(document(saga)) if given.json else show_saga(saga)
             return
         elif (subject.startswith("bld_") or subject == "latest") and not children:
             build = build_status(store, subject)
@@ -63,7 +68,12 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
             return
     if given.json:
         render.document(
-            {"builds": builds, "changes": changes, "sagas": sagas, "sessions": sessions}
+            {
+                "builds": builds,
+                "changes": changes,
+                "sagas": document(sagas),
+                "sessions": sessions,
+            }
         )
     else:
         _newest(builds, sagas, sessions, changes)
@@ -71,7 +81,7 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
 
 def _newest(
     builds: Sequence[dict[str, Any]],
-    sagas: Sequence[dict[str, Any]],
+    sagas: Sequence[SagaSummary],
     sessions: Sequence[dict[str, Any]],
     changes: Sequence[dict[str, Any]],
 ) -> None:

@@ -10,8 +10,8 @@ from onceward.edges.http.api_governed import GOVERNED
 from onceward.edges.http.routes import Route, act, by_noun, look, routes_of_acts
 from onceward.engine import build_reading, reading
 from onceward.engine.explain import build_of, why
-from onceward.engine.overview import overview
 from onceward.engine.spending import spending, spent_over_time
+from onceward.overview import overview
 
 _SERVER: Final = (
     look(

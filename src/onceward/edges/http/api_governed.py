@@ -7,7 +7,16 @@ from typing import Final
 from onceward.edges.http import governed_shapes as governed
 from onceward.edges.http import reads
 from onceward.edges.http.routes import act, look
-from onceward.engine import change_reading, saga_reading
+from onceward.engine import change_reading
+from onceward.grants.views import GrantView, grant_list, grant_view
+from onceward.registry.views import (
+    CollectionView,
+    PlanForecast,
+    ValueView,
+    registry_list,
+    value_view,
+)
+from onceward.sagas.views import SagaSummary, SagaView, saga_list, saga_view
 
 GOVERNED: Final = (
     look(
@@ -15,8 +24,8 @@ GOVERNED: Final = (
         "/sagas",
         "listSagas",
         "the newest sagas",
-        list[governed.Saga],
-        lambda c: saga_reading.saga_list(c.store, c.query.limit),
+        list[SagaSummary],
+        lambda c: saga_list(c.store, c.query.limit),
         query=reads.Page,
     ),
     look(
@@ -24,16 +33,16 @@ GOVERNED: Final = (
         "/sagas/{saga}",
         "showSaga",
         "a saga and its actions",
-        governed.SagaInFull,
-        lambda c: saga_reading.saga_status(c.store, c.path["saga"]),
+        SagaView,
+        lambda c: saga_view(c.store, c.path["saga"]),
     ),
     look(
         "grants",
         "/grants",
         "listGrants",
         "the newest grants",
-        list[governed.Grant],
-        lambda c: saga_reading.grant_list(c.store, c.query.limit),
+        list[GrantView],
+        lambda c: grant_list(c.store, c.query.limit),
         query=reads.Page,
     ),
     look(
@@ -41,24 +50,24 @@ GOVERNED: Final = (
         "/grants/{grant}",
         "showGrant",
         "a grant",
-        governed.Grant,
-        lambda c: saga_reading.grant_named(c.store, c.path["grant"]),
+        GrantView,
+        lambda c: grant_view(c.store, c.path["grant"]),
     ),
     look(
         "registry",
         "/registry",
         "listRegistry",
         "every value",
-        list[governed.Collection],
-        lambda c: saga_reading.registry_list(c.store),
+        list[CollectionView],
+        lambda c: registry_list(c.store),
     ),
     look(
         "registry",
         "/registry/{value}",
         "showValue",
         "a value",
-        governed.Value,
-        lambda c: saga_reading.value_named(c.store, c.path["value"]),
+        ValueView,
+        lambda c: value_view(c.store, c.path["value"]),
     ),
     act(
         "registry",
@@ -67,7 +76,7 @@ GOVERNED: Final = (
         "what a plan would do, what a grant must name, what stands against it",
         takes=reads.Foresee,
         act=reads.foreseen,
-        answer=governed.Foreseen,
+        answer=PlanForecast,
     ),
     look(
         "changes",

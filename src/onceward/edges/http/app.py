@@ -18,6 +18,7 @@ from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceward.core.limits import HTTP_BODY_BYTES
+from onceward.core.views import document
 from onceward.edges.http import problems
 from onceward.edges.http.access import CSRF, Busy, Caller, Doors, Forbidden, Origins, Refused, Unfit
 from onceward.edges.http.routes import Call, Route, asked_of, body_of, path_of, query_of
@@ -189,7 +190,7 @@ def _looked(call: Call, route: Route) -> Any:
 def _answer(route: Route, found: Any) -> Response:
     if isinstance(found, Pending):
         return JSONResponse({"status": "asked", "request_id": found.request_id}, 202)
-    return JSONResponse(found, route.status)
+    return JSONResponse(document(found), route.status)
 
 
 async def _body(request: Request) -> bytes:

@@ -13,10 +13,9 @@ from onceward import __version__
 from onceward.core.canon import sha256_hex
 from onceward.edges.http.access import CODE_SECONDS, Busy
 from onceward.edges.http.routes import Call, Query, RequestId, asked
-from onceward.engine import doctor, reading, saga_reading
+from onceward.engine import doctor, reading
 from onceward.engine.answers import Pending
 from onceward.engine.change_reading import change_diff
-from onceward.engine.explain import explain
 from onceward.engine.logs import tail_of
 from onceward.engine.metrics import metrics as numbers
 from onceward.engine.targets import claim_of
@@ -25,7 +24,9 @@ from onceward.gate import reports
 from onceward.gate.run import run as run_gate
 from onceward.lifecycles.machines import MACHINES
 from onceward.processes.spool import Spool
+from onceward.registry.views import PlanForecast, forecast
 from onceward.saga_running import to_apply
+from onceward.subjects import explain
 
 TAIL_BYTES: Final = 64 * 1024
 
@@ -225,9 +226,9 @@ def replay(call: Call) -> dict[str, Any]:
     }
 
 
-def foreseen(call: Call) -> dict[str, Any]:
+def foreseen(call: Call) -> PlanForecast:
     assembly = to_apply(call.workspace, call.body["plan"])
-    return saga_reading.foreseen(call.store, assembly, call.principal, call.body.get("grant"))
+    return forecast(call.store, assembly, call.principal, call.body.get("grant"))
 
 
 def clear_lock(call: Call) -> dict[str, Any] | Pending:

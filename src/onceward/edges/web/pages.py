@@ -10,13 +10,16 @@ from onceward.edges.http import reads
 from onceward.edges.http.routes import Call, Query, Read, Route
 from onceward.edges.web import views
 from onceward.edges.web.forms import act_named, acts
-from onceward.engine import approving, build_reading, change_reading, reading, saga_reading
-from onceward.engine.explain import explain
-from onceward.engine.overview import overview
+from onceward.engine import approving, build_reading, change_reading, reading
 from onceward.engine.spending import spending
 from onceward.engine.targets import lock_list
 from onceward.errors import OncewardError
+from onceward.grants.views import grant_list, grant_view
+from onceward.overview import overview
 from onceward.people.tokens import token_list
+from onceward.registry.views import registry_list
+from onceward.sagas.views import saga_list, saga_view
+from onceward.subjects import explain
 
 NAV: Final = (
     ("/", "Overview"),
@@ -195,30 +198,30 @@ def _change(call: Call) -> dict[str, Any]:
 
 
 def _sagas(call: Call) -> dict[str, Any]:
-    return {"sagas": saga_reading.saga_list(call.store, 200)}
+    return {"sagas": saga_list(call.store, 200)}
 
 
 def _saga(call: Call) -> dict[str, Any]:
-    found = saga_reading.saga_status(call.store, call.path["saga"])
-    session = reading.session_status(call.store, found["saga_id"])
+    found = saga_view(call.store, call.path["saga"])
+    session = reading.session_status(call.store, found.saga_id)
     return {
         "saga": found,
-        "timeline": _timeline(call, session, found["standing"] == "running"),
-        "told": _told(call, found["saga_id"]),
+        "timeline": _timeline(call, session, found.standing == "running"),
+        "told": _told(call, found.saga_id),
     }
 
 
 def _grants(call: Call) -> dict[str, Any]:
-    return {"grants": saga_reading.grant_list(call.store, 200)}
+    return {"grants": grant_list(call.store, 200)}
 
 
 def _grant(call: Call) -> dict[str, Any]:
-    found = saga_reading.grant_named(call.store, call.path["grant"])
-    return {"grant": found, "told": _told(call, found["grant_id"])}
+    found = grant_view(call.store, call.path["grant"])
+    return {"grant": found, "told": _told(call, found.grant_id)}
 
 
 def _registry(call: Call) -> dict[str, Any]:
-    return {"collections": saga_reading.registry_list(call.store)}
+    return {"collections": registry_list(call.store)}
 
 
 def _locks(call: Call) -> dict[str, Any]:

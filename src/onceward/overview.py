@@ -7,10 +7,11 @@ from typing import Any
 
 from onceward.core.money import to_usd
 from onceward.core.sources import iso
-from onceward.engine import build_reading, change_reading, saga_reading
+from onceward.engine import build_reading, change_reading
 from onceward.engine.spending import DAY_MICROS
 from onceward.engine.tenure import vacant
 from onceward.lifecycles.plan import step_name
+from onceward.sagas.views import SagaSummary, saga_list
 from onceward.store.store import Store
 from onceward.store.tables.approvals import wanted_approvals
 from onceward.store.tables.budgets import debits_since, workspace_lanes
@@ -39,9 +40,9 @@ def overview(store: Store) -> dict[str, Any]:
         running = (
             [_build(build) for build in Builds(rows).newest(_SHOWN, "ACTIVE")] if not nobody else []
         )
-    sagas = saga_reading.saga_list(store)
-    running += [_saga(one) for one in sagas if one["standing"] == "running"]
-    failed += [_saga(one) for one in sagas if one["standing"] in ("stopped", "given up")][:_SHOWN]
+    sagas = saga_list(store)
+    running += [_saga(one) for one in sagas if one.standing == "running"]
+    failed += [_saga(one) for one in sagas if one.standing in ("stopped", "given up")][:_SHOWN]
     return {
         "running": running,
         "waiting": list(_waiting(store, sagas, nobody)),
@@ -57,17 +58,17 @@ def _build(build: Any) -> dict[str, Any]:
     return {**said, "since": iso(build.updated_at)}
 
 
-def _saga(one: dict[str, Any]) -> dict[str, Any]:
-    said = {
+def _saga(one: SagaSummary) -> dict[str, Any]:
+    return {
         "kind": "saga",
-        "id": one["saga_id"],
-        "name": f"{one['name']} {one['root']}",
-        "state": one["standing"],
+        "id": one.saga_id,
+        "name": f"{one.name} {one.root}",
+        "state": one.standing,
+        "since": one.created_at,
     }
-    return {**said, "since": one["created_at"]}
 
 
-def _waiting(store: Store, sagas: list[dict[str, Any]], nobody: bool) -> Iterator[dict[str, Any]]:
+def _waiting(store: Store, sagas: list[SagaSummary], nobody: bool) -> Iterator[dict[str, Any]]:
     """Each thing that goes no further by itself, why, and the command that brings it on."""
     with store.read() as rows:
         found = Builds(rows)
@@ -107,12 +108,12 @@ def _waiting(store: Store, sagas: list[dict[str, Any]], nobody: bool) -> Iterato
         why = f"it waits for {change_reading.WAITING[entry['status']]}"
         yield {**said, "why": why, "next": f"onceward change {verb} {entry['entry_id']}"}
     for one in sagas:
-        if one["standing"] in ("stuck", "unfinished"):
-            stuck = one["standing"] == "stuck"
+        if one.standing in ("stuck", "unfinished"):
+            stuck = one.standing == "stuck"
             why = (
                 "it is stuck, and waits for a person" if stuck else "it was cut off, and can go on"
             )
-            yield {**_saga(one), "why": why, "next": one["next"]}
+            yield {**_saga(one), "why": why, "next": one.next}
     for backlog in parked:
         said = {"kind": "outbox", "id": backlog.sink, "name": backlog.sink, "state": "parked"}
         since = iso(backlog.oldest_at) if backlog.oldest_at is not None else ""
