@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onceward.changes.views import change_counts, change_list
 from onceward.core.canon import sha256_hex
 from onceward.core.changes import Unit
 from onceward.engine import changes
-from onceward.engine.change_reading import change_counts, change_list
 from onceward.engine.changes import Proposed
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.proposals import Wish, from_folder
@@ -59,7 +59,7 @@ def queue(folder: Path, entries: int) -> dict[str, float]:
     while change_counts(kernel.store).get("marked"):
         sweeping += timed(lambda: kernel.store.write(lambda tx: changes.sweep(tx, "bench")))
     page = min(timed(lambda: change_list(kernel.store, ("review_pending",))) for _ in range(5))
-    last = change_list(kernel.store, limit=total)[-2]["entry_id"]
+    last = change_list(kernel.store, limit=total)[-2].entry_id
     deep = min(timed(lambda: change_list(kernel.store, before=last)) for _ in range(5))
     kernel.close()
     return {"mark": marking / total, "sweep": sweeping / total, "page": page, "last page": deep}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onceward.builds import acts as _builds
 from onceward.changes import acts as _changes
-from onceward.core.acts import declared_all
+from onceward.core.acts import REGISTRY
 from onceward.dispatch import acts as _dispatch
 from onceward.evidence import acts as _evidence
 from onceward.grants import acts as _grants
@@ -14,4 +14,4 @@ from onceward.registry import acts as _registry
 from onceward.sagas import acts as _sagas
 
 ACTS = (_builds, _dispatch, _sagas, _grants, _registry, _changes, _kernel, _people, _evidence)
-declared_all()
+REGISTRY.close()

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.changes.views import (
+    ChangeView,
+    VerdictView,
+    change_view,
+    result_view,
+    verdict,
+)
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import ChangeSet
 from onceward.core.paths import is_path_text
 from onceward.engine import git, proposals
 from onceward.engine.bases import Base, tree_name
-from onceward.engine.change_reading import change_status, result_of
 from onceward.engine.cutting import cut as cut_entry
 from onceward.engine.cutting import manifest_for, own_place, tree_of
 from onceward.engine.diffs import FileDiff, diffs_of
@@ -192,10 +198,10 @@ def cut(
     grant: str | None = None,
     told: Told = lambda said: None,
     commit: bool = False,
-) -> tuple[dict[str, Any], int]:
+) -> tuple[ChangeView, int]:
     """Carry an approved change out; answers how it stands, and the signal's exit status."""
 
-    def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
+    def work(kernel: Kernel, stop: threading.Event) -> ChangeView:
         if commit:
             require_commit(kernel, name)
         return carried_out(workspace, kernel, cut_entry(kernel, name, grant, told, stop), commit)
@@ -211,10 +217,10 @@ def verify(
     timeout: float | None = None,
     commit: bool = False,
     accept_drift: str = "",
-) -> tuple[dict[str, Any], int]:
+) -> tuple[VerdictView, int]:
     """Look at what was cut; answers how it stands, and the signal's exit status."""
 
-    def work(kernel: Kernel, stop: threading.Event) -> dict[str, Any]:
+    def work(kernel: Kernel, stop: threading.Event) -> VerdictView:
         if commit:
             require_commit(kernel, name)
         done = verify_entry(
@@ -225,21 +231,23 @@ def verify(
     return _foreground(workspace, work)
 
 
-def carried_out(
-    workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool
-) -> dict[str, Any]:
+def carried_out(workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool) -> ChangeView:
     """How an entry stands after its cut; one that was taken back says why."""
     if done.status == "undone":
         raise _taken_back(kernel, done)
     return _with_commit(workspace, kernel, done.entry_id, commit and done.status == "applied")
 
 
-def checked(workspace: Workspace, kernel: Kernel, done: Verified, commit: bool) -> dict[str, Any]:
+def checked(workspace: Workspace, kernel: Kernel, done: Verified, commit: bool) -> VerdictView:
     """How an entry stands after somebody looked at it."""
-    said = _with_commit(workspace, kernel, done.entry.entry_id, commit and bool(done.result.passed))
-    also = {"result": result_of(done.result), "fresh": done.fresh, "escalation": done.escalation}
-    also |= {"undo": None if done.undo is None else done.undo.status}
-    return {**said, **{key: value for key, value in also.items() if value is not None}}
+    passed = bool(done.result.passed)
+    return verdict(
+        _with_commit(workspace, kernel, done.entry.entry_id, commit and passed),
+        result_view(done.result),
+        fresh=done.fresh,
+        escalation=done.escalation,
+        undo=None if done.undo is None else done.undo.status,
+    )
 
 
 def _foreground(
@@ -287,39 +295,29 @@ def require_commit(kernel: Kernel, name: str) -> None:
     git.require_repository(tree_of(kernel.home, manifest))
 
 
-def _with_commit(
-    workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool
-) -> dict[str, Any]:
+def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool) -> ChangeView:
     """How an entry stands, and the commit of what it changed where one was asked for."""
-    said = change_status(kernel.store, entry_id, workspace.policy)
-    if commit and said["status"] in ("cut_applied", "verified_complete"):
-        said["commit"] = _commit(kernel, said)
-    return said
+    view = change_view(kernel.store, entry_id, workspace.policy)
+    if commit and view.status in ("cut_applied", "verified_complete"):
+        return msgspec.structs.replace(view, commit=_commit(kernel, view))
+    return view
 
 
-def _commit(kernel: Kernel, said: Mapping[str, Any]) -> str:
-    applied = next(
-        one
-        for one in reversed(said["change_sets"])
-        if (one["kind"], one["status"]) == ("cut", "applied")
-    )
-    deciding = next(
-        one for one in said["decisions"] if one["decision_id"] == applied["decision_id"]
-    )
+def _commit(kernel: Kernel, view: ChangeView) -> str:
+    applied = next(one for one in reversed(view.sets("cut")) if one.status == "applied")
+    deciding = next(one for one in view.decisions or () if one.decision_id == applied.decision_id)
     trailers = {
-        "Onceward-Entry": said["entry_id"],
-        "Onceward-Manifest": said["manifest"],
-        "Onceward-Review": f"{deciding['decision_id']} by {deciding['reviewer']}",
-        "Onceward-Change-Set": applied["change_set_id"],
+        "Onceward-Entry": view.entry_id,
+        "Onceward-Manifest": view.manifest,
+        "Onceward-Review": f"{deciding.decision_id} by {deciding.reviewer}",
+        "Onceward-Change-Set": applied.change_set_id,
     }
-    for signed in said["signatures"]:
-        if applied["change_set_id"] == signed.get("change_set_id") or signed["role"] == "verifier":
-            who = (
-                f"{signed['principal']}, key {signed['fingerprint'][:16]}, {signed['signature_id']}"
-            )
-            trailers[f"Onceward-{signed['role'].title()}"] = who
+    for signed in view.signatures or ():
+        if applied.change_set_id == signed.change_set_id or signed.role == "verifier":
+            who = f"{signed.principal}, key {signed.fingerprint[:16]}, {signed.signature_id}"
+            trailers[f"Onceward-{signed.role.title()}"] = who
     with kernel.store.read() as rows:
-        manifest = manifest_for(rows, Changes(rows).set_named(applied["change_set_id"]))
-    title = (said["reason"].splitlines() or [""])[0][:72] or f"Change {said['entry_id']}"
+        manifest = manifest_for(rows, Changes(rows).set_named(applied.change_set_id))
+    title = (view.reason.splitlines() or [""])[0][:72] or f"Change {view.entry_id}"
     root = tree_of(kernel.home, manifest)
     return git.commit(root, manifest.unit, title, trailers, "Onceward-Change-Set")

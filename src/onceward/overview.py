@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from onceward.changes.views import WAITS_FOR, change_list
 from onceward.core.money import to_usd
 from onceward.core.sources import iso
-from onceward.engine import build_reading, change_reading
+from onceward.engine import build_reading
 from onceward.engine.spending import DAY_MICROS
 from onceward.engine.tenure import vacant
 from onceward.lifecycles.plan import step_name
@@ -95,18 +96,18 @@ def _waiting(store: Store, sagas: list[SagaSummary], nobody: bool) -> Iterator[d
         }
         next_ = f"onceward approve {build.build_id} {step} --digest {approval.digest}"
         yield {**said, "since": iso(approval.wanted_at), "why": approval.text, "next": next_}
-    for entry in change_reading.change_list(store, _CHANGES, limit=_SHOWN):
-        said = {
+    for entry in change_list(store, _CHANGES, limit=_SHOWN):
+        verbs = {"review_pending": "review", "reviewed_approved": "cut"}
+        verb = verbs.get(entry.status, "verify")
+        yield {
             "kind": "change",
-            "id": entry["entry_id"],
-            "name": entry["reason"] or entry["target"],
+            "id": entry.entry_id,
+            "name": entry.reason or entry.target,
+            "state": entry.status,
+            "since": entry.created_at,
+            "why": f"it waits for {WAITS_FOR[entry.status]}",
+            "next": f"onceward change {verb} {entry.entry_id}",
         }
-        said |= {"state": entry["status"], "since": entry["created_at"]}
-        verb = {"review_pending": "review", "reviewed_approved": "cut"}.get(
-            entry["status"], "verify"
-        )
-        why = f"it waits for {change_reading.WAITING[entry['status']]}"
-        yield {**said, "why": why, "next": f"onceward change {verb} {entry['entry_id']}"}
     for one in sagas:
         if one.standing in ("stuck", "unfinished"):
             stuck = one.standing == "stuck"

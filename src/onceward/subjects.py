@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from onceward.changes import views as changes
 from onceward.engine import explain as builds
-from onceward.engine import explain_changes, explain_children, explain_evidence
+from onceward.engine import explain_children, explain_evidence
 from onceward.engine.explanation import Explanation, Kind
 from onceward.grants import views as grants
 from onceward.registry import views as registry
@@ -18,7 +19,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     *sagas.KINDS,
     *grants.KINDS,
     *registry.KINDS,
-    *explain_changes.KINDS,
+    *changes.KINDS,
     *explain_children.KINDS,
     *explain_evidence.KINDS,
 )

@@ -14,12 +14,13 @@ import pytest
 from backlog import write
 from helpers import count
 from onceward.artifacts.file_names import os_path
+from onceward.changes.views import change_view
 from onceward.changing import Source, propose
 from onceward.core import faults
+from onceward.core.views import document
 from onceward.engine import staging
 from onceward.engine.bases import base_of
 from onceward.engine.builds import begin
-from onceward.engine.change_reading import change_status
 from onceward.engine.plans import Plan, Resolved
 from onceward.engine.proposals import from_contents, from_folder, from_patch
 from onceward.engine.tree_state import drift_digest, files_by, state_in, state_of
@@ -278,7 +279,7 @@ def test_what_an_agent_changed_beside_its_output_is_shown_as_drift(backlog):
     assert [unit.path for unit in what.origin.drift] == ["b.txt", "evil.py"]
     assert what.origin.build == build
     entry = backlog.mark(what=what)
-    shown = change_status(backlog.store, entry, backlog.kernel.policy)
+    shown = document(change_view(backlog.store, entry, backlog.kernel.policy))
     assert [unit["path"] for unit in shown["origin"]["drift"]] == ["b.txt", "evil.py"]
     backlog.sound()
 

@@ -278,7 +278,7 @@ def test_a_request_that_cannot_be_answered_blocks_none_behind_it(workspace, kern
         raise ZeroDivisionError("s3cret")
 
     monkeypatch.setitem(
-        acts._acts, "bug", acts.Act(name="bug", role="viewer", payload=dict, run=bug)
+        acts.REGISTRY.acts, "bug", acts.Act(name="bug", role="viewer", payload=dict, run=bug)
     )
     huge = Request(
         "principals.add", "r1", {"name": "x" * 1_000_000, "roles": ["viewer"]}, os_user()

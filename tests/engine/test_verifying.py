@@ -8,8 +8,9 @@ import pytest
 
 from backlog import Backlog, write
 from helpers import count
+from onceward.changes.views import change_view
+from onceward.core.views import document
 from onceward.engine import verifying
-from onceward.engine.change_reading import change_status
 from onceward.engine.trees import scan
 from onceward.errors import GuardFailed, OncewardError, PermissionDenied
 from onceward.evidence.verify import verify_rows
@@ -365,7 +366,7 @@ def test_every_status_is_explained_with_who_may_act_and_what_to_type(backlog):
     def told(*expected):
         with backlog.workspace.reading() as store:
             found = explain(store, [entry])
-            shown = change_status(store, entry, backlog.kernel.policy)
+            shown = document(change_view(store, entry, backlog.kernel.policy))
         said = " ".join([*found.what, *found.why, *found.waits_for, *found.who, *found.next])
         assert found.state == shown["status"] and all(word in said for word in expected), (
             expected,

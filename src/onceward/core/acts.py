@@ -80,8 +80,30 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
         return not self.role or not roles.isdisjoint((*self.role.split("|"), "admin"))
 
 
-_acts: dict[str, Act] = {}
-_complete: list[bool] = []
+class Registry:
+    """Every act by its name. It is open while modules declare theirs, and read once it is closed: nothing is judged by
+    half of the acts."""
+
+    def __init__(self) -> None:
+        self._acts: dict[str, Act] = {}
+        self._closed = False
+
+    def add(self, declared: Act) -> None:
+        if declared.name in self._acts:
+            raise ValueError(f"{declared.name} is declared twice")
+        self._acts[declared.name] = declared
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def acts(self) -> dict[str, Act]:
+        if not self._closed:
+            raise RuntimeError("acts are asked for before onceward.catalogue was imported")
+        return self._acts
+
+
+REGISTRY = Registry()
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
@@ -90,7 +112,7 @@ def act(name: str, *, role: str, **declared: Any) -> Callable[[Run], Run]:
 
     def declare(run: Run) -> Run:
         payload = run.__globals__[run.__annotations__["asked"]]
-        _add(Act(name=name, role=role, payload=payload, run=run, **declared))
+        REGISTRY.add(Act(name=name, role=role, payload=payload, run=run, **declared))
         return run
 
     return declare
@@ -99,30 +121,19 @@ def act(name: str, *, role: str, **declared: Any) -> Callable[[Run], Run]:
 def work(name: str, payload: type, *, role: str, **declared: Any) -> None:
     """Declare work: it is begun by whoever hosts it, and its one event is that it was taken."""
     taken: Mapping[str, Agrees] = {"WORK_TAKEN": anything}
-    _add(Act(name=name, role=role, payload=payload, work=True, once=True, makes=taken, **declared))
+    REGISTRY.add(
+        Act(name=name, role=role, payload=payload, work=True, once=True, makes=taken, **declared)
+    )
 
 
 def own(name: str, *, role: str, **declared: Any) -> None:
     """Declare what a kernel signs by itself."""
-    _add(Act(name=name, role=role, payload=dict, own=True, **declared))
-
-
-def _add(declared: Act) -> None:
-    if declared.name in _acts:
-        raise ValueError(f"{declared.name} is declared twice")
-    _acts[declared.name] = declared
-
-
-def declared_all() -> None:
-    """Say that every act is declared: nothing is judged by half of them."""
-    _complete.append(True)
+    REGISTRY.add(Act(name=name, role=role, payload=dict, own=True, **declared))
 
 
 def all_acts() -> Mapping[str, Act]:
     """Every act by its name, in the order of declaration."""
-    if not _complete:
-        raise RuntimeError("acts are asked for before onceward.catalogue was imported")
-    return _acts
+    return REGISTRY.acts
 
 
 def find_act(name: str) -> Act | None:

@@ -6,11 +6,16 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceward.core.views import document
 from onceward.edges.cli import render
+
+if TYPE_CHECKING:
+    from onceward.changes.views import ChangeSummary, ChangeView, ResultView, VerdictView
+    from onceward.lifecycles.manifest import Origin
 
 _STEPS = {
     "C0_CHECK": "checked: everything is what it was approved on",
@@ -35,63 +40,67 @@ def status_of(status: str) -> str:
     return click.style(status, fg=_COLOURS.get(status))
 
 
-def show_change(found: Mapping[str, Any]) -> None:
-    say, status = render.say, status_of
-    click.echo(f"{click.style(found['entry_id'], bold=True)}  {status(found['status'])}")
-    say(
-        render.plain(
-            f"by {found['author']}{_child(found)}, into {found['target']}: {found['reason'] or '(no reason given)'}"
-        )
-    )
-    say(
-        f"manifest {found['manifest']}"
-        + (f", revision {found['revision']}" if found["revision"] > 1 else "")
-    )
-    for unit in found["units"][:_MOST]:
-        sign = "+" if "before" not in unit else "-" if "after" not in unit else "~"
-        say(render.plain(f"  {sign} {unit['path']}"))
-    if len(found["units"]) > _MOST:
-        say(
-            f"  and {len(found['units']) - _MOST:,} more: onceward change diff {found['entry_id']} --stat"
-        )
-    if "check" in found:
-        say(render.plain(f"its own check: {shlex.join(found['check'])}"))
-    if "origin" in found:
-        origin = found["origin"]
-        own = {unit["path"] for unit in found["units"]}
-        say(base_line(origin["build"], {unit["path"] for unit in origin.get("drift", ())} & own))
-        for unit in origin.get("drift", ())[:_MOST]:
-            say(render.plain(f"  changed since then, not by a recorded cut: {unit['path']}"))
-    for one in found.get("depends_on", ()):
-        say(f"depends on {one['entry_id']} ({one['status']})")
-    if "escalates" in found:
-        say(f"asks about {found['escalates']}, which failed its verification")
-    for one in found.get("decisions", ()):
-        why = f": {one['reason']}" if one["reason"] else ""
-        say(
-            render.plain(f"{one['decided_at'][:19]}  {one['reviewer']} said {one['decision']}{why}")
-        )
-    if "lacks" in found:
-        say(render.plain(f"still lacks: {found['lacks']}"))
-    for one in found.get("change_sets", ()):
-        say(f"{one['change_set_id']}  {one['kind']} by {one['executor']}: {status(one['status'])}")
-    for one in found.get("results", ()):
-        word = (
-            click.style("passed", fg="green") if one["passed"] else click.style("failed", fg="red")
-        )
-        say(
-            f"{one['verify_result_id']}  {word}, found by {render.plain(one['verifier'])}{_wrong(one['detail'])}"
-        )
-    for one in found.get("escalations", ()):
-        say(f"escalated: {one}")
-    if "waits_for" in found:
-        say(f"waits for {found['waits_for']}")
-    if "next" in found:
-        say(f"next: {found['next']}")
+def show_change(view: ChangeView) -> None:
+    say = render.say
+    click.echo(f"{click.style(view.entry_id, bold=True)}  {status_of(view.status)}")
+    child = f" (proposed by its child {view.child})" if view.child else ""
+    reason = view.reason or "(no reason given)"
+    say(render.plain(f"by {view.author}{child}, into {view.target}: {reason}"))
+    revision = f", revision {view.revision}" if view.revision > 1 else ""
+    say(f"manifest {view.manifest}{revision}")
+    _units(view)
+    if view.check:
+        say(render.plain(f"its own check: {shlex.join(view.check)}"))
+    if view.origin is not None:
+        _origin(view, view.origin)
+    for entry in view.depends_on or ():
+        say(f"depends on {entry.entry_id} ({entry.status})")
+    if view.escalates:
+        say(f"asks about {view.escalates}, which failed its verification")
+    for one in view.decisions or ():
+        why = f": {one.reason}" if one.reason else ""
+        say(render.plain(f"{one.decided_at[:19]}  {one.reviewer} said {one.decision}{why}"))
+    if view.lacks:
+        say(render.plain(f"still lacks: {view.lacks}"))
+    for change_set in view.sets():
+        status = status_of(change_set.status)
+        say(f"{change_set.change_set_id}  {change_set.kind} by {change_set.executor}: {status}")
+    for result in view.results or ():
+        word = _word_of(result)
+        by = render.plain(result.verifier)
+        say(f"{result.verify_result_id}  {word}, found by {by}{_wrong(result.detail)}")
+    for escalation in view.escalations or ():
+        say(f"escalated: {escalation}")
+    if view.waits_for:
+        say(f"waits for {view.waits_for}")
+    if view.next:
+        say(f"next: {view.next}")
 
 
-def _child(found: Mapping[str, Any]) -> str:
-    return f" (proposed by its child {found['child']})" if "child" in found else ""
+def _units(view: ChangeView) -> None:
+    for unit in view.units[:_MOST]:
+        sign = "~"
+        if unit.before is None:
+            sign = "+"
+        elif unit.after is None:
+            sign = "-"
+        render.say(render.plain(f"  {sign} {unit.path}"))
+    more = len(view.units) - _MOST
+    if more > 0:
+        render.say(f"  and {more:,} more: onceward change diff {view.entry_id} --stat")
+
+
+def _origin(view: ChangeView, origin: Origin) -> None:
+    own = {unit.path for unit in view.units}
+    render.say(base_line(origin.build, {unit.path for unit in origin.drift} & own))
+    for unit in origin.drift[:_MOST]:
+        render.say(render.plain(f"  changed since then, not by a recorded cut: {unit.path}"))
+
+
+def _word_of(result: ResultView) -> str:
+    if result.passed:
+        return click.style("passed", fg="green")
+    return click.style("failed", fg="red")
 
 
 def base_line(build: str, edited: Set[str]) -> str:
@@ -101,17 +110,17 @@ def base_line(build: str, edited: Set[str]) -> str:
     return f"made on the tree as it was before build {build} began"
 
 
-def change_table(found: Sequence[Mapping[str, Any]]) -> None:
+def change_table(found: Sequence[ChangeSummary]) -> None:
     rows = [
         (
-            c["entry_id"],
-            c["status"],
-            c["author"],
-            c["target"],
-            c["created_at"][:16],
-            c["reason"][:60],
+            entry.entry_id,
+            entry.status,
+            entry.author,
+            entry.target,
+            entry.created_at[:16],
+            entry.reason[:60],
         )
-        for c in found
+        for entry in found
     ]
     render.table(("change", "status", "author", "target", "marked (UTC)", "reason"), rows)
 
@@ -157,48 +166,47 @@ class CutDisplay:
                     err=True,
                 )
 
-    def end(self, found: Mapping[str, Any], signal: int) -> int:
-        stuck = any(one["status"] == "stuck" for one in found.get("change_sets", ()))
+    def end(self, view: ChangeView, signal: int) -> int:
+        unfinished = view.status == "reviewed_approved"
         if self._json:
-            click.echo(json.dumps(found, sort_keys=True))
-        elif found["status"] == "reviewed_approved":
-            how = "is stuck: somebody else changed its files" if stuck else "was stopped"
-            render.say(f"{found['entry_id']} {how}; the same command goes on with it")
+            click.echo(json.dumps(document(view), sort_keys=True))
+        elif unfinished:
+            how = "is stuck: somebody else changed its files" if view.stuck else "was stopped"
+            render.say(f"{view.entry_id} {how}; the same command goes on with it")
         else:
-            files = render.counted(len(found["units"]), "file")
-            render.say(
-                f"{found['entry_id']} is {click.style(found['status'], fg='green')}: {files}"
-            )
-            _committed(found)
-            if "next" in found:
-                render.say(f"next, by somebody else: {found['next']}")
-        return signal or (3 if stuck else 0 if found["status"] != "reviewed_approved" else 1)
+            files = render.counted(len(view.units), "file")
+            render.say(f"{view.entry_id} is {click.style(view.status, fg='green')}: {files}")
+            _committed(view)
+            if view.next:
+                render.say(f"next, by somebody else: {view.next}")
+        if signal:
+            return signal
+        return 3 if view.stuck else int(unfinished)
 
 
-def _committed(found: Mapping[str, Any]) -> None:
-    if "commit" in found:
-        render.say(f"committed as {found['commit'][:12]}")
+def _committed(view: ChangeView) -> None:
+    if view.commit:
+        render.say(f"committed as {view.commit[:12]}")
 
 
-def verified(found: Mapping[str, Any], as_json: bool) -> int:
+def verified(view: VerdictView, as_json: bool) -> int:
     """What a verification found; answers the exit status."""
-    result = found["result"]
-    passed, stuck = result["passed"], found.get("undo") == "stuck"
+    passed, stuck = view.result.passed, view.undo == "stuck"
+    status = 3 if stuck else int(not passed)
     if as_json:
-        click.echo(json.dumps(found, sort_keys=True))
-        return 3 if stuck else 0 if passed else 1
-    before = "" if found["fresh"] else " (found before)"
-    word = click.style("passed", fg="green") if passed else click.style("failed", fg="red")
-    render.say(f"{found['entry_id']} {word}{before}{_wrong(result['detail'])}")
-    render.say(f"it is {status_of(found['status'])}")
-    _committed(found)
-    if found.get("undo") == "applied":
+        click.echo(json.dumps(document(view), sort_keys=True))
+        return status
+    before = "" if view.fresh else " (found before)"
+    render.say(f"{view.entry_id} {_word_of(view.result)}{before}{_wrong(view.result.detail)}")
+    render.say(f"it is {status_of(view.status)}")
+    _committed(view)
+    if view.undo == "applied":
         render.say("what it had changed is taken back")
     elif stuck:
         render.say(
             "some of it could not be taken back, for somebody else changed it; put that back as the change left it, then:"
         )
-        render.say(f"  onceward change verify {found['entry_id']}")
-    if not passed and "escalation" in found:
-        render.say(f"next: onceward change show {found['escalation']}")
-    return 3 if stuck else 0 if passed else 1
+        render.say(f"  onceward change verify {view.entry_id}")
+    if not passed and view.escalation:
+        render.say(f"next: onceward change show {view.escalation}")
+    return status

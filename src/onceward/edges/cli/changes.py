@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, pending, tell
 from onceward.edges.cli.change_display import change_table, status_of
@@ -35,15 +36,13 @@ def _entry(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from onceward.engine.change_reading import change_list
+    from onceward.changes.views import change_list
     from onceward.errors import OncewardError
 
     try:
         with ctx.ensure_object(Globals).workspace().reading() as store:
             return [
-                one["entry_id"]
-                for one in change_list(store)
-                if one["entry_id"].startswith(incomplete)
+                one.entry_id for one in change_list(store) if one.entry_id.startswith(incomplete)
             ]
     except OncewardError:
         return []
@@ -100,7 +99,7 @@ def sweep(given: Globals, every: str | None) -> int:
 @pass_globals
 def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, before: str) -> None:
     """The newest changes and how they stand."""
-    from onceward.engine.change_reading import change_list
+    from onceward.changes.views import change_list
     from onceward.lifecycles.change import CHANGE
 
     odd = [status for status in statuses if status not in CHANGE.persistent]
@@ -112,7 +111,7 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
     with given.workspace().reading() as store:
         found = change_list(store, statuses, author, limit, before)
     if given.json:
-        render.document(found)
+        render.document(document(found))
     elif not found:
         render.say(
             "No changes.  Next: onceward change mark --tree DIR --base DIR"
@@ -122,7 +121,7 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
     else:
         change_table(found)
         if len(found) == limit:
-            render.say(f"more: --before {found[-1]['entry_id']}")
+            render.say(f"more: --before {found[-1].entry_id}")
 
 
 @change.command(cls=Command)
@@ -130,13 +129,13 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
 @pass_globals
 def show(given: Globals, entry: str) -> None:
     """How ENTRY stands: what it proposes, who said what of it, what was cut and found, and the next command."""
+    from onceward.changes.views import change_view
     from onceward.edges.cli.change_display import show_change
-    from onceward.engine.change_reading import change_status
 
     workspace = given.workspace()
     with workspace.reading() as store:
-        found = change_status(store, entry, workspace.policy)
-    render.document(found) if given.json else show_change(found)
+        found = change_view(store, entry, workspace.policy)
+    render.document(document(found)) if given.json else show_change(found)
 
 
 @change.command(cls=Command)
@@ -148,7 +147,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
     """What ENTRY would do, line by line, and the digest that an approval of it is for."""
     import msgspec
 
-    from onceward.engine.change_reading import change_diff
+    from onceward.changes.views import change_diff
 
     with given.workspace().artifacts() as artifacts:
         found = change_diff(artifacts, entry, paths, whole=True)
@@ -165,22 +164,22 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
 @pass_globals
 def history(given: Globals, entry: str) -> None:
     """Every arrow of ENTRY's life: when, what, by whom, why."""
-    from onceward.engine.change_reading import change_history
+    from onceward.changes.views import change_history
 
     with given.workspace().reading() as store:
         found = change_history(store, entry)
     if given.json:
-        render.document(found)
+        render.document(document(found))
         return
     rows = [
         (
-            h["at"][:19],
-            h.get("from_state", ""),
-            h["to_state"],
-            h["actor"],
-            h["detail"].get("why") or h["reason"],
+            arrow.at[:19],
+            arrow.from_state or "",
+            arrow.to_state,
+            arrow.actor,
+            arrow.detail.get("why") or arrow.reason,
         )
-        for h in found
+        for arrow in found
     ]
     render.table(("when (UTC)", "from", "to", "by", "why"), rows)
 
@@ -203,7 +202,7 @@ def review(
 
     In a terminal the difference is shown, and the beginning of its digest typed back.
     """
-    from onceward.engine.change_reading import change_hash
+    from onceward.changes.views import change_hash
 
     workspace = given.workspace()
     with workspace.reading() as store:
@@ -226,7 +225,7 @@ def review(
 
 def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> tuple[str, str]:
     """Show it to whoever decides, and have them say so; elsewhere they must have looked before."""
-    from onceward.engine.change_reading import change_diff
+    from onceward.changes.views import change_diff
 
     if given.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidConfig(
@@ -284,8 +283,8 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     """Carry ENTRY out exactly as it was approved, once. After a crash, the same command finishes it, or undoes it."""
     from onceward import changing
     from onceward.changes.acts import CutChange
+    from onceward.changes.views import change_view
     from onceward.edges.cli.change_display import CutDisplay
-    from onceward.engine.change_reading import change_status
 
     display, workspace = CutDisplay(given.json), given.workspace()
     if serves(workspace):
@@ -293,7 +292,7 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
         return follow(
             *(given, "changes.cut", order),
             lambda store, subject: display.end(
-                change_status(store, subject["entry_id"], workspace.policy), 0
+                change_view(store, subject["entry_id"], workspace.policy), 0
             ),
         )
     found, signal = changing.cut(
@@ -339,9 +338,9 @@ def verify(
     """
     from onceward import changing
     from onceward.changes.acts import VerifyChange
+    from onceward.changes.views import change_verdict
     from onceward.core.orders import seconds_text
     from onceward.edges.cli.change_display import verified
-    from onceward.engine.change_reading import change_verdict
     from onceward.lifecycles.plan_words import duration_of
 
     seconds = (

@@ -18,6 +18,7 @@ from onceward.edges.cli.main import Command, Globals, complete_build, pass_globa
 from onceward.edges.cli.sagas import saga_table, show_saga
 
 if TYPE_CHECKING:
+    from onceward.changes.views import ChangeSummary
     from onceward.sagas.views import SagaSummary
 
 
@@ -40,8 +41,8 @@ _EACH = 12
 @pass_globals
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
     """How a build or saga stands with every step, or a session with every child. Without an id, a list of the newest of each."""
+    from onceward.changes.views import WAITS_FOR, change_list
     from onceward.engine.build_reading import build_list, build_status
-    from onceward.engine.change_reading import WAITING, change_list
     from onceward.engine.reading import session_list, session_status
     from onceward.sagas.views import saga_list, saga_view
 
@@ -53,7 +54,7 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
                 if not s["session_id"].startswith(("bld_", "sga_", "vfy_"))
             ]
             builds, sagas = build_list(store, 10), saga_list(store, 10)
-            changes = change_list(store, tuple(WAITING), limit=10)
+            changes = change_list(store, tuple(WAITS_FOR), limit=10)
         elif subject.startswith("sga_") and not children:
             saga = saga_view(store, subject)
             render.document(document(saga)) if given.json else show_saga(saga)
@@ -70,7 +71,7 @@ def status(given: Globals, subject: str | None, children: bool, everything: bool
         render.document(
             {
                 "builds": builds,
-                "changes": changes,
+                "changes": document(changes),
                 "sagas": document(sagas),
                 "sessions": sessions,
             }
@@ -83,7 +84,7 @@ def _newest(
     builds: Sequence[dict[str, Any]],
     sagas: Sequence[SagaSummary],
     sessions: Sequence[dict[str, Any]],
-    changes: Sequence[dict[str, Any]],
+    changes: Sequence[ChangeSummary],
 ) -> None:
     if not (builds or sagas or sessions or changes):
         render.say("Nothing yet.  Next: onceward run PLAN, or onceward spawn -- COMMAND")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from onceward.changes.views import (
+    ChangeSummary,
+    ChangeView,
+    HistoryView,
+    change_history,
+    change_list,
+    change_view,
+)
 from onceward.edges.http import governed_shapes as governed
 from onceward.edges.http import reads
 from onceward.edges.http.routes import act, look
-from onceward.engine import change_reading
 from onceward.grants.views import GrantView, grant_list, grant_view
 from onceward.registry.views import (
     CollectionView,
@@ -83,8 +90,8 @@ GOVERNED: Final = (
         "/changes",
         "listChanges",
         "the queue of changes",
-        list[governed.Change],
-        lambda c: change_reading.change_list(
+        list[ChangeSummary],
+        lambda c: change_list(
             c.store,
             [c.query.status] if c.query.status else [],
             c.query.author,
@@ -98,8 +105,8 @@ GOVERNED: Final = (
         "/changes/{entry}",
         "showChange",
         "a change",
-        governed.ChangeInFull,
-        lambda c: change_reading.change_status(c.store, c.path["entry"], c.workspace.policy),
+        ChangeView,
+        lambda c: change_view(c.store, c.path["entry"], c.workspace.policy),
     ),
     look(
         "changes",
@@ -115,7 +122,7 @@ GOVERNED: Final = (
         "/changes/{entry}/history",
         "showHistory",
         "what happened to a change",
-        list[governed.Arrow],
-        lambda c: change_reading.change_history(c.store, c.path["entry"]),
+        list[HistoryView],
+        lambda c: change_history(c.store, c.path["entry"]),
     ),
 )

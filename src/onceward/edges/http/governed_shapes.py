@@ -1,42 +1,7 @@
-"""What the API answers about changes (I-3)."""
+"""The difference that a change makes, as the API answers it (I-3)."""
 
 # No `from __future__ import annotations`: which keys may be missing is read when the class is made.
-from typing import Any, NotRequired, TypedDict
-
-from onceward.edges.http.shapes import Said
-
-
-class Change(TypedDict):
-    entry_id: str
-    status: str
-    author: str
-    cutter: str
-    target: str
-    reason: str
-    created_at: NotRequired[str]
-    escalates: NotRequired[str]
-
-
-class ChangeInFull(Change):
-    manifest: str
-    revision: int
-    units: list[Said]
-    needs: list[str]
-    lacks: NotRequired[str]
-    check: NotRequired[list[str]]
-    origin: NotRequired[Said]
-    child: NotRequired[str]
-    decisions: NotRequired[list[Said]]
-    change_sets: NotRequired[list[Said]]
-    results: NotRequired[list[Said]]
-    signatures: NotRequired[list[Said]]
-    waits_for: NotRequired[str]
-    next: NotRequired[str]
-
-
-class Arrow(TypedDict):
-    at: str
-    detail: Any
+from typing import NotRequired, TypedDict
 
 
 class Line(TypedDict):

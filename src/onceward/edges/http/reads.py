@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from onceward import __version__
+from onceward.changes.views import change_diff
 from onceward.core.canon import sha256_hex
 from onceward.edges.http.access import CODE_SECONDS, Busy
 from onceward.edges.http.routes import Call, Query, RequestId, asked
 from onceward.engine import doctor, reading
 from onceward.engine.answers import Pending
-from onceward.engine.change_reading import change_diff
 from onceward.engine.logs import tail_of
 from onceward.engine.metrics import metrics as numbers
 from onceward.engine.targets import claim_of

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from onceward.changes.views import change_counts, change_history, change_list, change_view
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call, Query, Read, Route
 from onceward.edges.web import views
 from onceward.edges.web.forms import act_named, acts
-from onceward.engine import approving, build_reading, change_reading, reading
+from onceward.engine import approving, build_reading, reading
 from onceward.engine.spending import spending
 from onceward.engine.targets import lock_list
 from onceward.errors import OncewardError
@@ -172,28 +173,28 @@ def _artifact(call: Call) -> dict[str, Any]:
 
 def _changes(call: Call) -> dict[str, Any]:
     status = [call.query.status] if call.query.status else []
-    found = change_reading.change_list(call.store, status, "", 50, call.query.before)
+    found = change_list(call.store, status, "", 50, call.query.before)
     return {
         "changes": found,
-        "counts": change_reading.change_counts(call.store),
+        "counts": change_counts(call.store),
         "chosen": call.query.status,
     }
 
 
 def _change(call: Call) -> dict[str, Any]:
-    found = change_reading.change_status(call.store, call.path["entry"], call.workspace.policy)
+    found = change_view(call.store, call.path["entry"], call.workspace.policy)
     files = views.files(reads.diff(call), whole=call.query.whole)
-    drift = {unit["path"] for unit in found.get("origin", {}).get("drift", ())}
+    drift = {unit.path for unit in found.origin.drift} if found.origin is not None else set()
     return {
         "change": found,
-        "edited": not drift.isdisjoint(unit["path"] for unit in found["units"]),
+        "edited": not drift.isdisjoint(unit.path for unit in found.units),
         "files": files,
         "cut_off": any(file["cut_off"] for file in files),
         "is_whole": call.query.whole,
-        "own": call.principal == found["author"] and not call.workspace.policy.authors_may_review,
-        "history": change_reading.change_history(call.store, found["entry_id"]),
+        "own": call.principal == found.author and not call.workspace.policy.authors_may_review,
+        "history": change_history(call.store, found.entry_id),
         "view": call.query.view,
-        "told": _told(call, found["entry_id"]),
+        "told": _told(call, found.entry_id),
     }
 
 
