@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onceward import catalogue as _catalogue  # noqa: F401
-from onceward.core.acts import Claim, disagreement, signed_events
+from onceward.core.acts import Claim, disagreement, misfit, signed_events
 
 TOLD = {
     "step": "ok:all",
@@ -70,3 +70,10 @@ def test_exactly_these_events_carry_a_signature():
         *(f"ENTRY_{event}" for event in changes),
         *("ENTRY_ABANDONED", "BACKLOG_SWEPT", "BUILD_ABANDONED"),
     }
+
+
+@pytest.mark.rule("E-1")
+@pytest.mark.guarantee("G18")
+def test_nothing_unknown_is_signed_along_with_what_is_asked():
+    assert misfit({"act": "keys.add", "payload": {"key": "k"}}) is None
+    assert misfit({"act": "keys.add", "payload": {"key": "k", "name": "rob"}})

@@ -315,18 +315,19 @@ def test_a_prolonged_confirmation_is_found_also_where_its_event_says_the_same(si
 
 @pytest.mark.rule("H-5", "E-1")
 @pytest.mark.guarantee("G18")
-def test_nobody_adds_a_key_for_somebody_else(backlog):
+@pytest.mark.parametrize("said", [{}, {"name": "rob"}], ids=["plain", "with a name"])
+def test_nobody_adds_a_key_for_somebody_else(backlog, said):
     """Ro may only look, and signs for a key of rob's that is ro's own."""
     entry = backlog.mark({"a.txt": "forged\n"})
     backlog.sweep()
-    signer, fresh = key_of(backlog.workspace, "ro"), SigningKey.generate()
+    signer = key_of(backlog.workspace, "ro")
     with backlog.store.read() as rows:
         ((workspace_id,),) = rows.read("SELECT workspace_id FROM workspace")
     backlog.kernel.close()
     offer = backlog.workspace.keyring.make("rob", workspace_id, another=True)
     fresh = offer.key
     with Forger(backlog.workspace.database) as forger:
-        payload = {"key": offer.offer(), "name": "rob"}
+        payload = {"key": offer.offer(), **said}
         signed = sign_as(forger, signer, "ro", "keys.add", payload, "n1")
         proof = offer.proof()
         detail = {
