@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
-from onceward.evidence.kinds import Child, Total
+from onceward.core.records import ChildRecord
 from onceward.evidence.records import Rows
 from onceward.gate import script
 from onceward.gate.script import Op
+from onceward.store.tables.budgets import LaneTotal
 
 START: Final = 1_700_000_000_000_000
 LANES: Final = ("tokens", "solver_calls")
@@ -266,8 +267,8 @@ def distinct(models: Iterable[Model]) -> list[Model]:
 
 def unlike(models: Sequence[Model], names: dict[str, str], records: Rows) -> str:
     """How the records differ from every model that was left."""
-    children = {child.child_id: child for child in records.all(Child)}
-    totals = {row.budget_lane: row.total for row in records.all(Total)}
+    children = {child.child_id: child for child in records.all(ChildRecord)}
+    totals = {row.budget_lane: row.total for row in records.all(LaneTotal)}
     why = ""
     for model in models:
         why = ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import json
-import re
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -17,6 +19,7 @@ import rules
 from onceward import settings
 from onceward.client import snake
 from onceward.core import faults, limits
+from onceward.core.sources import LiveSources
 from onceward.edges.cli.main import COMMANDS, cli
 from onceward.edges.http.api import ROUTES
 from onceward.edges.http.openapi import document
@@ -26,6 +29,9 @@ from onceward.gate import script
 from onceward.lifecycles import budget, child
 from onceward.lifecycles.machines import MACHINES
 from onceward.store import migrate
+from onceward.store.schema import TABLES
+from onceward.store.sqlite import SqliteDatabase
+from onceward.store.table import WHOLE_TABLE, Table
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
@@ -147,16 +153,41 @@ def tables() -> str:
     text = [
         "# Tables",
         "",
-        "Made by `make docs` from `src/onceward/store/migrations/`, in SQLite's words.",
+        "Made by `make docs` from `src/onceward/store/`: each table's declaration, and its columns as they are when a"
+        " new store has been migrated, in SQLite's words. Tables stand in the order in which a backup copies them.",
         "",
     ]
-    for migration in migrate.known():
-        sql = migration.sql_for("sqlite")
-        for name, body in re.findall(
-            r"CREATE TABLE (\w+) \((.*?)^\)", sql, re.DOTALL | re.MULTILINE
-        ):
-            text += [f"## {name}", "", "```sql", body.strip("\n"), "```", ""]
+    with tempfile.TemporaryDirectory() as folder:
+        sources = LiveSources()
+        database = SqliteDatabase(Path(folder) / "onceward.db", sources)
+        migrate.migrate(database, sources)
+        session = database.connect()
+        made: dict[str, str] = dict(
+            session.read("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+        )
+        session.close()
+    for table in TABLES:
+        body = made[table.name].split("(", 1)[1].rsplit(")", 1)[0]
+        text += [f"## {table.name}", "", *_table_facts(table), "", "```sql"]
+        text += [body.strip("\n"), "```", ""]
     return "\n".join(text)
+
+
+def _table_facts(table: Table[Any]) -> Iterator[str]:
+    """What a table's declaration says of it, as a list."""
+    if table.record is not None and table.record.__doc__:
+        yield f"{inspect.getdoc(table.record)}"
+        yield ""
+    yield f"- key: {', '.join(f'`{column}`' for column in table.key)}"
+    if table.lifecycle is not None:
+        life = table.lifecycle
+        yield f"- lifecycle: `{life.machine}`, in `{life.state}`; events in `{life.stream}:ID`"
+    if table.bundle:
+        whose = f"bundles of kind `{table.bundled_with}`" if table.bundled_with else "bundles"
+        yield f"- in {whose}: `{table.bundle}`"
+    for column, why in table.not_evidence.items():
+        what = "the whole table" if column == WHOLE_TABLE else f"`{column}`"
+        yield f"- not evidence: {what}, {why}"
 
 
 CLI_FACTS = """\

@@ -15,7 +15,7 @@ from onceward.engine.work import Command
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.serving import Service
 from onceward.settings import FOLDER
-from onceward.store.copy import TABLES
+from onceward.store.schema import TABLES
 from onceward.store.tables.children import Tokens
 from onceward.wiring import Workspace
 from typing_in import Typed, start, until
@@ -76,7 +76,7 @@ def most_at_once(cli, session):
 
 def every_row(store):
     with store.read() as rows:
-        return repr([rows.read(f"SELECT * FROM {table}") for table, _ in TABLES])
+        return repr([rows.read(f"SELECT * FROM {table.name}") for table in TABLES])
 
 
 @pytest.mark.both_stores

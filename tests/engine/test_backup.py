@@ -19,8 +19,8 @@ from onceward.engine.outbox import deliver
 from onceward.engine.tenure import acquire
 from onceward.errors import CorruptState, IntegrityFault, InvalidConfig, NotFound, OncewardError
 from onceward.store import migrate
-from onceward.store.copy import TABLES
 from onceward.store.postgres import PostgresDatabase
+from onceward.store.schema import TABLES
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 
@@ -162,7 +162,7 @@ def test_every_table_is_copied(database):
     session = database.connect()
     tables = set(database.tables(session))
     session.close()
-    assert tables == {name for name, _ in TABLES} | {"schema_migrations"}
+    assert tables == {table.name for table in TABLES} | {"schema_migrations"}
 
 
 def test_a_backup_is_one_private_file_and_reading_it_changes_nothing(filled, tmp_path, sources):

@@ -12,14 +12,14 @@ import pytest
 from onceward.core.chain import link
 from onceward.evidence.verify import verify_rows
 from onceward.evidence.workspace import verify_workspace
-from onceward.store.copy import TABLES
+from onceward.store.schema import TABLES
 from onceward.wiring import Workspace
 from scene import Bare, copied, seal
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 EVERY = int(os.environ.get("ONCEWARD_TAMPER", "251"))
 """Of how many bytes one is flipped; `make tamper` flips every one."""
-KEYS = dict(TABLES)
+KEYS = {table.name: table.key for table in TABLES}
 
 # What is found when a row of a table is gone. Tables that hold no evidence are named below.
 DROPPED = {
@@ -109,7 +109,7 @@ def test_what_nobody_touched_is_sound(scene, bare):
 
 @pytest.mark.rule("E-1")
 def test_every_table_is_evidence_or_said_not_to_be():
-    assert DROPPED.keys() | NOT_EVIDENCE.keys() == {table for table, _ in TABLES}
+    assert DROPPED.keys() | NOT_EVIDENCE.keys() == {table.name for table in TABLES}
     assert DROPPED.keys().isdisjoint(NOT_EVIDENCE)
 
 

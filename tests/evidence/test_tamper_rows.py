@@ -12,13 +12,13 @@ import pytest
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.store.copy import TABLES
+from onceward.store.schema import TABLES
 from onceward.wiring import Workspace
 from scene import Bare
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))
 ALL = "ONCEWARD_TAMPER" in os.environ
-KEYS = dict(TABLES)
+KEYS = {table.name: table.key for table in TABLES}
 TAMPERED = (
     "confirmation_tokens",
     "requests",

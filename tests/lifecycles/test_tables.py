@@ -12,7 +12,7 @@ from onceward.core.records import Build
 from onceward.errors import IllegalTransition
 from onceward.lifecycles import build, change, child, permit, registry, saga
 from onceward.store import migrate
-from onceward.store.tables.subjects import SUBJECTS
+from onceward.store.schema import LIFECYCLES
 
 ALLOWED: dict[str, tuple[Machine, dict[str, str]]] = {
     "build": (
@@ -144,16 +144,16 @@ def test_a_change_is_never_found_half_cut_or_half_verified():
 def test_the_schema_allows_exactly_the_persistent_states_of_each_stored_machine():
     machines = {machine.name: machine for machine, _ in ALLOWED.values()}
     text = "".join(m.text for m in migrate.known())
-    for name, subject in SUBJECTS.items():
+    for name, table in LIFECYCLES.items():
         if (
             name == "saga"
         ):  # Every run brings its own states; its shape is held against its events by `verify`.
             continue
         found = re.search(
-            rf"CONSTRAINT {subject.table}_{subject.state}\s+CHECK \({subject.state} IN \(([^)]*)\)",
+            rf"CONSTRAINT {table.name}_{table.lifecycle.state}\s+CHECK \({table.lifecycle.state} IN \(([^)]*)\)",
             text,
         )
-        assert found, subject.table
+        assert found, table.name
         assert set(re.findall(r"'(\w+)'", found.group(1))) == set(machines[name].persistent)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from onceward.store.copy import TABLES
+from onceward.store.schema import TABLES
 
 IDENT = re.compile(r"\b([a-z]{3})_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})")
 HASH = re.compile(r"\b[0-9a-f]{64}\b|\b[0-9a-f]{32}\b")
@@ -82,7 +82,7 @@ def happened(database):
             told = teller.value(json.loads(body))
             lines.append(f"{teller.text(stream)} {seq} {json.dumps(told, ensure_ascii=False)}")
         teller.naming = False
-        for table, _ in TABLES:
+        for table in (table.name for table in TABLES):
             if table in ONLY_EVENTS:
                 continue
             columns = database.columns(session, table)

@@ -24,7 +24,7 @@ from onceward.edges.web.pages import PAGES
 from onceward.engine.backup import backup
 from onceward.engine.reading import stream_list
 from onceward.serving import Service
-from onceward.store.copy import TABLES
+from onceward.store.schema import TABLES
 from scene import files_of
 
 KEPT = Path(__file__).resolve().parents[2] / "fixtures" / "oracles"
@@ -221,7 +221,7 @@ def copied_rows(kept):
             table: hashlib.sha256(
                 repr(sorted(map(repr, session.read(f"SELECT * FROM {table}")))).encode()
             ).hexdigest()
-            for table, _ in sorted(TABLES)
+            for table in sorted(table.name for table in TABLES)
         }
     finally:
         session.close()

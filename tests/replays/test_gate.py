@@ -19,7 +19,6 @@ from conftest import schema_url
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, ROOT, SCHEDULER, onceward, planted, python
 from onceward.engine.work import Function
 from onceward.errors import InvalidConfig
-from onceward.evidence.kinds import Total
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.gate.manifest import (
@@ -34,6 +33,7 @@ from onceward.gate.manifest import (
 )
 from onceward.gate.run import _heard
 from onceward.gate.script import Fixture, read_fixture
+from onceward.store.tables.budgets import LaneTotal
 
 ALL = (SCHEDULER, ORPHAN, BUDGET)
 
@@ -559,7 +559,7 @@ def essence(kernel, session, order):
             ]
             lives[life.child.queue_seq] = told
         totals = {
-            row.budget_lane: row.total for row in records.of(Total, parent_session_id=session)
+            row.budget_lane: row.total for row in records.of(LaneTotal, parent_session_id=session)
         }
         assert replay(records, [session]).difference is None
     return lives, totals

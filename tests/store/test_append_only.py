@@ -17,8 +17,7 @@ from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.change import CHANGE, CHANGE_SET
 from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE
-from onceward.store.copy import TABLES
-from onceward.store.tables.subjects import SUBJECTS
+from onceward.store.schema import LIFECYCLES, TABLES
 
 
 def raw(store, sql, params=()):
@@ -86,7 +85,7 @@ def test_insert_or_replace_does_not_get_past_the_guard(store, build_id, kind):
 @pytest.mark.rule("K-5")
 def test_no_table_is_emptied_at_once(store, build_id, kind):
     if kind == "postgresql":
-        for table, _ in TABLES:
+        for table in (table.name for table in TABLES):
             with pytest.raises(IntegrityFault):
                 raw(store, f"TRUNCATE {table} CASCADE")
     assert count(store, "events") == 2
@@ -106,7 +105,7 @@ def arrows(machine):
     "machine", [BUILD, CHANGE, CHANGE_SET, COLLECTION, GRANT, VALUE], ids=lambda one: one.name
 )
 def test_the_database_knows_exactly_the_arrows_of_the_machine(store, kind, machine):
-    table = SUBJECTS[machine.name].table
+    table = LIFECYCLES[machine.name].name
     with store.read() as rows:
         if kind == "sqlite":
             sql = "SELECT sql FROM sqlite_master WHERE type = 'trigger' AND name = ?"

@@ -15,6 +15,8 @@ import pytest
 import reference
 import rules
 
+from onceward.store.schema import LIFECYCLES
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PURE = [
@@ -110,9 +112,45 @@ def test_stored_data_is_never_code(file):
 
 @pytest.mark.rule("K-4")
 def test_only_move_writes_a_state_column():
-    writes = re.compile(r"(UPDATE|INSERT INTO)\s+(builds|\{subject)", re.IGNORECASE)
-    found = [f.name for f in SOURCES if writes.search(f.read_text("utf-8"))]
-    assert found == ["transaction.py"]
+    states = {table.name: table.lifecycle.state for table in LIFECYCLES.values()}
+    written = re.compile(r"(UPDATE|INSERT INTO)\s+(\w+|\{\})(.*)", re.IGNORECASE | re.DOTALL)
+    computed = set()
+    for function, text in sql_of_functions():
+        for verb, table, rest in written.findall(text):
+            if table == "{}":
+                computed.add(function)
+            elif table in states:
+                assert verb.upper() == "UPDATE", f"{function} inserts into {table}"
+                changed = rest.split("WHERE")[0]
+                assert not re.search(rf"\b{states[table]}\s*=", changed), f"{function}: {text}"
+    assert computed == {
+        "_insert_sql",  # what `move` writes
+        "_update_sql",
+        "insert_sql",  # refused for tables with a lifecycle
+        "consume",  # confirmation tokens
+        "copy_rows",  # a whole store into another
+        "load",  # what a fixture of the gate begins with
+    }
+
+
+def test_a_table_with_a_lifecycle_takes_no_plain_insert():
+    for table in LIFECYCLES.values():
+        with pytest.raises(ValueError, match="only by a move"):
+            _ = table.insert_sql
+
+
+def sql_of_functions():
+    """Every piece of text in a function, with what is put into it as `{}`."""
+    for file in SOURCES:
+        for function in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+                    yield function.name, "".join(map(str, parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield function.name, node.value
 
 
 def test_generated_pages_are_fresh():

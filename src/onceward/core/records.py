@@ -97,8 +97,8 @@ class Owner(msgspec.Struct, frozen=True):
         return {f"owner_{name}": value for name, value in msgspec.structs.asdict(self).items()}
 
 
-class Token(msgspec.Struct, frozen=True):
-    """The dispatch token of a child as stored (C-1)."""
+class ChildRecord(msgspec.Struct, frozen=True):
+    """What of a dispatch token is evidence; which process did the work, on which machine, is not."""
 
     child_id: str
     parent_session_id: str
@@ -108,33 +108,38 @@ class Token(msgspec.Struct, frozen=True):
     dispatch_seq: int | None
     worker_run_id: str | None
     phase: str
+    kind: str
+    work: str
+    target: str | None
+    attempt: int
+    predecessor: str | None
+    started_at: Micros | None
+    cancel_request_id: str | None
+    """The first request to end it."""
+    reason: str | None
+    code: str | None
+    version: int
+    created_at: Micros
+    updated_at: Micros
+
+
+class Token(ChildRecord, frozen=True):
+    """The dispatch token of a child as stored (C-1)."""
+
     slot: int | None
     owner_host: str
     owner_boot: str
     owner_pid: int
     owner_start: str
     owner_fence: int
-    kind: str
-    work: str
-    target: str | None
-    attempt: int
-    predecessor: str | None
     due_at: Micros
     child_pid: int | None
     child_start: str | None
-    started_at: Micros | None
     last_seen: Micros | None
     """When its kernel, which died, was last heard of while it ran."""
-    cancel_request_id: str | None
-    """The first request to end it."""
     joined_request_ids: str | None
     """Later requests to end it, as a JSON list; the first one stands."""
     death: str | None
-    reason: str | None
-    code: str | None
-    version: int
-    created_at: Micros
-    updated_at: Micros
 
 
 class Principal(msgspec.Struct, frozen=True):

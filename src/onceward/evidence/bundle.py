@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -13,19 +14,17 @@ import msgspec
 from onceward.core.canon import canonical, parse
 from onceward.core.chain import Event
 from onceward.core.limits import MAX_PAYLOAD_BYTES
+from onceward.core.records import ChildRecord
 from onceward.core.sources import from_iso
 from onceward.errors import InvalidConfig
-from onceward.evidence.kinds import KINDS as KEYS
-from onceward.evidence.kinds import (
-    Child,
-    Debit,
-    Life,
-    RefRow,
-)
-from onceward.evidence.members import ALL_FILES, KINDS
+from onceward.evidence.lives import Life, debited
+from onceward.evidence.members import BUNDLED, KINDS, file_of
 from onceward.lifecycles.budget import LATE, Debited
 from onceward.people.signing import Envelope, read_envelope
 from onceward.store.port import Value
+from onceward.store.schema import table_of
+from onceward.store.tables.artifacts import RefRow
+from onceward.store.tables.budgets import Debit
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.keys import Key, Signature
 
@@ -196,7 +195,7 @@ class Reader:
         return found if len(found) == end - at else b"cut"
 
 
-def in_order(child: Child) -> tuple[bool, int, int]:
+def in_order(child: ChildRecord) -> tuple[bool, int, int]:
     """By dispatch, then those that were never dispatched, by their place in the queue (K-1)."""
     return (child.dispatch_seq is None, child.dispatch_seq or 0, child.queue_seq)
 
@@ -211,7 +210,7 @@ def line_of(record: msgspec.Struct) -> bytes:
         for name, value in msgspec.structs.asdict(record).items()
         if value is not None
     }
-    if isinstance(record, Child):
+    if isinstance(record, ChildRecord):
         said["schema"] = "scheduler_dispatch_token@1"
         if record.worker_run_id is not None:
             said["lease_id"] = record.worker_run_id
@@ -248,7 +247,7 @@ def record_of(kind: type[T], line: bytes) -> T:
         AttributeError,
     ):
         raise BadBundle(
-            f"a line is no record of {ALL_FILES[kind]}: {line[:60]!a}", context={"rule": "bundle"}
+            f"a line is no record of {file_of(kind)}: {line[:60]!a}", context={"rule": "bundle"}
         ) from None
     return found  # type: ignore[no-any-return]
 
@@ -307,25 +306,29 @@ class BundleRecords:
             yield event
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        if kind not in ALL_FILES:
+        if kind not in BUNDLED:
             return iter(())
         found = self._in_order(kind)
-        return iter(sorted(found, key=lambda child: child.child_id)) if kind is Child else found  # type: ignore[attr-defined]
+        if kind is ChildRecord:
+            # A file has them by dispatch; whoever reads streams along wants them by id.
+            by_id: Any = attrgetter("child_id")
+            return iter(sorted(found, key=by_id))
+        return found
 
     def _in_order(self, kind: type[T]) -> Iterator[T]:
         """The records of a file, each once and where it belongs."""
-        key = KEYS[kind][1]
+        key = table_of(kind).in_order
         before: Any = None
-        for line in self._reader.lines(ALL_FILES[kind]):
+        for line in self._reader.lines(file_of(kind)):
             record = record_of(kind, line)
             place = (
                 in_order(record)
-                if isinstance(record, Child)
+                if isinstance(record, ChildRecord)
                 else tuple(getattr(record, name) for name in key)
             )
             if before is not None and place <= before:
                 raise BadBundle(
-                    f"{ALL_FILES[kind]} is not in order: {line[:60]!a}", context={"rule": "bundle"}
+                    f"{file_of(kind)} is not in order: {line[:60]!a}", context={"rule": "bundle"}
                 )
             before = place
             yield record
@@ -342,28 +345,30 @@ class BundleRecords:
 
     def lives(self, children: Sequence[str]) -> dict[str, Life]:
         if self._known is None:
-            self._known = {child.child_id: Life(child, [], []) for child in self.all(Child)}
+            self._known = {child.child_id: Life(child, [], []) for child in self.all(ChildRecord)}
             for event in self.events():
                 life = self._known.get(event.stream.removeprefix("child:"))
                 if life is not None:
                     life.events.append(event)
             for debit in self.all(Debit):
                 if debit.child_id in self._known and debit.settled != LATE:
-                    self._known[debit.child_id].debits.append(debit.debited())
+                    self._known[debit.child_id].debits.append(debited(debit))
         return {child: self._known[child] for child in children if child in self._known}
 
     def debits_of(self, children: Sequence[str]) -> dict[str, list[Debited]]:
         if self._debits is None:
             self._debits = {}
             for debit in self.all(Debit):
-                self._debits.setdefault(debit.child_id, []).append(debit.debited())
+                self._debits.setdefault(debit.child_id, []).append(debited(debit))
         return {child: self._debits[child] for child in children if child in self._debits}
 
     def told(self) -> int:
         return sum(event.stream.startswith(("session:", "child:")) for event in self.events())
 
-    def dispatched(self, session: str) -> Iterator[Child]:
-        return (child for child in self._in_order(Child) if child.parent_session_id == session)
+    def dispatched(self, session: str) -> Iterator[ChildRecord]:
+        return (
+            child for child in self._in_order(ChildRecord) if child.parent_session_id == session
+        )
 
     def hash_at(self, stream: str, seq: int) -> bytes | None:
         return self._hashes.get((stream, seq))

@@ -11,17 +11,20 @@ from pathlib import Path
 from onceward.core.canon import canonical, parse
 from onceward.core.changes import Entry, PairSignature
 from onceward.core.merkle import included
+from onceward.core.records import Build
 from onceward.core.sagas import Run
 from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import ArtifactRow, BuildRow, RefRow, SessionRow
-from onceward.evidence.members import ALSO, FILES, stream_of
+from onceward.evidence.members import stream_of
 from onceward.evidence.seal import Head, read_receipt, seal_said
 from onceward.evidence.verify import readable, verify
 from onceward.lifecycles.plan import manifest_line
 from onceward.people.signing import BUILD, SAGA, SEAL, read_envelope
+from onceward.store.schema import bundled
+from onceward.store.tables.artifacts import ArtifactRow, RefRow
 from onceward.store.tables.checkpoints import Checkpoint
+from onceward.store.tables.children import Session
 from onceward.store.tables.keys import Key, Signature
 
 Progress = Callable[[str, int, int], None]
@@ -62,8 +65,7 @@ def _strangers(reader: Reader) -> list[str]:
     wanted = {
         "README.md",
         "events.ndjson",
-        *FILES.values(),
-        *ALSO.get(reader.page.kind, {}).values(),
+        *(table.bundle for table in bundled(reader.page.kind)),
     }
     free = {"manifest.ndjson", "seal.json"}
     odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
@@ -144,10 +146,10 @@ def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None
     """A bundle is about the one thing it says."""
     page = reader.page
     found = {
-        "build": [row.build_id for row in records.all(BuildRow)],
+        "build": [row.build_id for row in records.all(Build)],
         "saga": [row.saga_id for row in records.all(Run)],
         "entry": [row.entry_id for row in records.all(Entry)],
-        "session": [row.session_id for row in records.all(SessionRow)],
+        "session": [row.session_id for row in records.all(Session)],
     }
     others = [kind for kind in ("build", "saga", "entry") if found[kind] and kind != page.kind]
     if found[page.kind] != [page.subject] or others:
@@ -186,7 +188,7 @@ def _manifest(reader: Reader, records: BundleRecords, findings: Findings) -> Non
     made = hashlib.sha256()
     for checkpoint in records.all(Checkpoint):
         made.update(manifest_line(checkpoint.stage, checkpoint.target, checkpoint.outputs))
-    done = any(build.state == "SUCCESS" for build in records.all(BuildRow))
+    done = any(build.state == "SUCCESS" for build in records.all(Build))
     listed = hashlib.sha256()
     for piece in reader.pieces("manifest.ndjson") if reader.has("manifest.ndjson") else ():
         listed.update(piece)

@@ -12,10 +12,11 @@ from onceward.core.changes import ChangeSet, Decision, Entry, Envelope, History
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import DependencyRow, RefRow, SweepRow, UnitRow
 from onceward.evidence.records import Records
 from onceward.lifecycles.change import CHANGE, CHANGE_SET, DECISIONS
 from onceward.lifecycles.manifest import Manifest, manifest_of
+from onceward.store.tables.artifacts import RefRow
+from onceward.store.tables.changes import DependencyRow, SweepRow, UnitRow
 
 if TYPE_CHECKING:
     from onceward.core.bodies import Body

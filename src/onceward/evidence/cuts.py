@@ -14,10 +14,10 @@ from onceward.core.changes import (
     VerifyResult,
 )
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import RefRow
 from onceward.evidence.records import Records
 from onceward.lifecycles.change import result_digest, said_of_pair, units_of
 from onceward.lifecycles.manifest import REGISTRY, manifest_of
+from onceward.store.tables.artifacts import RefRow
 
 Expect = Callable[[str, Mapping[str, Any]], None]
 """Told of a statement that must have been signed, and what it must say."""

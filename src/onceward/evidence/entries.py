@@ -11,10 +11,10 @@ from onceward.core.machine import Machine
 from onceward.core.vocabulary import Collection, Value
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import MetaRow
 from onceward.evidence.records import Records
 from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
+from onceward.store.tables.registry import MetaRow
 
 if TYPE_CHECKING:
     from onceward.core.bodies import Body

@@ -15,11 +15,11 @@ from onceward.core.canon import canonical
 from onceward.core.durable import publish
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
 from onceward.evidence.bundle import FORMAT, Member, Page, header, line_of, padding
-from onceward.evidence.kinds import ArtifactRow
-from onceward.evidence.members import FILES
+from onceward.evidence.members import file_of
 from onceward.evidence.records import Rows
 from onceward.evidence.selection import Selection, selected
 from onceward.lifecycles.plan import manifest_line
+from onceward.store.tables.artifacts import ArtifactRow
 
 _README: Final = Path(__file__).parent / "BUNDLE.md"
 _CHUNK = 1 << 20
@@ -69,7 +69,7 @@ def _write(
     add("README.md", [_README.read_bytes()])
     add("events.ndjson", (event.line() + b"\n" for event in selection.events()))
     for name, records in selection.records():
-        if name == FILES[ArtifactRow]:
+        if name == file_of(ArtifactRow):
             artifacts = list(records)  # type: ignore[arg-type]
         add(name, (line_of(record) for record in records))
     if selection.builds and selection.builds[0].state == "SUCCESS":

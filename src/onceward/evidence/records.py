@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from onceward.core.chain import Event
-from onceward.evidence.kinds import KINDS, Child, Life
+from onceward.core.records import ChildRecord
+from onceward.evidence.lives import Life
 from onceward.lifecycles.budget import LATE, Debited
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell
+from onceward.store.schema import table_of
 from onceward.store.tables.events import events_by_name, events_named, events_of, hash_at
 from onceward.store.tables.keys import workspace_id
 
@@ -52,7 +54,7 @@ class Records(Protocol):
         """How many events there are of sessions and children."""
         ...
 
-    def dispatched(self, session: str) -> Iterator[Child]:
+    def dispatched(self, session: str) -> Iterator[ChildRecord]:
         """A session's children by their dispatch, then those that were never dispatched by their place in the queue."""
         ...
 
@@ -94,12 +96,13 @@ class Rows:
         return events_by_name(self.rows)
 
     def all(self, kind: type[T]) -> Iterator[T]:
-        table, key = KINDS[kind]
-        return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__))  # type: ignore[attr-defined]
+        return self.of(kind)
 
     def of(self, kind: type[T], **fixed: Cell) -> Iterator[T]:
-        table, key = KINDS[kind]
-        return (kind(*row) for row in pages(self.rows, table, key, kind.__struct_fields__, fixed))  # type: ignore[attr-defined]
+        table = table_of(kind)
+        fields = table.proven().__struct_fields__
+        found = pages(self.rows, table.name, table.in_order, fields, fixed)
+        return (kind(*row) for row in found)
 
     def stream(self, name: str) -> Iterator[Event]:
         return events_of(self.rows, name)
@@ -108,11 +111,11 @@ class Rows:
         if not children:
             return {}
         these = f"({', '.join('?' * len(children))})"
-        fields = ", ".join(Child.__struct_fields__)
+        fields = ", ".join(ChildRecord.__struct_fields__)
         found = self.rows.read(
             f"SELECT {fields} FROM urm_dispatch_token WHERE child_id IN {these}", children
         )
-        lives = {row[0]: Life(Child(*row), [], []) for row in found}
+        lives = {row[0]: Life(ChildRecord(*row), [], []) for row in found}
         for event in events_named(self.rows, [f"child:{child}" for child in children]):
             if event.stream[6:] in lives:
                 lives[event.stream[6:]].events.append(event)
@@ -140,8 +143,8 @@ class Rows:
         )
         return int(count)
 
-    def dispatched(self, session: str) -> Iterator[Child]:
-        fields = Child.__struct_fields__
+    def dispatched(self, session: str) -> Iterator[ChildRecord]:
+        fields = ChildRecord.__struct_fields__
         for column, also in (("dispatch_seq", ""), ("queue_seq", " AND dispatch_seq IS NULL")):
             after = -1
             while True:
@@ -150,7 +153,7 @@ class Rows:
                     f" AND {column} > ?{also} ORDER BY {column} LIMIT {_BATCH}",
                     (session, after),
                 )
-                yield from (Child(*row[:-1]) for row in page)
+                yield from (ChildRecord(*row[:-1]) for row in page)
                 if len(page) < _BATCH:
                     break
                 after = page[-1][-1]

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
+from onceward.core.records import Build
 from onceward.errors import IntegrityFault, OncewardError, Recovery, StorageError
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.differences import Difference, Differs
-from onceward.evidence.kinds import BuildRow, SessionRow
 from onceward.evidence.records import Records
 from onceward.evidence.replay_session import SessionReplay
+from onceward.store.tables.children import Session
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -56,11 +57,11 @@ def replay(
     return Replayed(whole.hexdigest(), events, children, count, lost)
 
 
-def _all(records: Records) -> Iterator[tuple[str, SessionRow | None]]:
+def _all(records: Records) -> Iterator[tuple[str, Session | None]]:
     """Every session with its row, in order; a build that was never begun has a stream, and no session yet."""
-    rows = records.all(SessionRow)
+    rows = records.all(Session)
     row = next(rows, None)
-    for build in records.all(BuildRow):
+    for build in records.all(Build):
         while row is not None and row.session_id < build.build_id:
             yield row.session_id, row
             row = next(rows, None)

@@ -13,19 +13,21 @@ import msgspec
 from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
-from onceward.core.records import Move, Owner, Token
+from onceward.core.records import Build, ChildRecord, Move, Owner, Token
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import BuildRow, Child, Debit, Life, SessionRow, Total
+from onceward.evidence.lives import Life
 from onceward.evidence.records import Records, batches
 from onceward.evidence.steps import TOLD, Steps
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import LANES, MODE, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD, Order
+from onceward.store.schema import context_of
+from onceward.store.tables.budgets import Debit, LaneTotal
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.subjects import context_of
+from onceward.store.tables.children import Session
 
 _NOBODY: Final = Owner("", "", 0, "", 0)
 _MADE_FOR_CHILD: Final = frozenset(
@@ -53,7 +55,7 @@ _MADE_FOR_CHILD: Final = frozenset(
 )
 """What of a child's last event follows from the rest of the record."""
 _MADE_FOR_BUILD: Final = frozenset({"from", "to", "reason", "transition_seq"})
-_FIELDS: Final = tuple(name for name in Child.__struct_fields__ if name != "updated_at")
+_FIELDS: Final = tuple(name for name in ChildRecord.__struct_fields__ if name != "updated_at")
 _evidence = attrgetter(*_FIELDS)
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -75,7 +77,7 @@ class SessionReplay:
         self,
         records: Records,
         session: str,
-        row: SessionRow | None,
+        row: Session | None,
         progress: Callable[[int], None] | None,
     ) -> None:
         self.records, self.row, self.session = records, row, session
@@ -292,7 +294,7 @@ class SessionReplay:
             if self.row is not None and getattr(self.row, field) != value:
                 raise Differs(f"session {self.session}", field, getattr(self.row, field), value)
 
-    def _still_open(self, row: Child) -> None:
+    def _still_open(self, row: ChildRecord) -> None:
         """A child that has not ended: started, or, without any event, only leased or queued."""
         begun = self._begun.get(row.child_id)
         life = begun.life if begun is not None else self.records.lives([row.child_id])[row.child_id]
@@ -340,7 +342,7 @@ class SessionReplay:
                     raise Differs(where, "total", total, f"at most {most}")
                 self.made.update(_encode(debit))
             sums[lane] = total
-        for row in self.records.of(Total, parent_session_id=self.session):
+        for row in self.records.of(LaneTotal, parent_session_id=self.session):
             where = f"total {self.session} {row.budget_lane}"
             made = {
                 "total": sums.pop(row.budget_lane, 0),
@@ -363,7 +365,7 @@ class SessionReplay:
         if self.row is not None and self.row.max_active_children != self._cap:
             raise Differs(where, "max_active_children", self.row.max_active_children, self._cap)
         self.made.update(_encode(self.row))
-        builds = list(self.records.of(BuildRow, build_id=self.session))
+        builds = list(self.records.of(Build, build_id=self.session))
         for build in builds:
             for field, value in zip(("state", "version"), self._build, strict=True):
                 if getattr(build, field) != value:
@@ -393,7 +395,7 @@ def _read(page: list[Event]) -> tuple[list[dict[str, Any]], Differs | None]:
     return said, None
 
 
-def _queued(row: Child) -> Token:
+def _queued(row: ChildRecord) -> Token:
     order = Order(
         *(
             row.child_id,
@@ -411,7 +413,7 @@ def _queued(row: Child) -> Token:
     return msgspec.structs.replace(token, cancel_request_id=row.cancel_request_id)
 
 
-def _leased(row: Child) -> Token:
+def _leased(row: ChildRecord) -> Token:
     """A child as it stood before its first event: in the queue, and with its lease if it had one."""
     token = _queued(row)
     if row.dispatch_seq is None:
@@ -419,7 +421,7 @@ def _leased(row: Child) -> Token:
     return rules.moved(token, rules.lease(token, row.dispatch_seq, 0, ""))
 
 
-def _same_child(row: Child, token: Token) -> None:
+def _same_child(row: ChildRecord, token: Token) -> None:
     if _evidence(row) != _evidence(token):
         for name in _FIELDS:
             stored, replayed = getattr(row, name), getattr(token, name)

@@ -22,29 +22,22 @@ from onceward.core.changes import (
 )
 from onceward.core.grants import Grant
 from onceward.core.merkle import inclusion_proof
+from onceward.core.records import Build, ChildRecord
 from onceward.core.sagas import Run, Step
 from onceward.core.vocabulary import Audit, Collection, Value
 from onceward.evidence.bundle import in_order
-from onceward.evidence.kinds import KINDS as KEYS
-from onceward.evidence.kinds import (
-    ArtifactRow,
-    BuildRow,
-    Child,
-    Debit,
-    DependencyRow,
-    PermitRow,
-    PlanRow,
-    RefRow,
-    SessionRow,
-    Total,
-    UnitRow,
-)
-from onceward.evidence.members import ALL_FILES, FILES, stream_of
+from onceward.evidence.members import stream_of
 from onceward.evidence.records import Rows
 from onceward.evidence.seal import heads_at
 from onceward.people.signing import Envelope as Dsse
+from onceward.store.schema import bundled, table_of
 from onceward.store.tables.approvals import Approval
+from onceward.store.tables.artifacts import ArtifactRow, RefRow
+from onceward.store.tables.budgets import Debit, LaneTotal
+from onceward.store.tables.builds import PlanRow
+from onceward.store.tables.changes import DependencyRow, UnitRow
 from onceward.store.tables.checkpoints import Checkpoint
+from onceward.store.tables.children import Session
 from onceward.store.tables.events import events_named, events_of, head_of
 from onceward.store.tables.keys import (
     Key,
@@ -54,6 +47,7 @@ from onceward.store.tables.keys import (
     newest_seal,
     signatures_about,
 )
+from onceward.store.tables.permits import PermitRow
 
 _BATCH = 200
 
@@ -64,9 +58,9 @@ class Selection:
     def __init__(self, rows: Rows, subject: str) -> None:
         self.rows, self.subject = rows, subject
         session_id = subject
-        self.builds = list(rows.of(BuildRow, build_id=session_id))
-        self.sessions = list(rows.of(SessionRow, session_id=session_id))
-        self.children = list(rows.of(Child, parent_session_id=session_id))
+        self.builds = list(rows.of(Build, build_id=session_id))
+        self.sessions = list(rows.of(Session, session_id=session_id))
+        self.children = list(rows.of(ChildRecord, parent_session_id=session_id))
         self.checkpoints = list(rows.of(Checkpoint, build_id=session_id))
         self.runs = list(rows.of(Run, saga_id=session_id))
         self.governed = self.belongings()
@@ -116,10 +110,10 @@ class Selection:
         children = sorted(self.children, key=in_order)
         refs = self._refs()
         found: dict[Any, Iterable[msgspec.Struct]] = {
-            BuildRow: self.builds,
-            SessionRow: self.sessions,
-            Child: children,
-            Total: self.rows.of(Total, parent_session_id=session),
+            Build: self.builds,
+            Session: self.sessions,
+            ChildRecord: children,
+            LaneTotal: self.rows.of(LaneTotal, parent_session_id=session),
             Debit: self.rows.of(Debit, parent_session_id=session),
             PlanRow: [
                 plan
@@ -134,10 +128,9 @@ class Selection:
             Key: self.keys,
             Signature: self.signatures,
         }
-        for kind, name in FILES.items():
-            yield name, found[kind]
-        for kind, some in self.governed.items():
-            yield ALL_FILES[kind], some
+        found |= self.governed
+        for table in bundled(self.kind):
+            yield table.bundle, found.get(table.proven(), ())
 
     def owners(self) -> set[str]:
         """Whoever may refer to artifacts that belong to it."""
@@ -292,7 +285,7 @@ class EntrySelection(Selection):
 
 
 def _place(kind: Any, row: Any) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in KEYS[kind][1])
+    return tuple(getattr(row, name) for name in table_of(kind).in_order)
 
 
 def selected(rows: Rows, subject: str) -> Selection:

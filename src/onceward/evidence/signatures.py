@@ -14,7 +14,6 @@ from onceward.core.chain import Event
 from onceward.core.merkle import Tree
 from onceward.errors import OncewardError
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import PrincipalRow, Role
 from onceward.evidence.records import Records
 from onceward.people.signing import (
     ACT,
@@ -29,6 +28,7 @@ from onceward.people.signing import (
     possession,
 )
 from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.principals import PrincipalRow, RoleRow
 from onceward.store.tables.tokens import Token
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class SignatureCheck:
             self._check_seals()
             self._check_tokens()
             held: dict[str, set[str]] = {}
-            for role in self._records.all(Role):
+            for role in self._records.all(RoleRow):
                 held.setdefault(role.name, set()).add(role.role)
             rows = {row.name: row for row in self._records.all(PrincipalRow)}
             known = rows.keys()

@@ -13,25 +13,20 @@ from onceward.core.bodies import decode_body
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import Event
 from onceward.core.limits import MAX_INTEGER
+from onceward.core.records import Build, ChildRecord
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import (
-    BuildRow,
-    Child,
-    Debit,
-    PermitRow,
-    PlanRow,
-    RefRow,
-    Total,
-)
 from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
 from onceward.lifecycles.budget import ASKED, LATE
 from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.copy import pages
 from onceward.store.port import Reads
-from onceward.store.tables.budgets import workspace_lanes
+from onceward.store.tables.artifacts import RefRow
+from onceward.store.tables.budgets import Debit, LaneTotal, workspace_lanes
+from onceward.store.tables.builds import PlanRow
+from onceward.store.tables.permits import PermitRow
 from onceward.store.tables.requests import UNTOLD, Ledger
 from onceward.store.transaction import dedupe_key
 
@@ -94,9 +89,9 @@ def readable(findings: Findings, what: str) -> Iterator[None]:
 
 
 def _totals(records: Records, findings: Findings, walk: Walk) -> None:
-    totals: dict[tuple[str, str], Total] = {}
+    totals: dict[tuple[str, str], LaneTotal] = {}
     whole: dict[str, int] = {}
-    for total in records.all(Total):
+    for total in records.all(LaneTotal):
         totals[total.parent_session_id, total.budget_lane] = total
     for session, limits in walk.limits.items():
         for lane in limits:
@@ -180,14 +175,14 @@ def _plans(records: Records, findings: Findings) -> None:
             hash_ = ""
         if hash_ != plan.plan_hash:
             findings.fault("plan", plan.plan_hash[:16], "it is not what its hash says")
-    for build in records.all(BuildRow):
+    for build in records.all(Build):
         if build.plan_hash and build.plan_hash not in known:
             findings.fault("plan", build.build_id, "its plan is not there")
 
 
 def _left_by_children(records: Records, findings: Findings) -> None:
     """Whoever ended as a step of a build left a checkpoint."""
-    for some in batches(records.all(Child)):
+    for some in batches(records.all(ChildRecord)):
         steps = {}
         for child in some:
             work = msgspec.json.decode(child.work)

@@ -13,11 +13,11 @@ from onceward.core.canon import ZERO_HASH, sha256_hex
 from onceward.core.chain import STREAM, Event, link
 from onceward.core.limits import PERMIT_SECONDS
 from onceward.core.machine import Machine
+from onceward.core.records import Build, ChildRecord
 from onceward.evidence.ahead import Ahead, mark, weight
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
-from onceward.evidence.kinds import BuildRow, Child, PermitRow, SessionRow
 from onceward.evidence.records import Records
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import SignatureCheck
@@ -25,12 +25,20 @@ from onceward.evidence.steps import TOLD, Steps
 from onceward.lifecycles.budget import LANES, SETTLED, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD
+from onceward.store.schema import LIFECYCLES
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.subjects import SUBJECTS
+from onceward.store.tables.children import Session
+from onceward.store.tables.permits import PermitRow
 
 T = TypeVar("T")
 _BATCH = 300
+
+
+def _silent(lifecycle: str) -> tuple[str, ...]:
+    """The states of a lifecycle that no event tells of."""
+    found = LIFECYCLES[lifecycle].lifecycle
+    return found.silent if found is not None else ()
 
 
 class Anchor(msgspec.Struct):
@@ -54,8 +62,8 @@ class Walk:
     ) -> None:
         self.records, self.findings = records, findings
         self._anchors, self._line, self._progress = anchors, line, progress
-        self._tokens = Ahead(records.all(Child), lambda child: child.child_id)
-        self._builds = Ahead(records.all(BuildRow), lambda build: build.build_id)
+        self._tokens = Ahead(records.all(ChildRecord), lambda child: child.child_id)
+        self._builds = Ahead(records.all(Build), lambda build: build.build_id)
         self.authority = SignatureCheck(records, findings)
         self.spent: dict[str, int] = {}
         """By session a sum that says which child spent how much, without remembering each."""
@@ -81,7 +89,7 @@ class Walk:
         """What sessions may spend, by their last event about it."""
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
-        self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
+        self._sessions = Ahead(records.all(Session), lambda session: session.session_id)
         self._backlog = Backlog(records, findings, self.authority.expect)
         consumed: dict[str, int] = {}
         self._sagas = Sagas(records, findings, consumed)
@@ -372,11 +380,11 @@ class Walk:
         if why:
             self.findings.fault("phase", child.child_id, why)
 
-    def _without_stream(self, child: Child) -> None:
+    def _without_stream(self, child: ChildRecord) -> None:
         """A child that never began has no event yet."""
         self.findings.count("children")
         self.open.add(child.child_id)
-        if child.phase not in SUBJECTS["child"].silent:
+        if child.phase not in _silent("child"):
             self.findings.fault(
                 "phase", child.child_id, f"it is {child.phase}, and no event says so"
             )
@@ -392,7 +400,7 @@ class Walk:
             return
         self._check_dispatch(stream, session)
 
-    def _check_dispatch(self, stream: Stream, session: SessionRow) -> None:
+    def _check_dispatch(self, stream: Stream, session: Session) -> None:
         """Children went by their place in the queue; the session knows the highest numbers it gave."""
         last = first = queued = 0
         for row in self.records.dispatched(session.session_id):
@@ -473,7 +481,7 @@ class Walk:
             )
 
 
-def _misplaced(stream: Stream, child: Child) -> str | None:
+def _misplaced(stream: Stream, child: ChildRecord) -> str | None:
     """How a child's row differs from its events in whose it is, what it follows, and who asked it to end."""
     if stream.begun is not None:
         at, session, parent_seq, predecessor = stream.begun
@@ -587,7 +595,7 @@ class Stream:
         if arrow is None or arrow.event != body.event:
             said = f"{body.event} from {source} to {detail.to} ({detail.reason}) is no arrow of the {machine.name}"
             findings.fault("history", f"{self.name}#{event.seq}", said)
-        silent = SUBJECTS[machine.name].silent
+        silent = _silent(machine.name)
         follows = source == (self.state or "new") or (
             source in silent and self.state in ("", *silent)
         )

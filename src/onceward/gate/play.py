@@ -15,16 +15,18 @@ from onceward.core.sources import ScriptedSources
 from onceward.errors import InvalidConfig
 from onceward.evidence.bundle import line_of
 from onceward.evidence.export import export
-from onceward.evidence.kinds import Debit, SessionRow, Total
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import Replayed, replay, replay_bundle
 from onceward.evidence.verify import verify_rows
 from onceward.gate import script
 from onceward.gate.script import Fixture
 from onceward.gate.stage import Stage
-from onceward.store.copy import TABLES, pages
+from onceward.store.copy import pages
 from onceward.store.port import Database, Reads
+from onceward.store.schema import TABLES
 from onceward.store.store import Store
+from onceward.store.tables.budgets import Debit, LaneTotal
+from onceward.store.tables.children import Session
 from onceward.store.tables.events import events_after
 from onceward.store.writer import commit_plainly
 
@@ -78,7 +80,7 @@ def play(fixture: Fixture, scratch: Scratch) -> Play:
 
 def load(database: Database, fixture: Fixture) -> None:
     """The rows that a play begins with."""
-    known = {table for table, _ in TABLES}
+    known = {table.name for table in TABLES}
     session = database.connect(kernel=True)
     try:
         session.begin(None)
@@ -111,7 +113,9 @@ def frozen(fixture: Fixture, lines: int, scratch: Scratch) -> Fixture:
     store = Store(database, sources)
     with store.read() as rows:
         kept = [
-            _dumped(database, rows, table, key) for table, key in TABLES if table != "workspace"
+            _dumped(database, rows, table.name, table.key)
+            for table in TABLES
+            if table.name != "workspace"
         ]
     store.close()
     rest = fixture.script[lines:]
@@ -148,7 +152,7 @@ def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Repl
     checked = verify_rows(rows)
     if not checked.ok:
         return again, f"verify: {checked.first()}"
-    for session in [row.session_id for row in records.all(SessionRow) if bundles]:
+    for session in [row.session_id for row in records.all(Session) if bundles]:
         bundle = folder / "elsewhere" / f"{session}.tar"
         bundle.parent.mkdir(exist_ok=True)
         export(records, session, bundle, lambda sha256: iter(()), False)
@@ -169,11 +173,11 @@ def _records(rows: Reads) -> Iterator[str]:
         yield from (event.line().decode() for event in page)
         after = page[-1].position
     records = Rows(rows)
-    for session in records.all(SessionRow):
+    for session in records.all(Session):
         yield line_of(session).decode().rstrip("\n")
         for child in records.dispatched(session.session_id):
             yield line_of(child).decode().rstrip("\n")
-    for kind in (Total, Debit):
+    for kind in (LaneTotal, Debit):
         yield from (line_of(row).decode().rstrip("\n") for row in records.all(kind))
 
 

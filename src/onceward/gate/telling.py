@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from onceward.core.limits import RETRY_MAX_MICROS
+from onceward.core.records import ChildRecord
 from onceward.errors import InvalidConfig
 from onceward.evidence.differences import decoded
-from onceward.evidence.kinds import Child, Debit, SessionRow
 from onceward.evidence.records import Records
 from onceward.gate import script
 from onceward.gate.script import Op
+from onceward.store.tables.budgets import Debit
+from onceward.store.tables.children import Session
 
 _KEPT: Final = ("exit", "error", "message", "stopped")
 """What of a real end goes into a script."""
@@ -32,13 +34,13 @@ class Telling:
         debits = records.of(Debit, parent_session_id=session)
         self.debits = sorted(debits, key=lambda debit: (debit.at, debit.debit_seq))
         self.slots: dict[int, str] = {}
-        self.waiting: list[Child] = []
-        self.late: list[Child] = []
+        self.waiting: list[ChildRecord] = []
+        self.late: list[ChildRecord] = []
         """Later attempts that wait for their time."""
         self.fence = self.cap = 0
 
     def ops(self) -> Iterator[Op]:
-        (row,) = self.records.of(SessionRow, session_id=self.session)
+        (row,) = self.records.of(Session, session_id=self.session)
         self.cap = row.max_active_children
         limits: dict[str, int] = {}
         opened = False
@@ -88,7 +90,7 @@ class Telling:
             )
         return names
 
-    def _again(self, child: Child) -> bool:
+    def _again(self, child: ChildRecord) -> bool:
         """Whether the end of its predecessor queued it."""
         return (
             child.predecessor is not None and self.ends.get(child.predecessor) == child.created_at
@@ -112,7 +114,7 @@ class Telling:
         while self.debits and self.debits[0].at < at:
             yield from self._debit(self.debits.pop(0))
 
-    def _attempts(self, child: Child) -> int:
+    def _attempts(self, child: ChildRecord) -> int:
         root = self.names[child.child_id]
         own = [
             one.attempt
@@ -158,7 +160,7 @@ class Telling:
         del self.slots[slot]
         self._take(slot)
 
-    def _leased(self, child: Child) -> Iterator[Op]:
+    def _leased(self, child: ChildRecord) -> Iterator[Op]:
         """Slots take whoever is first, until this one has its own."""
         if child in self.late:
             yield script.Wait(RETRY_MAX_MICROS)

@@ -16,10 +16,11 @@ from onceward.core.sources import Micros, Sources
 from onceward.errors import InvalidConfig, OncewardError, StaleVersion
 from onceward.store.heads import Head, Heads
 from onceward.store.port import Otherwise, Row, Session, Value, Write
+from onceward.store.schema import LIFECYCLES, context_of
+from onceward.store.table import Table
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.requests import Requests
-from onceward.store.tables.subjects import SUBJECTS, Subject, context_of
 
 T = TypeVar("T")
 _INSERT_EVENT = "INSERT INTO events (position, stream_no, seq, at, source, body, prev_hash, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -191,7 +192,7 @@ class Transaction:
         """The event of an arrow, without its state."""
         arrow = move.machine.follow(move.source, move.target, move.reason)
         assert arrow.event is not None and move.session is None
-        stream = check_stream(SUBJECTS[move.machine.name].stream(move.subject))
+        stream = check_stream(LIFECYCLES[move.machine.name].stream_of(move.subject))
         context = self._context(context_of(move.subject), move.actor)
         event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move))
         target = f"{move.target}:{move.reason or ''}"
@@ -201,13 +202,14 @@ class Transaction:
 
     def _move(self, move: Move, before: Sequence[Move]) -> Event | None:
         arrow = move.machine.follow(move.source, move.target, move.reason)
-        subject = SUBJECTS[move.machine.name]
-        self._promised |= subject.promises
+        table = LIFECYCLES[move.machine.name]
+        assert table.lifecycle is not None
+        self._promised |= table.lifecycle.forward
         version = move.version + 1
         if arrow.event is None:
-            self.write_together([self._state(subject, move, version, None, before)])
+            self.write_together([self._state(table, move, version, None, before)])
             return None
-        stream = check_stream(subject.stream(move.subject))
+        stream = check_stream(table.stream_of(move.subject))
         check_name(move.actor, "actor")
         context = self._context(context_of(move.session or move.subject), move.actor)
         detail = _detail(move)
@@ -227,7 +229,7 @@ class Transaction:
         target = move.about or f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
         self.write_together(
-            [linked, self._state(subject, move, version, event.position, before), *posts]
+            [linked, self._state(table, move, version, event.position, before), *posts]
         )
         return event
 
@@ -271,7 +273,7 @@ class Transaction:
 
     def _state(
         self,
-        subject: Subject,
+        table: Table[Any],
         move: Move,
         version: int,
         position: int | None,
@@ -287,14 +289,14 @@ class Transaction:
             columns, values = tuple(move.columns), tuple(move.columns.values())
         if (before[0] if before else move).source == NEW:
             row = (move.subject, move.target, version, position or 0, self.now, self.now, *values)
-            return Write("move.state", _insert_sql(subject, columns), row)
+            return Write("move.state", _insert_sql(table, columns), row)
         if position is not None:
             columns, values = ("position", *columns), (position, *values)
         params = (move.target, version, self.now, self.now, *values)
         first = before[0] if before else move
         return Write(
             "move.state",
-            _update_sql(subject, columns),
+            _update_sql(table, columns),
             (*params, move.subject, first.source, first.version),
             lambda: StaleVersion(
                 f"{move.machine.name} {move.subject} is no longer {first.source} at version {first.version};"
@@ -337,26 +339,27 @@ def _detail(move: Move) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _insert_sql(subject: Subject, columns: tuple[str, ...]) -> str:
+def _insert_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+    assert table.lifecycle is not None
     names = (
-        subject.key,
-        subject.state,
+        *table.key,
+        table.lifecycle.state,
         "version",
         "position",
         "created_at",
         "updated_at",
         *columns,
     )
-    return (
-        f"INSERT INTO {subject.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-    )
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 @lru_cache(maxsize=256)
-def _update_sql(subject: Subject, columns: tuple[str, ...]) -> str:
+def _update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+    assert table.lifecycle is not None
     also = "".join(f", {column} = ?" for column in columns)
+    (key,), state = table.key, table.lifecycle.state
     return (
-        f"UPDATE {subject.table} SET {subject.state} = ?, version = ?,"
+        f"UPDATE {table.name} SET {state} = ?, version = ?,"
         f" updated_at = CASE WHEN updated_at > ? THEN updated_at ELSE ? END{also}"
-        f" WHERE {subject.key} = ? AND {subject.state} = ? AND version = ?"
+        f" WHERE {key} = ? AND {state} = ? AND version = ?"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
-
-_FIELDS = "build_id, stage, target, digest, text, wanted_at, decision, actor, note, decided_at, statement_hash"
+from onceward.store.table import Table
 
 
 class Approval(msgspec.Struct, frozen=True):
@@ -27,6 +28,14 @@ class Approval(msgspec.Struct, frozen=True):
     """What the person signed."""
 
 
+APPROVALS: Final = Table(
+    Approval,
+    "approvals",
+    key=("build_id", "stage", "target", "digest"),
+    bundle="approvals.ndjson",
+)
+
+
 def want_approval(
     tx: Writes, build_id: str, stage: str, target: str, digest: str, text: str, now: Micros
 ) -> None:
@@ -39,17 +48,15 @@ def want_approval(
 
 def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
     """All of a build, the newest content of each step last."""
-    found = rows.read(
-        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? ORDER BY stage, target, wanted_at, digest",
-        (build_id,),
+    return APPROVALS.read(
+        rows, "WHERE build_id = ? ORDER BY stage, target, wanted_at, digest", (build_id,)
     )
-    return [Approval(*row) for row in found]
 
 
 def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
     """What is undecided in builds that are not over: the newest content of each step."""
     found = rows.read(
-        f"SELECT {', '.join(f'a.{name}' for name in _FIELDS.split(', '))} FROM approvals a"
+        f"SELECT {APPROVALS.columns_of('a')} FROM approvals a"
         " JOIN builds b ON b.build_id = a.build_id"
         " WHERE a.decision IS NULL AND b.state IN ('ACTIVE', 'CRASHED', 'BUDGET_PAUSE') AND NOT EXISTS"
         " (SELECT 1 FROM approvals n WHERE n.build_id = a.build_id AND n.stage = a.stage AND n.target = a.target"
@@ -62,11 +69,11 @@ def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
 def find_approval(
     rows: Reads, build_id: str, stage: str, target: str, digest: str
 ) -> Approval | None:
-    found = rows.read(
-        f"SELECT {_FIELDS} FROM approvals WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
+    return APPROVALS.first(
+        rows,
+        "WHERE build_id = ? AND stage = ? AND target = ? AND digest = ?",
         (build_id, stage, target, digest),
     )
-    return Approval(*found[0]) if found else None
 
 
 def decide_approval(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from onceward.core.sources import Micros
 from onceward.errors import NotFound
 from onceward.store.port import Reads, Row, Writes
+from onceward.store.table import Table
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -30,6 +32,24 @@ class Link(Ref, frozen=True):
     target: str
 
 
+class RefRow(msgspec.Struct, frozen=True):
+    """Who calls which artifact what."""
+
+    owner: str
+    name: str
+    kind: str
+    sha256: str
+
+
+class ArtifactRow(msgspec.Struct, frozen=True):
+    """An artifact that is kept."""
+
+    sha256: str
+    size: int
+
+
+ARTIFACTS: Final = Table(ArtifactRow, "artifacts", key=("sha256",), bundle="artifacts.ndjson")
+REFS: Final = Table(RefRow, "artifact_refs", key=("owner", "name", "kind"), bundle="refs.ndjson")
 _REF = (
     "SELECT r.owner, r.name, r.kind, r.sha256, a.size, r.created_at FROM artifact_refs r"
     " JOIN artifacts a ON a.sha256 = r.sha256"

@@ -3,9 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
 
 from onceward.core.sources import Micros
 from onceward.store.port import Reads, Row, Writes
+from onceward.store.table import Table
+
+
+class LaneTotal(msgspec.Struct, frozen=True):
+    """What a session has spent in a lane, and may spend."""
+
+    parent_session_id: str
+    budget_lane: str
+    accounting_mode: str
+    limit_amount: int | None
+    total: int
+    carried: int
+
+
+class Debit(msgspec.Struct, frozen=True):
+    """One debit of a session."""
+
+    parent_session_id: str
+    budget_lane: str
+    debit_seq: int
+    child_id: str
+    amount: int
+    settled: int
+    at: Micros
+
+
+TOTALS: Final = Table(
+    LaneTotal,
+    "budget_totals",
+    key=("parent_session_id", "budget_lane"),
+    bundle="totals.ndjson",
+    not_evidence={"carried": "the part of a second that does not count yet; never a whole one"},
+)
+DEBITS: Final = Table(
+    Debit,
+    "budget_debits",
+    key=("parent_session_id", "budget_lane", "debit_seq"),
+    bundle="debits.ndjson",
+)
+WORKSPACE_BUDGET: Final[Table[Any]] = Table(None, "workspace_budget", key=("budget_lane",))
 
 
 def lanes_of(rows: Reads, session_id: str) -> list[Row]:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from onceward.core.records import Build
 from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Lifecycle, Table
 
-_COLUMNS = ", ".join(Build.__struct_fields__)
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """A plan as stored, under the hash of what it says."""
+
+    plan_hash: str
+    body: str
+
+
+PLANS: Final = Table(PlanRow, "plans", key=("plan_hash",), bundle="plans.ndjson")
+BUILDS: Final = Table(
+    Build,
+    "builds",
+    key=("build_id",),
+    bundle="builds.ndjson",
+    lifecycle=Lifecycle(machine="build", state="state", stream="session"),
+)
 
 
 class Builds:
@@ -18,8 +34,7 @@ class Builds:
         self._rows = rows
 
     def find(self, build_id: str) -> Build | None:
-        found = self._rows.read(f"SELECT {_COLUMNS} FROM builds WHERE build_id = ?", (build_id,))
-        return Build(*found[0]) if found else None
+        return BUILDS.first(self._rows, "WHERE build_id = ?", (build_id,))
 
     def get(self, build_id: str) -> Build:
         found = self.find(build_id)
@@ -28,31 +43,22 @@ class Builds:
         return found
 
     def in_state(self, state: str) -> list[Build]:
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM builds WHERE state = ? ORDER BY build_id", (state,)
-        )
-        return [Build(*row) for row in found]
+        return BUILDS.read(self._rows, "WHERE state = ? ORDER BY build_id", (state,))
 
     def newest(self, limit: int, state: str = "") -> list[Build]:
         """The newest first; of one state, if it is said."""
         where, params = ("WHERE state = ? ", (state,)) if state else ("", ())
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM builds {where}ORDER BY created_at DESC, build_id DESC LIMIT ?",
-            (*params, limit),
+        return BUILDS.read(
+            self._rows, f"{where}ORDER BY created_at DESC, build_id DESC LIMIT ?", (*params, limit)
         )
-        return [Build(*row) for row in found]
 
     def named(self, prefix: str) -> Build:
         """The one build that an id, or its beginning, means; `latest` is the newest."""
         if prefix == "latest" and (newest := self.newest(1)):
             return newest[0]
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM builds WHERE build_id >= ? AND build_id < ? ORDER BY build_id LIMIT 2",
-            (prefix, prefix + "\U0010ffff"),
-        )
-        exact = [row for row in found if row[0] == prefix]
-        if prefix and len(exact or found) == 1:
-            return Build(*(exact or found)[0])
+        found = BUILDS.begins(self._rows, prefix)
+        if prefix and len(found) == 1:
+            return found[0]
         raise NotFound(
             f"more than one build begins with {prefix[:80]}"
             if found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from onceward.core.changes import (
     Affected,
@@ -19,22 +21,100 @@ from onceward.core.changes import (
 from onceward.core.sources import Micros
 from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Lifecycle, R, Table
 
 T = TypeVar("T")
-_TABLES: dict[type, str] = {
-    Entry: "decision_backlog_entry",
-    Envelope: "manifest_envelope",
-    Decision: "review_decision",
-    ChangeSet: "cut_change_set",
-    Affected: "cut_affected_row",
-    VerifyResult: "verify_result",
-    PairSignature: "dot_pair_signature",
-    History: "decision_backlog_history",
+
+
+class UnitRow(msgspec.Struct, frozen=True):
+    """One thing that a manifest says becomes another."""
+
+    manifest_id: str
+    path: str
+    before: str | None
+    after: str | None
+    before_mode: int | None
+    after_mode: int | None
+
+
+class DependencyRow(msgspec.Struct, frozen=True):
+    """An entry that must be verified before another is cut."""
+
+    entry_id: str
+    depends_on: str
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    """One pass over the backlog."""
+
+    sweep_id: str
+    actor: str
+    at: Micros
+    promoted: int
+    waiting: int
+    position: int
+
+
+def _entry_table(
+    record: type[R],
+    name: str,
+    key: tuple[str, ...],
+    bundle: str,
+    lifecycle: Lifecycle | None = None,
+) -> Table[R]:
+    """A table that only the bundles of changes have."""
+    return Table(record, name, key=key, bundle=bundle, bundled_with="entry", lifecycle=lifecycle)
+
+
+HISTORY: Final = _entry_table(
+    History, "decision_backlog_history", ("history_id",), "history.ndjson"
+)
+ENTRIES: Final = _entry_table(
+    Entry,
+    "decision_backlog_entry",
+    ("entry_id",),
+    "entries.ndjson",
+    Lifecycle(machine="change", state="status", stream="entry"),
+)
+DEPENDENCIES: Final = _entry_table(
+    DependencyRow,
+    "decision_backlog_dependency",
+    ("entry_id", "depends_on"),
+    "dependencies.ndjson",
+)
+SWEEPS: Final = Table(SweepRow, "decision_backlog_sweep_log", key=("sweep_id",))
+ENVELOPES: Final = _entry_table(Envelope, "manifest_envelope", ("manifest_id",), "manifests.ndjson")
+UNITS: Final = _entry_table(UnitRow, "manifest_unit", ("manifest_id", "path"), "units.ndjson")
+DECISIONS: Final = _entry_table(Decision, "review_decision", ("decision_id",), "decisions.ndjson")
+CHANGE_SETS: Final = _entry_table(
+    ChangeSet,
+    "cut_change_set",
+    ("change_set_id",),
+    "change_sets.ndjson",
+    Lifecycle(machine="change_set", state="status", stream="entry"),
+)
+AFFECTED: Final = _entry_table(
+    Affected, "cut_affected_row", ("change_set_id", "path"), "affected.ndjson"
+)
+RESULTS: Final = _entry_table(
+    VerifyResult, "verify_result", ("verify_result_id",), "results.ndjson"
+)
+PAIR_SIGNATURES: Final = _entry_table(
+    PairSignature, "dot_pair_signature", ("signature_id",), "pairs.ndjson"
+)
+_TABLES: Final[Mapping[Any, Table[Any]]] = {
+    table.record: table
+    for table in (
+        HISTORY,
+        ENTRIES,
+        ENVELOPES,
+        DECISIONS,
+        CHANGE_SETS,
+        AFFECTED,
+        RESULTS,
+        PAIR_SIGNATURES,
+    )
 }
-
-
-def _columns(kind: type) -> str:
-    return ", ".join(kind.__struct_fields__)  # type: ignore[attr-defined]
 
 
 class Changes:
@@ -82,7 +162,7 @@ class Changes:
             where.append("author = ?")
             params.append(author)
         found = self._rows.read(
-            f"SELECT {_columns(Entry)}, created_at FROM decision_backlog_entry WHERE {' AND '.join(where)}"
+            f"SELECT {ENTRIES.columns}, created_at FROM decision_backlog_entry WHERE {' AND '.join(where)}"
             # Ids are sortable by time.
             " ORDER BY entry_id DESC LIMIT ?",
             (*params, limit),
@@ -191,9 +271,8 @@ class Changes:
 
     def carried_out_since(self, cutter: str, position: int) -> list[Affected]:
         """What a cutter carried out or undid after a position in the order of all events, in order."""
-        names = ", ".join(f"a.{name}" for name in Affected.__struct_fields__)
         found = self._rows.read(
-            f"SELECT {names} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            f"SELECT {AFFECTED.columns_of('a')} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
             " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
             " WHERE e.cutter = ? AND c.status = 'applied' AND c.position > ?"
             " ORDER BY c.position, a.path",
@@ -229,11 +308,9 @@ class Changes:
         return self._all(Entry, "escalates = ?", (entry_id,), "created_at, entry_id")
 
     def _all(self, kind: type[T], where: str, params: Sequence[Any], order: str = "") -> list[T]:
+        table: Table[Any] = _TABLES[kind]
         ordered = f" ORDER BY {order}" if order else ""
-        found = self._rows.read(
-            f"SELECT {_columns(kind)} FROM {_TABLES[kind]} WHERE {where}{ordered}", params
-        )
-        return [kind(*row) for row in found]
+        return table.read(self._rows, f"WHERE {where}{ordered}", params)
 
 
 def _absent(name: str, many: bool = False) -> NotFound:
@@ -248,34 +325,27 @@ def _absent(name: str, many: bool = False) -> NotFound:
 
 def add_row(tx: Writes, row: Any) -> None:
     """One more fact; nothing is ever changed."""
-    fields = row.__struct_fields__
-    tx.write(
-        f"INSERT INTO {_TABLES[type(row)]} ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))})",
-        [getattr(row, name) for name in fields],
-    )
+    _TABLES[type(row)].insert(tx, row)
 
 
 def add_units(tx: Writes, manifest_id: str, units: Sequence[Unit]) -> None:
     for unit in units:
-        tx.write(
-            "INSERT INTO manifest_unit (manifest_id, path, before, after, before_mode, after_mode)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (manifest_id, unit.path, unit.before, unit.after, unit.before_mode, unit.after_mode),
-        )
+        UNITS.insert(tx, UnitRow(manifest_id, *msgspec.structs.astuple(unit)))
 
 
 def add_dependency(tx: Writes, entry_id: str, depends_on: str) -> None:
-    tx.write(
-        "INSERT INTO decision_backlog_dependency (entry_id, depends_on) VALUES (?, ?)",
-        (entry_id, depends_on),
-    )
+    DEPENDENCIES.insert(tx, DependencyRow(entry_id, depends_on))
 
 
 def add_sweep(
     tx: Writes, sweep_id: str, actor: str, now: Micros, promoted: int, waiting: int, position: int
 ) -> None:
-    tx.write(
-        "INSERT INTO decision_backlog_sweep_log (sweep_id, actor, at, promoted, waiting, position)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        (sweep_id, actor, now, promoted, waiting, position),
+    sweep = SweepRow(
+        sweep_id=sweep_id,
+        actor=actor,
+        at=now,
+        promoted=promoted,
+        waiting=waiting,
+        position=position,
     )
+    SWEEPS.insert(tx, sweep)

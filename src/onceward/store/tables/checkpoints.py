@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
-_FIELDS = (
-    "build_id, stage, target, context_hash, status, how, outputs, cost, tokens, attempt, child_id, origin, error,"
-    " code_version, environment_hash, updated_at"
-)
 _PAGE = 5000
 
 
@@ -44,6 +41,20 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     updated_at: Micros = 0
 
 
+CHECKPOINTS: Final = Table(
+    Checkpoint,
+    "checkpoints",
+    key=("build_id", "stage", "target"),
+    bundle="checkpoints.ndjson",
+    not_evidence={
+        "error": "what a person reads of a failure; its reason is in the events",
+        "updated_at": "bookkeeping; its events have their own times",
+        "code_version": "of a failure: nothing is reused by it",
+        "environment_hash": "of a failure: nothing is reused by it",
+    },
+)
+
+
 def made_with(code_version: str | None, environment_hash: str | None) -> dict[str, str]:
     """What an event says of the code and environment of a step; nothing of a step that has none."""
     said = {"code_version": code_version, "environment_hash": environment_hash}
@@ -60,37 +71,31 @@ def checkpoints_of(rows: Reads, build_id: str) -> Iterator[Checkpoint]:
     """All of a build's, by stage and target, in pages."""
     after = ("", "")
     while True:
-        page = rows.read(
-            f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND (stage, target) > (?, ?)"
-            f" ORDER BY stage, target LIMIT {_PAGE}",
-            (build_id, *after),
+        page = CHECKPOINTS.read(
+            rows,
+            "WHERE build_id = ? AND (stage, target) > (?, ?) ORDER BY stage, target LIMIT ?",
+            (build_id, *after, _PAGE),
         )
-        yield from (Checkpoint(*row) for row in page)
+        yield from page
         if len(page) < _PAGE:
             return
-        after = (page[-1][1], page[-1][2])
+        after = (page[-1].stage, page[-1].target)
 
 
 def checkpoints_of_stage(rows: Reads, build_id: str, stage: str) -> list[Checkpoint]:
-    found = rows.read(
-        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ?", (build_id, stage)
-    )
-    return [Checkpoint(*row) for row in found]
+    return CHECKPOINTS.read(rows, "WHERE build_id = ? AND stage = ?", (build_id, stage))
 
 
 def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Checkpoint | None:
-    found = rows.read(
-        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND stage = ? AND target = ?",
-        (build_id, stage, target),
+    return CHECKPOINTS.first(
+        rows, "WHERE build_id = ? AND stage = ? AND target = ?", (build_id, stage, target)
     )
-    return Checkpoint(*found[0]) if found else None
 
 
 def put_checkpoint(tx: Writes, checkpoint: Checkpoint, now: Micros) -> None:
     *values, _ = msgspec.structs.astuple(checkpoint)
     tx.write(
-        f"INSERT INTO checkpoints ({_FIELDS}) VALUES ({', '.join('?' * 16)})"
-        " ON CONFLICT (build_id, stage, target) DO UPDATE SET context_hash = excluded.context_hash,"
+        f"{CHECKPOINTS.insert_sql} ON CONFLICT (build_id, stage, target) DO UPDATE SET context_hash = excluded.context_hash,"
         " status = excluded.status, how = excluded.how, outputs = excluded.outputs, cost = excluded.cost,"
         " tokens = excluded.tokens, attempt = excluded.attempt, child_id = excluded.child_id,"
         " origin = excluded.origin, error = excluded.error, code_version = excluded.code_version,"
@@ -127,11 +132,9 @@ def drop_checkpoint(tx: Writes, build_id: str, stage: str, target: str) -> None:
 
 
 def in_doubt(rows: Reads, build_id: str) -> list[Checkpoint]:
-    found = rows.read(
-        f"SELECT {_FIELDS} FROM checkpoints WHERE build_id = ? AND status = 'IN_DOUBT' ORDER BY stage, target",
-        (build_id,),
+    return CHECKPOINTS.read(
+        rows, "WHERE build_id = ? AND status = 'IN_DOUBT' ORDER BY stage, target", (build_id,)
     )
-    return [Checkpoint(*row) for row in found]
 
 
 def reusable(
@@ -148,12 +151,13 @@ def reusable(
     kinds = "('executed', 'accepted')" if only is None else "('executed', 'accepted', 'reused')"
     for start in range(0, len(hashes), 500):
         some = hashes[start : start + 500]
-        page = rows.read(
-            f"SELECT {_FIELDS} FROM checkpoints WHERE context_hash IN ({', '.join('?' * len(some))})"
+        page = CHECKPOINTS.read(
+            rows,
+            f"WHERE context_hash IN ({', '.join('?' * len(some))})"
             f" AND status = 'SUCCESS' AND how IN {kinds}{how} ORDER BY updated_at",
             (*some, builds),
         )
-        for checkpoint in (Checkpoint(*row) for row in page):
+        for checkpoint in page:
             wanted = environments[checkpoint.context_hash]
             if wanted is None or (checkpoint.environment_hash or "") == wanted:
                 found[checkpoint.context_hash] = checkpoint
@@ -175,10 +179,9 @@ def last_success(
     rows: Reads, name: str, stage: str, target: str, before: str = ""
 ) -> Checkpoint | None:
     """A step's newest result in the builds of that name; only in those that were begun before the one given."""
-    fields = ", ".join(f"c.{field.strip()}" for field in _FIELDS.split(","))
     older = " AND b.build_id < ?" if before else ""
     found = rows.read(
-        f"SELECT {fields} FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ? AND c.target = ?"
+        f"SELECT {CHECKPOINTS.columns_of('c')} FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ? AND c.target = ?"
         f" WHERE b.name = ? AND c.status = 'SUCCESS'{older} ORDER BY b.build_id DESC LIMIT 1",
         (stage, target, name, *([before] if before else [])),
     )

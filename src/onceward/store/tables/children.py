@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from onceward.core.records import Token
+from onceward.core.records import ChildRecord, Token
 from onceward.core.sources import Micros
 from onceward.errors import LeaseConflict, NotFound
 from onceward.store.port import Reads, Row, Writes
+from onceward.store.table import WHOLE_TABLE, Lifecycle, Table
 
-_COLUMNS = ", ".join(Token.__struct_fields__)
-_COLUMNS_OF_T = ", ".join(f"t.{name}" for name in Token.__struct_fields__)
 _PAGE = 500
 
 
@@ -25,6 +24,25 @@ class Session(msgspec.Struct, frozen=True):
     queue_high: int
     dispatch_high: int
     created_at: Micros
+
+
+SESSIONS: Final = Table(Session, "sessions", key=("session_id",), bundle="sessions.ndjson")
+DISPATCH_TOKENS: Final = Table(
+    Token,
+    "urm_dispatch_token",
+    key=("child_id",),
+    bundle="tokens.ndjson",
+    evidence=ChildRecord,
+    lifecycle=Lifecycle(
+        machine="child", state="phase", stream="child", silent=("queued", "leased")
+    ),
+)
+RECOVERIES: Final[Table[Any]] = Table(
+    None,
+    "recoveries",
+    key=("fence",),
+    not_evidence={WHOLE_TABLE: "that a kernel has looked at what its predecessor left"},
+)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -49,12 +67,7 @@ class Sessions:
         self._rows = rows
 
     def find(self, session_id: str) -> Session | None:
-        found = self._rows.read(
-            "SELECT session_id, max_active_children, queue_high, dispatch_high, created_at FROM sessions"
-            " WHERE session_id = ?",
-            (session_id,),
-        )
-        return Session(*found[0]) if found else None
+        return SESSIONS.first(self._rows, "WHERE session_id = ?", (session_id,))
 
     def named(self, prefix: str) -> list[str]:
         """The session of that id, or else up to two whose ids begin so."""
@@ -86,18 +99,16 @@ class Tokens:
         self._rows = rows
 
     def get(self, child_id: str) -> Token:
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE child_id = ?", (child_id,)
-        )
-        if not found:
+        found = DISPATCH_TOKENS.first(self._rows, "WHERE child_id = ?", (child_id,))
+        if found is None:
             raise NotFound(f"there is no child {child_id}", context={"child_id": child_id})
-        return Token(*found[0])
+        return found
 
     def next_queued(self, session_id: str, slot: int, now: Micros) -> tuple[Token, int, int] | None:
         """The child whose turn it is, lowest place in the queue among those that are due; the session's mark of the
         last dispatch number, and the number that comes next. A slot beyond the session's cap gets none."""
         found = self._rows.read(
-            f"SELECT {_COLUMNS_OF_T}, s.dispatch_high,"
+            f"SELECT {DISPATCH_TOKENS.columns_of('t')}, s.dispatch_high,"
             " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id)"
             " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
             " WHERE t.parent_session_id = ? AND t.phase = 'queued' AND t.phase <> 'terminal' AND t.due_at <= ?"
@@ -150,20 +161,19 @@ class Tokens:
         return None if due is None else int(due)
 
     def open_in(self, session_id: str) -> list[Token]:
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
-            " ORDER BY queue_seq",
+        return DISPATCH_TOKENS.read(
+            self._rows,
+            "WHERE parent_session_id = ? AND phase <> 'terminal' ORDER BY queue_seq",
             (session_id,),
         )
-        return [Token(*row) for row in found]
 
     def queued_in(self, session_id: str, limit: int) -> list[Token]:
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
+        return DISPATCH_TOKENS.read(
+            self._rows,
+            "WHERE parent_session_id = ? AND phase = 'queued'"
             " AND phase <> 'terminal' ORDER BY queue_seq LIMIT ?",
             (session_id, limit),
         )
-        return [Token(*row) for row in found]
 
     def asked_to_end(self, session_id: str) -> list[str]:
         """Children that have not ended and were asked to."""
@@ -187,26 +197,28 @@ class Tokens:
 
     def left_behind(self, fence: int) -> Iterator[Token]:
         """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE phase <> 'terminal' AND owner_fence < ?"
-            " ORDER BY parent_session_id, CASE WHEN dispatch_seq IS NULL THEN 1 ELSE 0 END, dispatch_seq, queue_seq",
-            (fence,),
+        return iter(
+            DISPATCH_TOKENS.read(
+                self._rows,
+                "WHERE phase <> 'terminal' AND owner_fence < ?"
+                " ORDER BY parent_session_id, CASE WHEN dispatch_seq IS NULL THEN 1 ELSE 0 END, dispatch_seq, queue_seq",
+                (fence,),
+            )
         )
-        return (Token(*row) for row in found)
 
     def of_session(self, session_id: str) -> Iterator[Token]:
         """All children of a session in the order of their places in the queue."""
         after = 0
         while True:
-            page = self._rows.read(
-                f"SELECT {_COLUMNS} FROM urm_dispatch_token WHERE parent_session_id = ? AND queue_seq > ?"
-                f" ORDER BY queue_seq LIMIT {_PAGE}",
-                (session_id, after),
+            page = DISPATCH_TOKENS.read(
+                self._rows,
+                "WHERE parent_session_id = ? AND queue_seq > ? ORDER BY queue_seq LIMIT ?",
+                (session_id, after, _PAGE),
             )
-            yield from (Token(*row) for row in page)
+            yield from page
             if len(page) < _PAGE:
                 return
-            after = page[-1][4]
+            after = page[-1].queue_seq
 
 
 def put_off(tx: Writes, child_id: str, due_at: Micros) -> None:

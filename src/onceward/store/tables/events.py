@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +11,10 @@ from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event
 from onceward.errors import NotFound
 from onceward.store.port import Reads, Row
+from onceward.store.table import Table
 
+STREAMS: Final[Table[Any]] = Table(None, "streams", key=("stream_no",))
+EVENTS: Final[Table[Any]] = Table(None, "events", key=("position",))
 _PAGE = 1000
 _FIELDS = "e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
 

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from onceward.core.grants import Grant
 from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads
+from onceward.store.table import Lifecycle, Table
 
-_COLUMNS = ", ".join(Grant.__struct_fields__)
+GRANTS: Final = Table(
+    Grant,
+    "grants",
+    key=("grant_id",),
+    bundle="grants.ndjson",
+    bundled_with="saga",
+    lifecycle=Lifecycle(machine="grant", state="status", stream="entry"),
+    not_evidence={
+        "position": "where its last event is found",
+        "created_at": "bookkeeping; its events have their own times",
+        "updated_at": "bookkeeping; its events have their own times",
+    },
+)
 
 
 class Grants:
@@ -14,18 +29,13 @@ class Grants:
         self._rows = rows
 
     def find(self, grant_id: str) -> Grant | None:
-        found = self._rows.read(f"SELECT {_COLUMNS} FROM grants WHERE grant_id = ?", (grant_id,))
-        return Grant(*found[0]) if found else None
+        return GRANTS.first(self._rows, "WHERE grant_id = ?", (grant_id,))
 
     def named(self, prefix: str) -> Grant:
         """The one grant that an id, or its beginning, means."""
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM grants WHERE grant_id >= ? AND grant_id < ? ORDER BY grant_id LIMIT 2",
-            (prefix, prefix + "\U0010ffff"),
-        )
-        exact = [row for row in found if row[0] == prefix]
-        if prefix and len(exact or found) == 1:
-            return Grant(*(exact or found)[0])
+        found = GRANTS.begins(self._rows, prefix)
+        if prefix and len(found) == 1:
+            return found[0]
         raise NotFound(
             f"more than one grant begins with {prefix[:80]}"
             if found
@@ -36,8 +46,4 @@ class Grants:
 
     def all(self, limit: int = 100) -> list[Grant]:
         """The newest first."""
-        found = self._rows.read(
-            f"SELECT {_COLUMNS} FROM grants ORDER BY created_at DESC, grant_id DESC LIMIT ?",
-            (limit,),
-        )
-        return [Grant(*row) for row in found]
+        return GRANTS.read(self._rows, "ORDER BY created_at DESC, grant_id DESC LIMIT ?", (limit,))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
 
 from onceward.errors import InvalidConfig
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -39,8 +42,17 @@ class Seal(msgspec.Struct, frozen=True):
     statement_hash: str
 
 
+WORKSPACE: Final[Table[Any]] = Table(None, "workspace", key=("one",))
+KEYS: Final = Table(Key, "keys", key=("fingerprint",), bundle="keys.ndjson")
+SIGNATURES: Final = Table(
+    Signature,
+    "signatures",
+    key=("statement_hash",),
+    order=("seq",),
+    bundle="signatures.ndjson",
+)
+SEALS: Final = Table(Seal, "seals", key=("seal_no",))
 _SHORTEST = 8
-_KEY, _SIGNATURE, _SEAL = (", ".join(kind.__struct_fields__) for kind in (Key, Signature, Seal))
 
 
 def workspace_id(rows: Reads) -> str:
@@ -49,36 +61,30 @@ def workspace_id(rows: Reads) -> str:
 
 
 def all_keys(rows: Reads) -> list[Key]:
-    return [
-        Key(*row) for row in rows.read(f"SELECT {_KEY} FROM keys ORDER BY added_seq, fingerprint")
-    ]
+    return KEYS.read(rows, "ORDER BY added_seq, fingerprint")
 
 
 def keys_of(rows: Reads, principal: str) -> list[Key]:
-    found = rows.read(
-        f"SELECT {_KEY} FROM keys WHERE principal = ? ORDER BY added_seq", (principal,)
-    )
-    return [Key(*row) for row in found]
+    return KEYS.read(rows, "WHERE principal = ? ORDER BY added_seq", (principal,))
 
 
 def find_key(rows: Reads, fingerprint: str) -> Key | None:
-    found = rows.read(f"SELECT {_KEY} FROM keys WHERE fingerprint = ?", (fingerprint,))
-    return Key(*found[0]) if found else None
+    return KEYS.first(rows, "WHERE fingerprint = ?", (fingerprint,))
 
 
 def keys_named(rows: Reads, prefix: str) -> list[Key]:
     """Those whose fingerprint begins so; fewer letters than eight mean none."""
     if len(prefix) < _SHORTEST:
         return []
-    found = rows.read(
-        f"SELECT {_KEY} FROM keys WHERE fingerprint >= ? AND fingerprint < ? ORDER BY fingerprint LIMIT 2",
+    return KEYS.read(
+        rows,
+        "WHERE fingerprint >= ? AND fingerprint < ? ORDER BY fingerprint LIMIT 2",
         (prefix, prefix + "g"),
     )
-    return [Key(*row) for row in found]
 
 
 def put_key(tx: Writes, key: Key) -> None:
-    _insert(tx, "keys", _KEY, key)
+    KEYS.insert(tx, key)
 
 
 def revoke_key(tx: Writes, fingerprint: str, seq: int) -> None:
@@ -90,39 +96,28 @@ def revoke_key(tx: Writes, fingerprint: str, seq: int) -> None:
 
 
 def put_signature(tx: Writes, signature: Signature) -> None:
-    _insert(tx, "signatures", _SIGNATURE, signature)
+    SIGNATURES.insert(tx, signature)
 
 
 def find_signature(rows: Reads, statement_hash: str) -> Signature | None:
-    found = rows.read(
-        f"SELECT {_SIGNATURE} FROM signatures WHERE statement_hash = ?", (statement_hash,)
-    )
-    return Signature(*found[0]) if found else None
+    return SIGNATURES.first(rows, "WHERE statement_hash = ?", (statement_hash,))
 
 
 def signatures_about(rows: Reads, subject: str) -> list[Signature]:
     """Statements on how a build or a saga's run ended."""
     name = "saga_id" if subject.startswith("sga_") else "build_id"
-    found = rows.read(
-        f"SELECT {_SIGNATURE} FROM signatures WHERE statement LIKE ? ORDER BY seq",
-        (f'%"{name}":"{subject}"%',),
+    return SIGNATURES.read(
+        rows, "WHERE statement LIKE ? ORDER BY seq", (f'%"{name}":"{subject}"%',)
     )
-    return [Signature(*row) for row in found]
 
 
 def put_seal(tx: Writes, seal: Seal) -> None:
-    _insert(tx, "seals", _SEAL, seal)
+    SEALS.insert(tx, seal)
 
 
 def all_seals(rows: Reads) -> list[Seal]:
-    return [Seal(*row) for row in rows.read(f"SELECT {_SEAL} FROM seals ORDER BY seal_no")]
+    return SEALS.read(rows, "ORDER BY seal_no")
 
 
 def newest_seal(rows: Reads) -> Seal | None:
-    found = rows.read(f"SELECT {_SEAL} FROM seals ORDER BY seal_no DESC LIMIT 1")
-    return Seal(*found[0]) if found else None
-
-
-def _insert(tx: Writes, table: str, fields: str, record: msgspec.Struct) -> None:
-    values = msgspec.structs.astuple(record)
-    tx.write(f"INSERT INTO {table} ({fields}) VALUES ({', '.join('?' * len(values))})", values)
+    return SEALS.first(rows, "ORDER BY seal_no DESC LIMIT 1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
 from onceward.core.chain import Event
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -29,6 +31,10 @@ class Backlog(msgspec.Struct, frozen=True):
     parked: int
     oldest_at: int | None
     last_error: str | None
+
+
+OUTBOX: Final[Table[Any]] = Table(None, "event_outbox", key=("sink", "position"))
+OUTBOX_USED: Final[Table[Any]] = Table(None, "outbox_used", key=("sink", "dedupe_key"))
 
 
 def parcels(rows: Reads, sink: str, after: int, limit: int) -> list[Parcel]:

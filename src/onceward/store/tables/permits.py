@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from onceward.core.records import Permit
 from onceward.core.sources import Micros
 from onceward.errors import PermitInvalid
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
+
+class PermitRow(msgspec.Struct, frozen=True):
+    """A confirmation token as stored: the hash of a secret, for one pause of one build."""
+
+    permit_id: str
+    build_id: str
+    transition_seq: int
+    token_hash: str
+    spent: int
+    minted_at: Micros
+    expires_at: Micros
+    consumed_at: Micros | None
+    voided_at: Micros | None
+    statement_hash: str | None
+    """What asked for it; none where the pause of its build did."""
+
+
+CONFIRMATIONS: Final = Table(
+    PermitRow, "confirmation_tokens", key=("permit_id",), bundle="permits.ndjson"
+)
 _FIELDS = "permit_id, build_id, transition_seq, token_hash, expires_at, consumed_at, voided_at"
 
 

@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+import msgspec
 
 from onceward.core.records import Principal
+from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
+
+
+class PrincipalRow(msgspec.Struct, frozen=True):
+    """A principal, and who added it."""
+
+    name: str
+    added_at: Micros
+    added_by: str
+
+
+class RoleRow(msgspec.Struct, frozen=True):
+    """A role that a principal has."""
+
+    name: str
+    role: str
+
+
+PRINCIPALS: Final = Table(PrincipalRow, "principals", key=("name",))
+PRINCIPAL_ROLES: Final = Table(RoleRow, "principal_roles", key=("name", "role"))
 
 
 class Principals:

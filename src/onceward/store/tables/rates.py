@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
+from onceward.store.table import WHOLE_TABLE, Table
+
+RATE_STARTS: Final[Table[Any]] = Table(
+    None,
+    "rate_starts",
+    key=("scope", "at", "child_id"),
+    not_evidence={WHOLE_TABLE: "when steps of a stage with a rate began; forgotten after a while"},
+)
 
 
 def rate_starts(rows: Reads, scope: str, count: int) -> list[Micros]:

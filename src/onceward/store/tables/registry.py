@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from onceward.core.sources import Micros
 from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.errors import NotFound
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Lifecycle, Table
 
-_COLLECTION = ", ".join(Collection.__struct_fields__)
-_AUDIT = ", ".join(Audit.__struct_fields__)
-_VALUE = ", ".join(Value.__struct_fields__)
+
+class MetaRow(msgspec.Struct, frozen=True):
+    """A collection's name, and whom it was given to."""
+
+    name: str
+    schema_digest: str
+    root: str
+
+
+METAS: Final = Table(MetaRow, "registry_meta", key=("name",))
+COLLECTIONS: Final = Table(
+    Collection,
+    "registry_collections",
+    key=("collection_id",),
+    bundle="collections.ndjson",
+    bundled_with="saga",
+    lifecycle=Lifecycle(machine="collection", state="status", stream="entry"),
+)
+VALUES: Final = Table(
+    Value,
+    "registry_values",
+    key=("vocab_id",),
+    bundle="values.ndjson",
+    bundled_with="saga",
+    lifecycle=Lifecycle(machine="value", state="status", stream="entry", forward=True),
+)
+AUDITS: Final = Table(
+    Audit, "registry_audit", key=("audit_id",), bundle="audits.ndjson", bundled_with="saga"
+)
 
 
 class Registry:
@@ -18,18 +49,11 @@ class Registry:
 
     def collection(self, name: str) -> Collection | None:
         """The collection in force under a name."""
-        found = self._rows.read(
-            f"SELECT {_COLLECTION} FROM registry_collections WHERE name = ? AND status = 'active'",
-            (name,),
-        )
-        return Collection(*found[0]) if found else None
+        return COLLECTIONS.first(self._rows, "WHERE name = ? AND status = 'active'", (name,))
 
     def collections(self) -> list[Collection]:
         """Every collection that is in force, by name."""
-        found = self._rows.read(
-            f"SELECT {_COLLECTION} FROM registry_collections WHERE status = 'active' ORDER BY name"
-        )
-        return [Collection(*row) for row in found]
+        return COLLECTIONS.read(self._rows, "WHERE status = 'active' ORDER BY name")
 
     def meta(self, name: str) -> tuple[str, str] | None:
         """Schema digest and root of what a name was given to."""
@@ -39,26 +63,25 @@ class Registry:
         return (found[0][0], found[0][1]) if found else None
 
     def value(self, key: Key) -> Value | None:
-        found = self._rows.read(
-            f"SELECT {_VALUE} FROM registry_values WHERE operation_code = ? AND protocol_version = ?",
+        return VALUES.first(
+            self._rows,
+            "WHERE operation_code = ? AND protocol_version = ?",
             (key.operation_code, key.protocol_version),
         )
-        return Value(*found[0]) if found else None
 
     def active(self, operation_code: str, act_type: str) -> Value | None:
         """The value in force of an operation and kind of act."""
-        found = self._rows.read(
-            f"SELECT {_VALUE} FROM registry_values WHERE operation_code = ? AND act_type = ? AND status = 'active'",
+        return VALUES.first(
+            self._rows,
+            "WHERE operation_code = ? AND act_type = ? AND status = 'active'",
             (operation_code, act_type),
         )
-        return Value(*found[0]) if found else None
 
     def find(self, text: str) -> Value | None:
         """The value that `code@version` or a `voc_` id means, never a code alone."""
         if not text.startswith("voc_"):
             return self.value(key_of(text))
-        found = self._rows.read(f"SELECT {_VALUE} FROM registry_values WHERE vocab_id = ?", (text,))
-        return Value(*found[0]) if found else None
+        return VALUES.first(self._rows, "WHERE vocab_id = ?", (text,))
 
     def meant(self, text: str) -> Value:
         """The same, and NOT_FOUND where there is none."""
@@ -71,43 +94,35 @@ class Registry:
 
     def values(self, collection_id: str) -> list[Value]:
         """Every value of a collection, by operation and then by version as numbers."""
-        found = self._rows.read(
-            f"SELECT {_VALUE} FROM registry_values WHERE collection_id = ?"
-            " ORDER BY operation_code, major, minor, patch",
+        return VALUES.read(
+            self._rows,
+            "WHERE collection_id = ? ORDER BY operation_code, major, minor, patch",
             (collection_id,),
         )
-        return [Value(*row) for row in found]
 
     def of_root(self, root: str) -> list[Value]:
         """What somebody's run admitted, in the order of its keys."""
-        found = self._rows.read(
-            f"SELECT {_VALUE} FROM registry_values WHERE root = ? ORDER BY operation_code, major, minor, patch",
-            (root,),
+        return VALUES.read(
+            self._rows, "WHERE root = ? ORDER BY operation_code, major, minor, patch", (root,)
         )
-        return [Value(*row) for row in found]
 
     def audit(self, root: str, state: str, subject: str) -> Audit | None:
         """What was written down of a subject in a state of somebody's run."""
-        found = self._rows.read(
-            f"SELECT {_AUDIT} FROM registry_audit WHERE root = ? AND state = ? AND subject = ?",
-            (root, state, subject),
+        return AUDITS.first(
+            self._rows, "WHERE root = ? AND state = ? AND subject = ?", (root, state, subject)
         )
-        return Audit(*found[0]) if found else None
 
     def audit_of(self, audit_id: str) -> Audit | None:
-        found = self._rows.read(
-            f"SELECT {_AUDIT} FROM registry_audit WHERE audit_id = ?", (audit_id,)
-        )
-        return Audit(*found[0]) if found else None
+        return AUDITS.first(self._rows, "WHERE audit_id = ?", (audit_id,))
 
     def heirs_of(self, key: Key) -> list[Value]:
         """Those that named a value as their successor."""
-        found = self._rows.read(
-            f"SELECT {_VALUE} FROM registry_values WHERE successor_code = ? AND successor_version = ?"
+        return VALUES.read(
+            self._rows,
+            "WHERE successor_code = ? AND successor_version = ?"
             " ORDER BY operation_code, major, minor, patch",
             (key.operation_code, key.protocol_version),
         )
-        return [Value(*row) for row in found]
 
 
 def note_meta(tx: Writes, name: str, schema_digest: str, root: str, now: Micros) -> None:
@@ -121,7 +136,7 @@ def note_meta(tx: Writes, name: str, schema_digest: str, root: str, now: Micros)
 def note_audit(tx: Writes, audit: Audit, now: Micros) -> None:
     """Beside the event that names it, in its transaction."""
     tx.write(
-        f"INSERT INTO registry_audit ({_AUDIT}, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO registry_audit ({AUDITS.columns}, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             audit.audit_id,
             audit.root,

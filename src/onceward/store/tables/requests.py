@@ -10,6 +10,7 @@ from onceward.core.canon import bounded, digest, sha256_hex
 from onceward.core.records import Request
 from onceward.errors import RequestConflict
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
 UNTOLD: Final = frozenset({"outbox.flush"})
 """What may be asked without an event that tells of the answer: it says nothing that anything depends on, and an event
@@ -65,9 +66,14 @@ class Ledger(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.answer or "null")
 
 
-_COLUMNS = (
-    "request_no, verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at, answered_at,"
-    " answer, takes, expires_at"
+REQUESTS: Final = Table(
+    Ledger,
+    "requests",
+    key=("request_no",),
+    not_evidence={
+        "request_no": "in which order unanswered requests are looked at",
+        "takes": "how often a kernel died while it began it",
+    },
 )
 
 
@@ -94,18 +100,13 @@ class Requests:
 
     def under(self, verb: str, request_id: str) -> Ledger | None:
         """The ledger's row of this id, whatever it was for."""
-        rows = self._rows.read(
-            f"SELECT {_COLUMNS} FROM requests WHERE verb = ? AND request_id = ?", (verb, request_id)
-        )
-        return Ledger(*rows[0]) if rows else None
+        return REQUESTS.first(self._rows, "WHERE verb = ? AND request_id = ?", (verb, request_id))
 
     def open(self, limit: int) -> list[Ledger]:
         """Requests that wait for an answer, in the order they were filed."""
-        rows = self._rows.read(
-            f"SELECT {_COLUMNS} FROM requests WHERE answered_at IS NULL ORDER BY request_no LIMIT ?",
-            (limit,),
+        return REQUESTS.read(
+            self._rows, "WHERE answered_at IS NULL ORDER BY request_no LIMIT ?", (limit,)
         )
-        return [Ledger(*row) for row in rows]
 
 
 def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> None:

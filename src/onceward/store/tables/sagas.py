@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from onceward.core.limits import LEASE_SECONDS
 from onceward.core.sagas import Lease, Run, Step
 from onceward.core.sources import Micros
 from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads, Writes
+from onceward.store.table import WHOLE_TABLE, Lifecycle, Table
 
-_RUN = ", ".join(Run.__struct_fields__)
-_STEP = ", ".join(Step.__struct_fields__)
-_LEASE = ", ".join(Lease.__struct_fields__)
+RUNS: Final = Table(
+    Run,
+    "saga_runs",
+    key=("saga_id",),
+    bundle="sagas.ndjson",
+    bundled_with="saga",
+    lifecycle=Lifecycle(machine="saga", state="state", stream="saga"),
+)
+STEPS: Final = Table(
+    Step,
+    "saga_steps",
+    key=("saga_id", "step", "side"),
+    bundle="saga_steps.ndjson",
+    bundled_with="saga",
+)
+RUN_LEASES: Final = Table(
+    Lease,
+    "run_leases",
+    key=("name",),
+    not_evidence={WHOLE_TABLE: "who may write now; the events of a run name the epoch it took"},
+)
 
 
 class Runs:
@@ -32,13 +53,9 @@ class Runs:
 
     def named(self, name: str) -> Run:
         """The run that an id, its beginning or a root means."""
-        found = self._rows.read(
-            f"SELECT {_RUN} FROM saga_runs WHERE saga_id >= ? AND saga_id < ? ORDER BY saga_id LIMIT 2",
-            (name, name + "\U0010ffff"),
-        )
-        exact = [row for row in found if row[0] == name]
-        if name and len(exact or found) == 1:
-            return Run(*(exact or found)[0])
+        found = RUNS.begins(self._rows, name)
+        if name and len(found) == 1:
+            return found[0]
         by_root = self.of_root(name)
         if by_root is None:
             raise _absent(name, many=bool(found))
@@ -47,20 +64,16 @@ class Runs:
     def newest(self, limit: int = 100) -> list[tuple[Run, Micros]]:
         """The newest first, each with when it began."""
         found = self._rows.read(
-            f"SELECT {_RUN}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?",
+            f"SELECT {RUNS.columns}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?",
             (limit,),
         )
         return [(Run(*row[:-1]), row[-1]) for row in found]
 
     def steps(self, saga_id: str) -> list[Step]:
-        found = self._rows.read(
-            f"SELECT {_STEP} FROM saga_steps WHERE saga_id = ? ORDER BY step, side", (saga_id,)
-        )
-        return [Step(*row) for row in found]
+        return STEPS.read(self._rows, "WHERE saga_id = ? ORDER BY step, side", (saga_id,))
 
     def _one(self, where: str, value: str) -> Run | None:
-        found = self._rows.read(f"SELECT {_RUN} FROM saga_runs WHERE {where}", (value,))
-        return Run(*found[0]) if found else None
+        return RUNS.first(self._rows, f"WHERE {where}", (value,))
 
 
 def _absent(name: str, many: bool = False) -> NotFound:
@@ -74,15 +87,14 @@ def _absent(name: str, many: bool = False) -> NotFound:
 def put_step(tx: Writes, step: Step) -> None:
     """The last word on an action or a compensation."""
     tx.write(
-        f"INSERT INTO saga_steps ({_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (saga_id, step, side) DO UPDATE SET"
+        f"{STEPS.insert_sql} ON CONFLICT (saga_id, step, side) DO UPDATE SET"
         " status = excluded.status, outputs = excluded.outputs, child_id = excluded.child_id, error = excluded.error",
         (step.saga_id, step.step, step.side, step.status, step.outputs, step.child_id, step.error),
     )
 
 
 def find_lease(rows: Reads, name: str) -> Lease | None:
-    found = rows.read(f"SELECT {_LEASE} FROM run_leases WHERE name = ?", (name,))
-    return Lease(*found[0]) if found else None
+    return RUN_LEASES.first(rows, "WHERE name = ?", (name,))
 
 
 def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> Lease | None:
@@ -93,7 +105,7 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
     if known is None:
         lease = Lease(name, holder, token, 1, until)
         tx.write(
-            f"INSERT INTO run_leases ({_LEASE}) VALUES (?, ?, ?, ?, ?)",
+            RUN_LEASES.insert_sql,
             (name, holder, token, 1, until),
         )
         return lease

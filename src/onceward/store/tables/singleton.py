@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from onceward.core.records import Tenure
 from onceward.errors import OncewardError
 from onceward.store.port import Reads, Writes
+from onceward.store.table import WHOLE_TABLE, Table
 
 PROCESS_NAME = "dirkernel"
-_COLUMNS = (
-    "token, build_id, acquired_by_pid, process_name, exe_sha256, acquired_at, last_heartbeat_at,"
-    " fence, hostname, boot_id, process_start"
-)
 
 
 class LockRow(msgspec.Struct, frozen=True):
@@ -37,9 +35,27 @@ class LockRow(msgspec.Struct, frozen=True):
         return self.token != ""
 
 
+class Beat(msgspec.Struct, frozen=True):
+    """The last sign of life of a kernel, and where it stands."""
+
+    fence: int
+    boot_id: str
+    steady: int
+    progress: int
+    machine_id: str
+    root_id: str
+    serves: str = ""
+
+
+_PRESENT: Final = "who holds the workspace now; every event names the fence it was written under"
+WRITER_LOCK: Final = Table(
+    LockRow, "singleton_lock", key=("lock_id",), not_evidence={WHOLE_TABLE: _PRESENT}
+)
+KERNEL_BEAT: Final = Table(Beat, "kernel_beat", key=("one",), not_evidence={WHOLE_TABLE: _PRESENT})
+
+
 def lock_row(rows: Reads) -> LockRow | None:
-    found = rows.read(f"SELECT {_COLUMNS} FROM singleton_lock WHERE lock_id = 1")
-    return LockRow(*found[0]) if found else None
+    return WRITER_LOCK.first(rows, "WHERE lock_id = 1")
 
 
 def holder_mark(rows: Reads) -> str:
@@ -55,7 +71,7 @@ def take_lock(
     values = msgspec.structs.astuple(taken)
     if seen is None:
         tx.write(
-            f"INSERT INTO singleton_lock (lock_id, {_COLUMNS}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f"INSERT INTO singleton_lock (lock_id, {WRITER_LOCK.columns}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (lock_id) DO NOTHING",
             values,
             lost,
@@ -110,22 +126,8 @@ def show_serving(tx: Writes, url: str) -> None:
     tx.write("UPDATE kernel_beat SET serves = ? WHERE one = 1", (url,))
 
 
-class Beat(msgspec.Struct, frozen=True):
-    """The last sign of life of a kernel, and where it stands."""
-
-    fence: int
-    boot_id: str
-    steady: int
-    progress: int
-    machine_id: str
-    root_id: str
-    serves: str = ""
-
-
 def last_beat(rows: Reads) -> Beat | None:
-    columns = ", ".join(Beat.__struct_fields__)
-    found = rows.read(f"SELECT {columns} FROM kernel_beat WHERE one = 1")
-    return Beat(*found[0]) if found else None
+    return KERNEL_BEAT.first(rows, "WHERE one = 1")
 
 
 def show_build(tx: Writes, fence: int, build_id: str) -> None:

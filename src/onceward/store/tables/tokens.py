@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from onceward.core.sources import Micros
 from onceward.store.port import Reads, Writes
+from onceward.store.table import Table
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -21,32 +24,23 @@ class Token(msgspec.Struct, frozen=True):
     expires_at: Micros
 
 
-_COLUMNS = ", ".join(Token.__struct_fields__)
+BEARER_TOKENS: Final = Table(Token, "tokens", key=("token_id",))
 
 
 def all_tokens(rows: Reads) -> list[Token]:
-    return [Token(*row) for row in rows.read(f"SELECT {_COLUMNS} FROM tokens ORDER BY token_id")]
+    return BEARER_TOKENS.read(rows, "ORDER BY token_id")
 
 
 def token_of(rows: Reads, token_hash: str) -> Token | None:
-    found = rows.read(f"SELECT {_COLUMNS} FROM tokens WHERE token_hash = ?", (token_hash,))
-    return Token(*found[0]) if found else None
+    return BEARER_TOKENS.first(rows, "WHERE token_hash = ?", (token_hash,))
 
 
 def tokens_named(rows: Reads, prefix: str) -> list[Token]:
-    found = rows.read(
-        f"SELECT {_COLUMNS} FROM tokens WHERE token_id >= ? AND token_id < ? ORDER BY token_id LIMIT 2",
-        (prefix, prefix + "\U0010ffff"),
-    )
-    exact = [Token(*row) for row in found if row[0] == prefix]
-    return exact or [Token(*row) for row in found]
+    return BEARER_TOKENS.begins(rows, prefix)
 
 
 def put_token(tx: Writes, token: Token) -> None:
-    tx.write(
-        f"INSERT INTO tokens ({_COLUMNS}) VALUES ({', '.join('?' * len(Token.__struct_fields__))})",
-        msgspec.structs.astuple(token),
-    )
+    BEARER_TOKENS.insert(tx, token)
 
 
 def revoke_token(tx: Writes, token_id: str, seq: int) -> None:
