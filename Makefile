@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 N ?= 5
 SEED ?= 1
 # The hash of fixtures/gate/manifest.json, kept apart from it: whoever locks something anew says so here too.
-GATE := 3108786566914888651d088538620d4b32af7d8de565d71b6ca8b14e752a3426
+GATE := 7f00b638119718993721cbc837dec7ba2c9667855d3ba0680bc417d096ed94f0
 # Trust what the machine trusts: registries behind a company certificate work too.
 export UV_SYSTEM_CERTS := 1
 export UV_NATIVE_TLS := 1

@@ -27,7 +27,7 @@ from onceward.engine.saga_run import SagaRun
 from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
 from onceward.lifecycles import registry
-from onceward.store.tables.registry import Registry, note_meta
+from onceward.store.tables.registry import MetaRow, Registry, note_meta
 from onceward.wiring import Workspace
 from sites import Site
 
@@ -121,7 +121,8 @@ def _fill_registry(workspace):
     """A collection with a value that gave way to another."""
 
     def fill(tx):
-        note_meta(tx, "ops", registry.schema_digest("ops"), "root-1", tx.now)
+        schema = registry.schema_digest("ops")
+        note_meta(tx, MetaRow(name="ops", schema_digest=schema, root="root-1", created_at=tx.now))
         tx.move(registry.create("col_1", "ops", "root-1", "tester"))
         old, new = (
             registry.Meaning("pay", version, "WRITE", "council") for version in ("1.9.0", "1.10.0")
@@ -264,6 +265,7 @@ class Bare:
             for (name,) in self.read("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
                 self._open.execute(f"DROP TRIGGER {name}")
             self._open.execute("PRAGMA foreign_keys = OFF")
+            self._open.execute("PRAGMA ignore_check_constraints = ON")
         else:
             bare, _, schema = url.rpartition("schema=")
             self._open = psycopg.connect(bare.rstrip("?&"), autocommit=True)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import tarfile
+from datetime import UTC, datetime
 from itertools import pairwise
 
 P = 2**255 - 19
@@ -265,6 +266,234 @@ def as_told(rows, events):
             )
 
 
+ROWS = {
+    "builds.ndjson": {
+        "stream": ("session", "build"),
+        "key": "build_id",
+        "state": "state",
+        "unless": {"plan_hash": "", "plan_file": "", "resumed_at": 0, "reuse": 1, "choices": "{}"},
+        "by": {
+            "BUILD_CREATED": {"plan_hash": "detail", "parent_build_id": "detail"},
+        },
+    },
+    "tokens.ndjson": {
+        "stream": ("child", "child"),
+        "key": "child_id",
+        "state": "phase",
+        "unless": {
+            "schema": "scheduler_dispatch_token@1",
+            "kind": "function",
+            "attempt": 1,
+            "due_at": 0,
+        },
+        "by": {
+            "*": {
+                "parent_session_id": "context:session_id",
+                "parent_stream_id": "detail",
+                "dispatch_seq": "detail",
+                "lease_id": "detail",
+                "worker_run_id": "detail:lease_id",
+                "work": "sha256:work",
+                "target": "detail",
+                "attempt": "detail",
+                "predecessor": "detail",
+                "cancel_request_id": "detail",
+                "joined_request_ids": "text:joined_request_ids",
+            },
+            "WORKER_START": {"started_at": "time"},
+            "WORKER_PASS": {"reason": "detail"},
+            "WORKER_CANCEL": {"reason": "detail"},
+            "WORKER_FAIL": {"reason": "detail", "code": "detail"},
+        },
+    },
+    "sagas.ndjson": {
+        "stream": ("saga", "saga"),
+        "key": "saga_id",
+        "state": "state",
+        "unless": {"lease_fence": 0, "undone": 0, "settled": 0},
+        "by": {
+            "*": {"undone": "detail"},
+            "SAGA_CREATED": {
+                "name": "detail",
+                "idempotency_root": "detail",
+                "shape": "detail",
+                "input": "detail",
+                "file": "detail",
+                "lease": "detail",
+                "digests": "detail",
+                "grant_id": "detail",
+            },
+            "LEASE_TAKEN": {"lease_fence": "detail:epoch"},
+            "SAGA_ADVANCED": {"last_ok_state": "detail:from"},
+            "SAGA_STUCK": {"stuck": "text:why"},
+        },
+    },
+    "grants.ndjson": {
+        "stream": ("entry", "grant"),
+        "key": "grant_id",
+        "state": "status",
+        "unless": {"expires_at": 0},
+        "by": {
+            "GRANT_DRAFTED": {
+                "plan_id": "detail",
+                "revision": "detail",
+                "manifest_digest": "detail",
+                "schema_digest": "detail",
+                "environment": "detail",
+                "executor": "detail",
+                "actions": "text:actions",
+            },
+            "GRANT_ISSUED": {
+                "granter": "context:actor",
+                "statement_hash": "context:signed",
+                "expires_at": "detail",
+            },
+            "GRANT_CONSUMED": {"consumed_by_root": "detail:root"},
+            "GRANT_FINALIZED": {"finalized_at": "time"},
+        },
+    },
+    "collections.ndjson": {
+        "stream": ("entry", "collection"),
+        "key": "collection_id",
+        "state": "status",
+        "unless": {},
+        "by": {
+            "COLLECTION_CREATED": {"name": "detail", "schema_digest": "detail", "root": "detail"},
+        },
+    },
+    "values.ndjson": {
+        "stream": ("entry", "value"),
+        "key": "vocab_id",
+        "state": "status",
+        "unless": {},
+        "by": {
+            "VALUE_ADMITTED": {
+                "collection_id": "detail",
+                "operation_code": "detail",
+                "protocol_version": "detail",
+                "act_type": "detail",
+                "governing_authority_ref": "detail",
+                "semantics_frozen": "detail",
+                "digest": "detail",
+                "root": "detail",
+            },
+            "VALUE_SUPERSEDED": {"audit_id": "detail"},
+        },
+    },
+    "entries.ndjson": {
+        "stream": ("entry", "change"),
+        "key": "entry_id",
+        "state": "status",
+        "unless": {},
+        "by": {
+            "ENTRY_MARKED": {
+                "idempotency_key": "detail",
+                "author": "detail",
+                "cutter": "detail",
+                "target": "detail",
+                "reason": "detail:why",
+                "escalates": "detail",
+            },
+        },
+    },
+    "change_sets.ndjson": {
+        "stream": ("entry", "change_set"),
+        "key": "change_set_id",
+        "state": "status",
+        "unless": {},
+        "by": {
+            "CUT_OPENED": {
+                "entry_id": "detail",
+                "decision_id": "detail",
+                "kind": "detail",
+                "of_change_set": "detail",
+                "executor": "detail",
+            },
+        },
+    },
+}
+"""Of each file of rows: the stream and source of their events, what a column is unless an event says it, and which part
+of which event says it. An event may also carry columns as they stand, in `detail.columns`."""
+
+
+def micros(event):
+    """The time of an event in microseconds since 1970."""
+    at = datetime.strptime(event["ts"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def added_up(events, rule):
+    """What the row is that a subject's events tell of; digests stand beside, as only they are told."""
+    row, digests = {}, {}
+    for event in events:
+        detail, at = event["detail"], micros(event)
+        if not row:
+            row = {**rule["unless"], "created_at": at, "updated_at": at}
+        if "transition_seq" in detail:
+            row[rule["state"]], row["version"] = detail["to"], detail["transition_seq"]
+            row["updated_at"] = max(row["updated_at"], at)
+        said = {**rule["by"].get("*", {}), **rule["by"].get(event["event"], {})}
+        for column, where in said.items():
+            part, _, name = where.partition(":")
+            name = name or column
+            if part == "time":
+                row[column] = at
+            elif part == "context" and name in event["context"]:
+                row[column] = event["context"][name]
+            elif part == "detail" and name in detail:
+                row[column] = detail[name]
+            elif part == "text" and name in detail:
+                row[column] = canonical(detail[name]).decode()
+            elif part == "sha256" and name in detail:
+                digests[column] = detail[name]
+        row.update(detail.get("columns", {}))
+    return row, digests
+
+
+def add_up(rows, events):
+    """Every row of a lifecycle is what its events add up to, in every column."""
+    by_stream = {}
+    for (stream, _), event in sorted(events.items()):
+        by_stream.setdefault(stream, []).append(event)
+    for file, rule in ROWS.items():
+        prefix, source = rule["stream"]
+        for row in rows.get(file, ()):
+            subject = row[rule["key"]]
+            told = [
+                event
+                for event in by_stream.get(f"{prefix}:{subject}", ())
+                if event["source"] == source
+                or (source == "saga" and event["event"] == "LEASE_TAKEN")
+            ]
+            if not told:
+                waits = file == "tokens.ndjson" and row["phase"] in ("queued", "leased")
+                require(waits, f"no event tells of {subject}")
+                continue
+            found, digests = added_up(told, rule)
+            found[rule["key"]] = subject
+            asked = [
+                event["detail"]["cancel_request_id"]
+                for event in by_stream.get(f"session:{row.get('parent_session_id')}", ())
+                if event["event"] == "CANCEL_ASKED" and event["detail"]["child_id"] == subject
+            ]
+            if asked:
+                found["cancel_request_id"] = asked[0]
+            if asked[1:]:
+                found["joined_request_ids"] = canonical(asked[1:]).decode()
+            for column, digest in digests.items():
+                if column not in found:
+                    require(
+                        sha(row.get(column, "").encode()) == digest,
+                        f"{column} of {subject} is not what its events say",
+                    )
+            for column in (row.keys() | found.keys()) - digests.keys():
+                require(
+                    row.get(column) == found.get(column),
+                    f"{column} of {subject} is not what its events say",
+                )
+
+
 def main(path, trusted):
     with tarfile.open(path) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
@@ -341,6 +570,7 @@ def main(path, trusted):
         statements[hash_] = said
     asked_for(events, statements)
     as_told(rows, events)
+    add_up(rows, events)
     if change:
         last = [
             event

@@ -13,6 +13,7 @@ import tarfile
 import uuid
 
 import apsw
+import check_bundle
 import pytest
 import rfc8785
 from securesystemslib.dsse import Envelope as TheirEnvelope
@@ -255,6 +256,39 @@ def test_lines_dropped_doubled_or_swapped_are_found_though_the_first_page_was_ma
             assert found([*before, after[0], line, *after[1:]]) & {"bundle", "gap", "manifest"}, (
                 number
             )
+
+
+def changed_cells(files):
+    """Every column of every row of a lifecycle with another value: its file, the column, and the file's lines then."""
+    for name in sorted(check_bundle.ROWS.keys() & files.keys()):
+        lines = files[name].splitlines()
+        for number, line in enumerate(lines):
+            row = json.loads(line)
+            for column, value in row.items():
+                other = value + 1 if isinstance(value, int) else f"{value}x"
+                changed = canonical({**row, column: other})
+                yield name, column, b"\n".join([*lines[:number], changed, *lines[number + 1 :]])
+
+
+@pytest.mark.rule("E-1", "E-2")
+@pytest.mark.guarantee("G19")
+@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.thorough)])
+def test_no_column_of_a_row_in_a_bundle_is_changed_unnoticed_by_us_or_by_others(
+    scene, tmp_path, count
+):
+    cells = []
+    for name, subject in scene.ids.items():
+        path = tmp_path / f"{name}.tar"
+        scene.export(subject, path, True)
+        files = files_of(path)
+        cells += [(files, cell) for cell in changed_cells(files)]
+    assert len({(cell[0], cell[1]) for _, cell in cells}) > 80
+    for files, (name, column, data) in random.Random(SEED).sample(cells, min(count, len(cells))):
+        path = packed(tmp_path / "b.tar", {**files, name: data + b"\n"})
+        assert verify_bundle(path).faults, (name, column)
+        with pytest.raises(SystemExit) as gone:
+            check_bundle.main(path, ())
+        assert gone.value.code == 5, (name, column)
 
 
 @pytest.mark.rule("E-1", "E-2")

@@ -232,7 +232,7 @@ def test_a_forged_checkpoint_is_found(bare, change, where):
         ("UPDATE approvals SET text = 'is it bad'", "approval"),
         ("UPDATE approvals SET note = 'not fine'", "approval"),
         ("UPDATE sessions SET max_active_children = max_active_children + 1", "state"),
-        ("UPDATE builds SET parent_build_id = 'bld_other'", "plan"),
+        ("UPDATE builds SET parent_build_id = 'bld_other'", "state"),
         ("UPDATE seals SET root = 'ab'", "seal"),
         ("UPDATE seals SET position = position + 1", "seal"),
         ("DELETE FROM seals", "seal"),

@@ -69,7 +69,7 @@ def running(scene):
     served.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     with browsers() as found:
         yield found

@@ -32,7 +32,7 @@ def test_a_move_writes_state_event_and_outbox_together(store):
     assert (build.state, build.version) == ("ACTIVE", 2)
     born, started = (json.loads(line) for line in lines(store, f"session:{build_id}"))
     assert born["event"] == "BUILD_CREATED"
-    assert born["detail"] == {"to": "PENDING", "transition_seq": 1}
+    assert born["detail"] == {"to": "PENDING", "transition_seq": 1, "columns": {"name": "demo"}}
     assert started["detail"] == {
         "from": "PENDING",
         "to": "ACTIVE",

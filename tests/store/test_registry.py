@@ -18,7 +18,7 @@ from onceward.errors import (
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Meaning, manifest_digest
 from onceward.lifecycles.rollback import RollbackPlan, Step, judge
-from onceward.store.tables.registry import Registry, note_audit, note_meta
+from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
 
 ROOT = "root-1"
 
@@ -30,7 +30,7 @@ def meaning(code, version, act="READ", authority="council", frozen=True):
 @pytest.fixture
 def collection(store):
     def make(tx):
-        note_meta(tx, "ops", rules.schema_digest("ops"), ROOT, tx.now)
+        note_meta(tx, MetaRow("ops", rules.schema_digest("ops"), ROOT, tx.now))
         tx.move(rules.create(tx.sources.new_id("col"), "ops", ROOT, "tester"))
 
     store.write(make)
@@ -69,10 +69,18 @@ def supersede(store, key, successor):
 
 def give_way(tx, key, successor, audited=True):
     found = Registry(tx).value(key)
-    audit = Audit(tx.sources.new_id("aud"), ROOT, "R2_SUPERSEDE", found.vocab_id, "incident-7", 0)
+    audit = Audit(
+        audit_id=tx.sources.new_id("aud"),
+        root=ROOT,
+        state="R2_SUPERSEDE",
+        subject=found.vocab_id,
+        rollback_ref="incident-7",
+        position=0,
+        created_at=tx.now,
+    )
     event = tx.move(rules.supersede(found, successor, "tester", audit))
     if audited:
-        note_audit(tx, msgspec.structs.replace(audit, position=event.position), tx.now)
+        note_audit(tx, msgspec.structs.replace(audit, position=event.position))
 
 
 def admitted(tx, collection):
@@ -302,7 +310,7 @@ def test_a_replaced_row_is_refused_too(store, kind, admit):
 @pytest.mark.rule("S-5")
 def test_a_collections_name_is_given_once(store, collection):
     with refused("registry_meta_kept", "registry_meta_pkey"):
-        store.write(lambda tx: note_meta(tx, "ops", "ab", "other", tx.now))
+        store.write(lambda tx: note_meta(tx, MetaRow("ops", "ab", "other", tx.now)))
     with refused("registry_collections_name"):
         store.write(lambda tx: tx.move(rules.create("col_other", "ops", "other", "tester")))
     store.write(lambda tx: tx.move(rules.retire_collection(collection, "compensated", "tester")))

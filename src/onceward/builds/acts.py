@@ -169,6 +169,7 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_make={
         "BUILD_FAILED": ends("build"),
         "WORKER_CANCEL": ends("build"),
+        "CANCEL_ASKED": ends("build"),
         "STEP_IN_DOUBT": ends("build"),
     },
     path="/builds/{build}/abandon",
@@ -305,6 +306,7 @@ def _whole_subject(rows: Reads, name: str) -> str:
     may_make={
         "BUILD_FAILED": ends("subject"),
         "WORKER_CANCEL": ends("subject"),
+        "CANCEL_ASKED": ends("subject"),
         "STEP_IN_DOUBT": ends("subject"),
     },
     path="/cancel/{subject}",

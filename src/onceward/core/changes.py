@@ -41,6 +41,8 @@ class Entry(msgspec.Struct, frozen=True):
     """The entry whose failure it is about, if it is an escalation."""
     status: str
     version: int
+    created_at: Micros = 0
+    updated_at: Micros = 0
 
 
 class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,6 +97,8 @@ class ChangeSet(msgspec.Struct, frozen=True):
     status: str
     """`open` while it is under way; then `applied`, `undone` or `stuck`."""
     version: int
+    created_at: Micros = 0
+    updated_at: Micros = 0
 
 
 class Affected(msgspec.Struct, frozen=True):

@@ -66,6 +66,8 @@ class Grant(msgspec.Struct, frozen=True):
     finalized_at: Micros | None
     status: str
     version: int
+    created_at: Micros = 0
+    updated_at: Micros = 0
 
     @property
     def scope(self) -> Scope:

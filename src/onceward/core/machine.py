@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from onceward.core.fold import Stated
 from onceward.errors import IllegalTransition
 
 NEW = "new"
@@ -40,8 +41,11 @@ class Machine:
         arrows: Iterable[Arrow],
         terminal: Iterable[str],
         transient: Iterable[str] = (),
+        stated: Stated | None = None,
     ) -> None:
         self.name = name
+        self.stated = stated if stated is not None else Stated((), {})
+        """Which columns of its rows its events state."""
         self.arrows = tuple(arrows)
         self.terminal = tuple(terminal)
         self.transient = tuple(transient)
@@ -52,8 +56,10 @@ class Machine:
         self._examine()
 
     @classmethod
-    def parse(cls, name: str, table: str) -> Machine:
-        """Read a table of lines `from | from -> to  reason | reason  EVENT  [bookkeeping]`, `-` for none."""
+    def parse(cls, name: str, table: str, columns: str = "") -> Machine:
+        """Read a table of lines `from | from -> to  reason | reason  EVENT  [bookkeeping]`, `-` for none.
+
+        `columns` is the table of what its events state of a row; `core/fold.py` has its form."""
         arrows: list[Arrow] = []
         marked: dict[str, tuple[str, ...]] = {"terminal": (), "transient": ()}
         for number, line in enumerate(table.splitlines(), 1):
@@ -73,7 +79,8 @@ class Machine:
                         )
             else:
                 raise MachineError(f"{name}, line {number}: cannot read {line.strip()!r}")
-        return cls(name, arrows, marked["terminal"], marked["transient"])
+        stated = Stated.parse(columns)
+        return cls(name, arrows, marked["terminal"], marked["transient"], stated)
 
     @property
     def initial(self) -> str:

@@ -34,6 +34,8 @@ class Move(msgspec.Struct, frozen=True):
     """What else the event says."""
     columns: Mapping[str, Any] = _NOTHING
     """Facts of the row that change with the state."""
+    known: Mapping[str, Any] = _NOTHING
+    """Facts of the row that moves without an event have set: the first event states them too."""
     session: str | None = None
     """The session of a child: its events stand in the session's stream too."""
     opens: bool = False
@@ -113,9 +115,13 @@ class ChildRecord(msgspec.Struct, frozen=True):
     target: str | None
     attempt: int
     predecessor: str | None
+    due_at: Micros
+    """Before when it was not to begin; 0 if it never had to wait."""
     started_at: Micros | None
     cancel_request_id: str | None
     """The first request to end it."""
+    joined_request_ids: str | None
+    """Later requests to end it, as a JSON list; the first one stands."""
     reason: str | None
     code: str | None
     version: int
@@ -132,13 +138,10 @@ class Token(ChildRecord, frozen=True):
     owner_pid: int
     owner_start: str
     owner_fence: int
-    due_at: Micros
     child_pid: int | None
     child_start: str | None
     last_seen: Micros | None
     """When its kernel, which died, was last heard of while it ran."""
-    joined_request_ids: str | None
-    """Later requests to end it, as a JSON list; the first one stands."""
     death: str | None
 
 

@@ -39,6 +39,8 @@ class Run(msgspec.Struct, frozen=True):
     """Whether nothing more will happen: 1 at the end of a stop's compensations."""
     state: str
     version: int
+    created_at: Micros = 0
+    updated_at: Micros = 0
 
     @property
     def over(self) -> bool:

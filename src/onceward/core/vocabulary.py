@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from onceward.core.sources import Micros
 from onceward.errors import InvalidConfig
 
 _VERSION: Final = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
@@ -72,6 +73,11 @@ class Value(msgspec.Struct, frozen=True):
     """The audit row that says for what it was superseded."""
     status: str
     version: int
+    major: int = 0
+    minor: int = 0
+    patch: int = 0
+    created_at: Micros = 0
+    updated_at: Micros = 0
 
     @property
     def key(self) -> Key:
@@ -93,6 +99,7 @@ class Audit(msgspec.Struct, frozen=True):
     subject: str
     rollback_ref: str
     position: int
+    created_at: Micros
 
 
 class Collection(msgspec.Struct, frozen=True):
@@ -104,3 +111,5 @@ class Collection(msgspec.Struct, frozen=True):
     root: str
     status: str
     version: int
+    created_at: Micros = 0
+    updated_at: Micros = 0

@@ -237,9 +237,16 @@ class Assembly(Shipped):
             "evidence": blob.sha256,
         }
         event = tx.append(f"saga:{run.saga_id}", "REGISTRY_AUDITED", run.kernel.principal, said)
-        note_audit(
-            tx, Audit(audit_id, root, "S6_EVIDENCE", run.saga_id, ref, event.position), tx.now
+        audit = Audit(
+            audit_id=audit_id,
+            root=root,
+            state="S6_EVIDENCE",
+            subject=run.saga_id,
+            rollback_ref=ref,
+            position=event.position,
+            created_at=tx.now,
         )
+        note_audit(tx, audit)
 
     def _note_failure(self, task: ActionTask) -> dict[str, Any]:
         """What is kept where the evidence could not be."""

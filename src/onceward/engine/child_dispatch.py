@@ -252,6 +252,7 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
         later = rules.join_cancel(token, cancel_request_id)
         if later is not None:
             join_request_to_end(tx, child_id, later)
+            _note_cancel(tx, token, cancel_request_id, actor)
         receipt |= {"outcome": "cancelling"}
         if cancel_request_id != token.cancel_request_id:
             receipt |= {"joined_request_id": token.cancel_request_id}
@@ -263,7 +264,14 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
         asked = msgspec.structs.replace(token, cancel_request_id=cancel_request_id)
         fail_queued(tx, asked, Ended("cancelled", earlier), actor)
         return receipt | {"outcome": "cancelled"}
+    _note_cancel(tx, token, cancel_request_id, actor)
     return receipt | {"outcome": "cancelling"}
+
+
+def _note_cancel(tx: Transaction, token: Token, cancel_request_id: str, actor: str) -> None:
+    """Record who asked a running child to end; its last event comes when the end is observed."""
+    detail = {"child_id": token.child_id, "cancel_request_id": cancel_request_id}
+    tx.append(token.parent_stream_id, "CANCEL_ASKED", actor, detail)
 
 
 def _again(tx: Transaction, token: Token) -> Order:

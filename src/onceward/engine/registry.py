@@ -8,7 +8,7 @@ from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
 from onceward.errors import InvalidConfig
 from onceward.lifecycles import registry as rules
 from onceward.lifecycles.registry import Planned, RegistryPlan, schema_digest
-from onceward.store.tables.registry import Registry, note_audit, note_meta
+from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
 from onceward.store.transaction import Transaction
 
 
@@ -18,7 +18,7 @@ def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collec
     registry, wanted = Registry(tx), schema_digest(name)
     meta = registry.meta(name)
     if meta is None:
-        note_meta(tx, name, wanted, root, tx.now)
+        note_meta(tx, MetaRow(name=name, schema_digest=wanted, root=root, created_at=tx.now))
     elif meta[0] != wanted:
         raise InvalidConfig(
             f"the collection {name} has another schema", context={"collection": name}
@@ -57,10 +57,18 @@ def supersede(
     tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str
 ) -> None:
     """A value gives way; the audit row that says for what is part of the same transaction."""
-    audit = Audit(tx.sources.new_id("aud"), root, state, value.vocab_id, ref, 0)
+    audit = Audit(
+        audit_id=tx.sources.new_id("aud"),
+        root=root,
+        state=state,
+        subject=value.vocab_id,
+        rollback_ref=ref,
+        position=0,
+        created_at=tx.now,
+    )
     event = tx.move(rules.supersede(value, successor, actor, audit))
     assert event is not None
-    note_audit(tx, msgspec.structs.replace(audit, position=event.position), tx.now)
+    note_audit(tx, msgspec.structs.replace(audit, position=event.position))
 
 
 def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:

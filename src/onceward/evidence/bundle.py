@@ -23,6 +23,7 @@ from onceward.lifecycles.budget import LATE, Debited
 from onceward.people.signing import Envelope, read_envelope
 from onceward.store.port import Value
 from onceward.store.schema import table_of
+from onceward.store.table import Table
 from onceward.store.tables.artifacts import RefRow
 from onceward.store.tables.budgets import Debit
 from onceward.store.tables.checkpoints import Checkpoint
@@ -339,6 +340,9 @@ class BundleRecords:
             for row in self.all(kind)
             if all(getattr(row, name) == value for name, value in fixed.items())
         )
+
+    def positions(self, table: Table[Any]) -> Iterator[tuple[str, int]]:
+        return iter(())
 
     def stream(self, name: str) -> Iterator[Event]:
         return (event for event in self.events() if event.stream == name)

@@ -8,11 +8,11 @@ import msgspec
 
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import Event
-from onceward.core.changes import ChangeSet, Decision, Entry, Envelope, History
-from onceward.evidence.ahead import Ahead
+from onceward.core.changes import Decision, Entry, Envelope, History
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
+from onceward.evidence.rows import FoldedRows
 from onceward.lifecycles.change import CHANGE, CHANGE_SET, DECISIONS
 from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.store.tables.artifacts import RefRow
@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from onceward.core.bodies import Body
     from onceward.evidence.walk import Stream
 
-_GIVEN: Final = {
-    "change": ("idempotency_key", "author", "cutter", "target", "escalates"),
-    "change_set": ("entry_id", "decision_id", "kind", "of_change_set", "executor"),
-}
-"""What the first event of each says of it, once and for all."""
+_MACHINES: Final = {"change": CHANGE, "change_set": CHANGE_SET}
 PREFIXES: Final = ("ent_", "cst_")
 
 
@@ -35,8 +31,9 @@ class Backlog:
 
     def __init__(self, records: Records, findings: Findings, expect: Expect) -> None:
         self._records, self._findings = records, findings
-        self._entries = Ahead(records.all(Entry), lambda row: row.entry_id)
-        self._sets = Ahead(records.all(ChangeSet), lambda row: row.change_set_id)
+        self._rows = {
+            name: FoldedRows(records, findings, name, counted=f"{name}s") for name in _MACHINES
+        }
         self._pairs = Pairs(records, findings, expect)
         self._source = ""
         self._named: dict[str, tuple[Any, ...]] = {}
@@ -53,11 +50,11 @@ class Backlog:
         self._forget()
 
     def _forget(self) -> None:
-        self._facts: dict[str, Any] = {}
+        self._author = ""
         self._arrows: list[tuple[Any, ...]] = []
         self._decisions: dict[str, tuple[Any, ...]] = {}
-        self._proposed: list[tuple[str, str]] = []
-        """What was proposed, by hash, and by whom; in order."""
+        self._proposed: list[tuple[str, str, int]] = []
+        """What was proposed, by hash, by whom and when; in order."""
         self._needs: list[str] = []
         self._pairs.clear()
 
@@ -77,32 +74,28 @@ class Backlog:
                 )
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
-        said = event.facts()["detail"]
+        facts = event.facts()
+        said = facts["detail"]
         if event.seq == 1:
             self._forget()
             self._source = event.source
-            self._facts = {name: said.get(name) for name in _GIVEN.get(event.source, ())}
             if event.source == "change_set":
                 known = self._opened.get(said.get("decision_id", ""), event.position)
                 self._opened[said.get("decision_id", "")] = min(known, event.position)
             if event.source == "change":
-                self._facts["reason"] = said.get("why")
-                self._proposed = [
-                    (
-                        str(said.get("manifest", "")),
-                        str(said.get("proposed_by", said.get("author", ""))),
-                    )
-                ]
+                self._author = str(said.get("author", ""))
+                first = str(said.get("proposed_by", self._author))
+                self._proposed = [(str(said.get("manifest", "")), first, event.at)]
                 self._needs = said.get("depends_on", [])
-        if event.source not in (self._source, "entry") or self._source not in _GIVEN:
+        machine = _MACHINES.get(self._source)
+        if event.source not in (self._source, "entry") or machine is None:
             self._findings.fault(
                 "history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}"
             )
             return
         if event.source != "entry":
-            stream.move(
-                CHANGE if event.source == "change" else CHANGE_SET, event, body, self._findings
-            )
+            stream.move(machine, event, body, self._findings)
+            self._rows[self._source].take(machine, event, facts)
             reason = said.get("reason", "marked")
             told = (
                 said.get("from"),
@@ -119,12 +112,12 @@ class Backlog:
         self._pairs.note(body.event, said, body.context.actor, event.at, stream.state)
         if said.get("escalation"):
             proposer = [
-                author for hash_, author in self._proposed if hash_ == said.get("manifest")
+                author for hash_, author, _ in self._proposed if hash_ == said.get("manifest")
             ][-1:]
-            told = (stream.subject, said.get("manifest"), self._facts["author"], *proposer)
+            told = (stream.subject, said.get("manifest"), self._author, *proposer)
             self._named.setdefault(said["escalation"], told)
         if body.event == "ENTRY_REVISED":
-            self._proposed.append((said["manifest"], said["author"]))
+            self._proposed.append((said["manifest"], said["author"], event.at))
         decision = (
             said.get("decision") if body.event == "ENTRY_REVIEWED" else DECISIONS.get(body.event)
         )
@@ -148,7 +141,7 @@ class Backlog:
             self._findings.fault(
                 "backlog", f"{event.stream}#{event.seq}", "it was cut before it was decided"
             )
-        authors = {self._facts["author"], *(author for _, author in self._proposed)}
+        authors = {self._author, *(author for _, author, _ in self._proposed)}
         if decision == "approve" and actor in authors:
             place = f"{event.stream}#{event.seq}"
             if said.get("own"):
@@ -172,25 +165,11 @@ class Backlog:
         )
 
     def close(self, stream: Stream) -> None:
-        rows = self._entries if self._source == "change" else self._sets
-        for passed in rows.before(stream.subject):
-            self._alone(passed)
-        row = rows.at(stream.subject)
-        self._findings.count("changes" if self._source == "change" else "change_sets")
-        if row is None:
-            self._findings.fault("state", stream.subject, "its stream tells of what is not there")
-            return
-        if (stream.state, stream.version) != (row.status, row.version):
-            said = f"it is {row.status} at version {row.version}, but its last event says"
-            self._findings.fault(
-                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
-            )
-        for name, value in self._facts.items():
-            if getattr(row, name) != value:
-                self._findings.fault("state", stream.subject, f"{name} is not what its events say")
+        rows = self._rows.get(self._source)
+        row = rows.close(stream.subject) if rows is not None else None
         if isinstance(row, Entry):
             self._close_entry(row)
-        else:
+        elif row is not None:
             self._pairs.close_set(row)
 
     def _close_entry(self, entry: Entry) -> None:
@@ -200,7 +179,9 @@ class Backlog:
         envelopes = sorted(
             self._records.of(Envelope, entry_id=entry_id), key=lambda one: one.revision
         )
-        if [(one.content_hash, one.author) for one in envelopes] != self._proposed:
+        proposed = [(one.content_hash, one.author, one.made_at) for one in envelopes]
+        revisions = [one.revision for one in envelopes]
+        if proposed != self._proposed or revisions != [*range(1, len(envelopes) + 1)]:
             self._fault(entry_id, "what was proposed is not what its events say")
         for envelope in envelopes:
             self._check_envelope(envelope)
@@ -271,9 +252,8 @@ class Backlog:
             self._findings.fault("ref", subject, "what it proposes is not kept")
 
     def finish(self) -> None:
-        for rows in (self._entries, self._sets):
-            for row in rows.rest():
-                self._alone(row)
+        for rows in self._rows.values():
+            rows.finish()
         self._pairs.finish()
         self._check_own()
         if not self._records.whole:
@@ -286,10 +266,6 @@ class Backlog:
                 self._fault(sweep.sweep_id, "the sweep is not what its event says")
         for sweep_id in sorted(self._sweeps):
             self._fault(sweep_id, "the sweep that an event tells of is not there")
-
-    def _alone(self, row: Any) -> None:
-        subject = row.entry_id if isinstance(row, Entry) else row.change_set_id
-        self._findings.fault("state", subject, f"it is {row.status}, and no event says so")
 
     def _fault(self, subject: str, why: str) -> None:
         self._findings.fault("backlog", subject, why)

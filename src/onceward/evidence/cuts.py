@@ -155,7 +155,9 @@ class Pairs:
             result.change_set_id if result is not None else row.change_set_id or ""
         )
         told = self._signed.pop(row.signature_id, None)
-        if told is None or change_set is None or (row.role == "verifier") != (result is not None):
+        named = (row.change_set_id is not None, row.verify_result_id is not None)
+        of_role = {"executor": (True, False), "verifier": (False, True)}
+        if told is None or change_set is None or named != of_role.get(row.role):
             self._fault(row.entry_id, f"no event tells of the signature {row.signature_id}")
             return
         act, was, became = told

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.chain import Event
 from onceward.core.grants import Grant
 from onceward.core.machine import Machine
-from onceward.core.vocabulary import Collection, Value
-from onceward.evidence.ahead import Ahead
+from onceward.core.vocabulary import Value
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
+from onceward.evidence.rows import FoldedRows
 from onceward.lifecycles.permit import GRANT
 from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
 from onceward.store.tables.registry import MetaRow
@@ -21,29 +21,6 @@ if TYPE_CHECKING:
     from onceward.evidence.walk import Stream
 
 _MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "grant": GRANT, "value": VALUE}
-_SAID: Final = {
-    "collection": ("name", "schema_digest", "root"),
-    "grant": ("plan_id", "revision", "manifest_digest", "schema_digest", "environment", "executor"),
-    "value": (
-        *(
-            "collection_id",
-            "operation_code",
-            "protocol_version",
-            "act_type",
-            "governing_authority_ref",
-        ),
-        *("semantics_frozen", "digest", "root"),
-    ),
-}
-"""What the first event of each says of it, once and for all."""
-_UNSAID: Final[dict[str, dict[str, Any]]] = {
-    "value": {"successor": None, "audit_id": None},
-    "grant": {
-        **{"granter": None, "statement_hash": None, "expires_at": 0},
-        **{"consumed_by_root": None, "finalized_at": None},
-    },
-}
-"""What only a later event says."""
 
 
 class Entries:
@@ -53,20 +30,17 @@ class Entries:
         self,
         records: Records,
         findings: Findings,
-        audited: Callable[[Mapping[str, Any], str, int], None],
+        audited: Callable[[Mapping[str, Any], str, Event], None],
         consumed: dict[str, int],
     ) -> None:
         self._findings, self._audited = findings, audited
         self._consumed = consumed
         """Where in the order of all events each grant was used up."""
-        self._rows: dict[str, Ahead] = {
-            "collection": Ahead(records.all(Collection), lambda row: row.collection_id),
-            "grant": Ahead(records.all(Grant), lambda row: row.grant_id),
-            "value": Ahead(records.all(Value), lambda row: row.vocab_id),
+        self._rows = {
+            name: FoldedRows(records, findings, name, counted=f"{name}s") for name in _MACHINES
         }
-        self._facts: dict[str, Any] = {}
         self._records = records
-        self._first: dict[str, tuple[int, Any, Any]] = {}
+        self._first: dict[str, tuple[int, MetaRow]] = {}
         """The first collection of each name: whom the name was given to."""
         self._source = self._scope = ""
 
@@ -77,52 +51,28 @@ class Entries:
                 "history", f"{event.stream}#{event.seq}", f"nothing here is a {event.source}"
             )
             return
-        said = event.facts()["detail"]
+        facts = event.facts()
+        said = facts["detail"]
         if event.seq == 1:
-            self._source, self._facts = (
-                event.source,
-                {name: said.get(name) for name in _SAID[event.source]},
-            )
-            self._facts |= _UNSAID.get(event.source, {})
-            self._scope = said.get("scope", "")
+            self._source, self._scope = event.source, said.get("scope", "")
+        self._rows[event.source].take(machine, event, facts)
         if body.event == "VALUE_SUPERSEDED":
-            self._facts |= {"successor": said.get("successor"), "audit_id": said.get("audit_id")}
-            self._audited(said, stream.subject, event.position)
+            self._audited(said, stream.subject, event)
         elif body.event == "COLLECTION_CREATED":
             name = str(said.get("name"))
             first = self._first.get(name)
             if first is None or event.position < first[0]:
-                self._first[name] = (event.position, said.get("schema_digest"), said.get("root"))
-        elif body.event == "GRANT_ISSUED":
-            given = {"granter": body.context.actor, "statement_hash": body.context.signed}
-            self._facts |= {**given, "expires_at": said.get("expires_at")}
+                meta = MetaRow(name, said.get("schema_digest"), said.get("root"), event.at)
+                self._first[name] = (event.position, meta)
         elif body.event == "GRANT_CONSUMED":
-            self._facts["consumed_by_root"] = said.get("root")
             self._consumed[stream.subject] = event.position
-        elif body.event == "GRANT_FINALIZED":
-            self._facts["finalized_at"] = event.at
         stream.move(machine, event, body, self._findings)
 
     def close(self, stream: Stream) -> None:
         rows = self._rows.get(self._source)
         if rows is None:
             return
-        for passed in rows.before(stream.subject):
-            self._alone(passed)
-        row = rows.at(stream.subject)
-        self._findings.count(f"{self._source}s")
-        if row is None:
-            self._findings.fault("state", stream.subject, "its stream tells of what is not there")
-            return
-        if (stream.state, stream.version) != (row.status, row.version):
-            said = f"it is {row.status} at version {row.version}, but its last event says"
-            self._findings.fault(
-                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
-            )
-        for name, value in self._facts.items():
-            found = getattr(row, name, None)
-            if (str(found) if name == "successor" and found is not None else found) != value:
-                self._findings.fault("state", stream.subject, f"{name} is not what its events say")
+        row = rows.close(stream.subject)
         if isinstance(row, Grant) and self._scope != row.scope.digest():
             self._findings.fault(
                 "state", stream.subject, "what it is for is not what its events say"
@@ -132,11 +82,10 @@ class Entries:
 
     def finish(self) -> None:
         for rows in self._rows.values():
-            for row in rows.rest():
-                self._alone(row)
-        given = {name: (schema, root) for name, (_, schema, root) in self._first.items()}
+            rows.finish()
+        given = {name: meta for name, (_, meta) in self._first.items()}
         for meta in self._records.all(MetaRow) if self._records.whole else ():
-            if given.pop(meta.name, None) != (meta.schema_digest, meta.root):
+            if given.pop(meta.name, None) != meta:
                 self._findings.fault(
                     "state", meta.name, "whose name it is is not what the events say"
                 )
@@ -144,11 +93,3 @@ class Entries:
             self._findings.fault(
                 "state", name, "a collection has this name, and nobody was given it"
             )
-
-    def _alone(self, row: Any) -> None:
-        subject = next(
-            getattr(row, name)
-            for name in ("vocab_id", "grant_id", "collection_id")
-            if hasattr(row, name)
-        )
-        self._findings.fault("state", subject, f"it is {row.status}, and no event says so")

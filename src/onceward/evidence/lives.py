@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.records import ChildRecord
 from onceward.lifecycles.budget import Debited
@@ -13,6 +16,20 @@ from onceward.store.tables.budgets import Debit
 def debited(debit: Debit) -> Debited:
     """A debit as the rules know it."""
     return Debited(debit.budget_lane, debit.debit_seq, debit.amount, debit.settled, debit.at)
+
+
+def cancel_mismatch(child: ChildRecord, asked: Sequence[str]) -> str | None:
+    """How a dispatched child's row differs from the requests to end it that its session's stream tells of.
+
+    A child that was only queued ends in the commit of the request, and its last event names it."""
+    first, later = (asked[0], asked[1:]) if asked else (None, ())
+    joined = canonical(list(later)).decode() if later else None
+    if child.dispatch_seq is None or (child.cancel_request_id, child.joined_request_ids) == (
+        first,
+        joined,
+    ):
+        return None
+    return "who asked it to end is not what its session's events say"
 
 
 class Life(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from onceward.core.chain import Event
 from onceward.core.records import ChildRecord
@@ -13,6 +13,7 @@ from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell
 from onceward.store.schema import table_of
+from onceward.store.table import Table
 from onceward.store.tables.events import events_by_name, events_named, events_of, hash_at
 from onceward.store.tables.keys import workspace_id
 
@@ -36,6 +37,10 @@ class Records(Protocol):
 
     def of(self, kind: type[T], **fixed: Cell) -> Iterator[T]:
         """Those whose fields have these values, in the order of their key."""
+        ...
+
+    def positions(self, table: Table[Any]) -> Iterator[tuple[str, int]]:
+        """Where the last events of a lifecycle's rows are, by their keys; nothing of what was exported."""
         ...
 
     def stream(self, name: str) -> Iterator[Event]:
@@ -103,6 +108,10 @@ class Rows:
         fields = table.proven().__struct_fields__
         found = pages(self.rows, table.name, table.in_order, fields, fixed)
         return (kind(*row) for row in found)
+
+    def positions(self, table: Table[Any]) -> Iterator[tuple[str, int]]:
+        found = pages(self.rows, table.name, table.key, (*table.key, "position"))
+        return ((key, position) for key, position in found)
 
     def stream(self, name: str) -> Iterator[Event]:
         return events_of(self.rows, name)

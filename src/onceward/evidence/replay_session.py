@@ -13,18 +13,19 @@ import msgspec
 from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
+from onceward.core.fold import CARRIED, Said, carry
 from onceward.core.records import Build, ChildRecord, Move, Owner, Token
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
-from onceward.evidence.lives import Life
+from onceward.evidence.lives import Life, cancel_mismatch
 from onceward.evidence.records import Records, batches
 from onceward.evidence.steps import TOLD, Steps
 from onceward.lifecycles import child as rules
 from onceward.lifecycles.budget import LANES, MODE, debits_digest
 from onceward.lifecycles.build import BUILD
 from onceward.lifecycles.child import CHILD, Order
-from onceward.store.schema import context_of
+from onceward.store.schema import LIFECYCLES, context_of
 from onceward.store.tables.budgets import Debit, LaneTotal
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.children import Session
@@ -50,6 +51,7 @@ _MADE_FOR_CHILD: Final = frozenset(
             "spent",
             "debits",
             "cancel_request_id",
+            CARRIED,
         ),
     }
 )
@@ -96,6 +98,8 @@ class SessionReplay:
         """The most that lanes ever were allowed; None where there was no limit at some time."""
         self._held: set[str] = set()
         """Children that waited for a target that somebody else held."""
+        self._asked: dict[str, list[str]] = {}
+        """By child, the requests to end it."""
         self._build = ("new", 0)
         self._steps = Steps(session)
 
@@ -190,6 +194,14 @@ class SessionReplay:
             facts |= {"debits": debits} if debits else {}
             move = rules.end_again(begun.token, str(detail.get("reason")), facts, actor)
         said = {**move.said(), "parent_stream_id": self.stream, "parent_seq": self.seq + 1}
+        said |= carry(
+            CHILD.stated,
+            Said(name, event.at, context, said),
+            move.columns,
+            move.known,
+            first=move.opens,
+            skipped=LIFECYCLES["child"].skips,
+        )
         body = body_of(_event_of(move), context, said)
         self._hash = self._take(event, self.seq + 1, self._hash, body)
         self.seq += 1
@@ -257,6 +269,9 @@ class SessionReplay:
                 self._widest[lane] = None if most is None or limit is None else max(most, limit)
         elif name == "TARGET_HELD":
             self._held.add(str(detail.get("child_id")))
+        elif name == "CANCEL_ASKED":
+            asked = self._asked.setdefault(str(detail.get("child_id")), [])
+            asked.append(str(detail.get("cancel_request_id")))
         elif name in TOLD:
             self._steps.note(event, decode_body(event.body))
 
@@ -271,6 +286,9 @@ class SessionReplay:
                         where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code
                     )
                 last = dispatched = row.dispatch_seq
+                why = cancel_mismatch(row, self._asked.get(row.child_id, ()))
+                if why:
+                    raise Differs(where, "cancel_request_id", row.cancel_request_id, why)
                 waits = row.attempt > 1 or row.child_id in self._held
                 if not waits and row.queue_seq < first:
                     # A later attempt waits for its time, and some for their target (C-5); everybody else goes by their
@@ -405,12 +423,17 @@ def _queued(row: ChildRecord) -> Token:
             row.target,
             row.attempt,
             row.predecessor,
+            row.due_at,
         ),
     )
     token = rules.born(
         rules.spawn(order, row.parent_seq, row.queue_seq, _NOBODY, ""), row.created_at
     )
-    return msgspec.structs.replace(token, cancel_request_id=row.cancel_request_id)
+    return msgspec.structs.replace(
+        token,
+        cancel_request_id=row.cancel_request_id,
+        joined_request_ids=row.joined_request_ids,
+    )
 
 
 def _leased(row: ChildRecord) -> Token:

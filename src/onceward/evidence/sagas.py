@@ -10,11 +10,12 @@ import msgspec
 from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.machine import MachineError
-from onceward.core.sagas import Run, Step
+from onceward.core.sagas import Step
 from onceward.core.vocabulary import Audit
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
+from onceward.evidence.rows import FoldedRows
 from onceward.evidence.steps import outputs_of
 from onceward.lifecycles.plan import result_digest
 from onceward.lifecycles.saga import Shape, failure, machine_of
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
     from onceward.core.bodies import Body
     from onceward.evidence.walk import Stream
 
-_GIVEN: Final = (
-    "name",
-    "idempotency_root",
-    "shape",
-    "input",
-    "file",
-    "lease",
-    "digests",
-    "grant_id",
-)
-"""What the first event of a run says of it, once and for all."""
 _PASSED: Final = "WORKER_PASS"
 
 
@@ -44,9 +34,10 @@ class Sagas:
         self._records, self._findings = records, findings
         self._consumed = consumed
         """Where in the order of all events each grant was used up."""
-        self._runs = Ahead(records.all(Run), lambda run: run.saga_id)
+        self._runs = FoldedRows(records, findings, "saga", counted="sagas")
         self._steps = Ahead(records.all(Step), lambda step: step.saga_id)
-        self._facts: dict[str, Any] = {}
+        self._grant: str | None = None
+        """The grant that the run works under."""
         self._shape: Shape | None = None
         self._told: dict[tuple[str, str], tuple[str, str] | None] = {}
         """What the run's events say of its steps: what one that was done left, and by whom."""
@@ -54,16 +45,18 @@ class Sagas:
         """The audit rows that events tell of."""
 
     def note(self, stream: Stream, event: Event, body: Body) -> None:
-        said = event.facts()["detail"]
+        facts = event.facts()
+        said = facts["detail"]
         if event.seq == 1:
-            self._begin(stream, said)
+            self._begin(said)
+        if self._shape is not None:
+            self._runs.take(machine_of(self._shape), event, facts)
         if self._shape is None:
             self._findings.fault(
                 "history", f"{event.stream}#{event.seq}", "it has no table to go by"
             )
         elif body.event == "LEASE_TAKEN":
-            self._facts["lease_fence"] = said.get("epoch")
-            used = self._consumed.get(self._facts["grant_id"] or "")
+            used = self._consumed.get(self._grant or "")
             if self._records.whole and used is not None and event.position < used:
                 self._findings.fault(
                     "state", f"{event.stream}#{event.seq}", "it began before its grant was used"
@@ -72,21 +65,14 @@ class Sagas:
             self.audited(
                 {**said, "rollback_ref": f"evidence:{said.get('evidence')}"},
                 stream.subject,
-                event.position,
+                event,
             )
         elif body.event != "LEASE_RELEASED":
             stream.move(machine_of(self._shape), event, body, self._findings)
             self._moved(body.event, said)
 
-    def _begin(self, stream: Stream, said: dict[str, Any]) -> None:
-        self._facts = {name: said.get(name) for name in _GIVEN}
-        self._facts |= {
-            "lease_fence": 0,
-            "last_ok_state": None,
-            "undone": 0,
-            "stuck": None,
-            "settled": 0,
-        }
+    def _begin(self, said: dict[str, Any]) -> None:
+        self._grant = said.get("grant_id")
         self._told = {}
         try:
             self._shape = msgspec.json.decode(str(said.get("shape")), type=Shape)
@@ -95,9 +81,7 @@ class Sagas:
             self._shape = None
 
     def _moved(self, name: str, said: dict[str, Any]) -> None:
-        facts = self._facts
         if said.get("reason") == "state_done":
-            facts["last_ok_state"] = said.get("from")
             self._told[said["from"], "action"] = (said.get("outputs", ""), said.get("child_id", ""))
         elif said.get("reason") in ("compensated", "finished_forward"):
             self._told[said.get("step", ""), "compensation"] = (
@@ -106,35 +90,12 @@ class Sagas:
             )
         elif name == "SAGA_STOPPED" and said["why"].get("child_id"):
             self._told[said.get("failed", ""), "action"] = None
-        if "undone" in said:
-            facts["undone"] = said["undone"]
-        if name == "SAGA_STUCK":
-            facts["stuck"] = canonical(said["why"]).decode()
-            if said["why"].get("child_id"):
-                self._told[said["why"].get("step", ""), "compensation"] = None
-        elif name == "SAGA_RETRIED":
-            facts["stuck"] = None
-        elif name == "SAGA_SETTLED":
-            facts["settled"] = 1
+        elif name == "SAGA_STUCK" and said["why"].get("child_id"):
+            self._told[said["why"].get("step", ""), "compensation"] = None
 
     def close(self, stream: Stream) -> None:
-        for passed in self._runs.before(stream.subject):
-            self._alone(passed)
-        run = self._runs.at(stream.subject)
-        self._findings.count("sagas")
-        if run is None:
-            self._findings.fault(
-                "state", stream.subject, "its stream tells of a run that is not there"
-            )
+        if self._runs.close(stream.subject) is None:
             return
-        if (stream.state, stream.version) != (run.state, run.version):
-            said = f"it is {run.state} at version {run.version}, but its last event says"
-            self._findings.fault(
-                "state", stream.subject, f"{said} {stream.state} at {stream.version}"
-            )
-        for name, value in self._facts.items():
-            if getattr(run, name) != value:
-                self._findings.fault("state", stream.subject, f"{name} is not what its events say")
         self._close_steps(stream)
 
     def _close_steps(self, stream: Stream) -> None:
@@ -184,18 +145,21 @@ class Sagas:
             return "the run went on from another"
         return ""
 
-    def audited(self, said: Mapping[str, Any], subject: str, position: int) -> None:
+    def audited(self, said: Mapping[str, Any], subject: str, event: Event) -> None:
         """An event names an audit row."""
-        audit_id, root, state = (
-            str(said.get(name)) for name in ("audit_id", "audit_root", "audit_state")
-        )
+        audit_id = str(said.get("audit_id"))
         self._audits[audit_id] = Audit(
-            audit_id, root, state, subject, str(said.get("rollback_ref")), position
+            audit_id=audit_id,
+            root=str(said.get("audit_root")),
+            state=str(said.get("audit_state")),
+            subject=subject,
+            rollback_ref=str(said.get("rollback_ref")),
+            position=event.position,
+            created_at=event.at,
         )
 
     def finish(self) -> None:
-        for run in self._runs.rest():
-            self._alone(run)
+        self._runs.finish()
         for step in self._steps.rest():
             self._findings.fault("state", step.saga_id, f"no event tells of its step {step.step}")
         for audit in self._records.all(Audit):
@@ -208,6 +172,3 @@ class Sagas:
         if self._records.whole:
             for audit_id in sorted(self._audits):
                 self._findings.fault("audit", audit_id, "an event names it, and it is not there")
-
-    def _alone(self, run: Run) -> None:
-        self._findings.fault("state", run.saga_id, f"it is {run.state}, and no event says so")

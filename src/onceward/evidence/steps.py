@@ -151,6 +151,8 @@ class Steps:
     def _objection(self, step: str, row: Checkpoint, ends: Mapping[str, bytes]) -> str | None:
         """How a checkpoint differs from the events that speak of it."""
         cost = (row.cost, row.tokens, row.attempt)
+        if row.status not in ("SUCCESS", "FAILED", "IN_DOUBT"):
+            return "it has no status that a checkpoint can have"
         if row.how != "reused" and row.origin is not None:
             return "it was not taken over from anywhere"
         if row.how == "reused":
@@ -182,6 +184,8 @@ class Steps:
                 if row.status == "SUCCESS" and self._accepted.get(step) == (listed, *cost)
                 else "nobody accepted this"
             )
+        if row.how != "executed":
+            return "no event says that it came about so"
         if row.status == "IN_DOUBT" and step not in self._doubted:
             return "nothing left it in doubt"
         if row.child_id is None:

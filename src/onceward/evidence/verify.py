@@ -19,7 +19,7 @@ from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
-from onceward.lifecycles.budget import ASKED, LATE
+from onceward.lifecycles.budget import ASKED, LATE, MODE
 from onceward.lifecycles.plan import hash_of_body, step_name
 from onceward.store.copy import pages
 from onceward.store.port import Reads
@@ -96,14 +96,16 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
     for session, limits in walk.limits.items():
         for lane in limits:
             if (session, lane) not in totals:
-                findings.fault(
-                    "totals", session, f"the limit of {lane} is not what its last event says"
-                )
+                findings.fault("totals", session, f"its total of {lane} is not there")
     for (session, lane), total in totals.items():
-        if total.limit_amount != walk.limits.get(session, {}).get(lane):
+        if session not in walk.limits:
+            findings.fault("totals", session, f"{lane} has a total, but no event opened a session")
+        elif total.limit_amount != walk.limits.get(session, {}).get(lane):
             findings.fault(
                 "totals", session, f"the limit of {lane} is not what its last event says"
             )
+        if total.accounting_mode != MODE:
+            findings.fault("totals", session, f"{lane} is not accounted for by {MODE}")
         if not 0 <= total.carried < 1_000_000:
             findings.fault("totals", session, f"{lane} carries on more than a part of a second")
     for build, spent in walk.authority.spent.items():

@@ -9,16 +9,18 @@ import msgspec
 
 from onceward.core.acts import signed_events
 from onceward.core.bodies import Body, Detail, decode_body
-from onceward.core.canon import ZERO_HASH, sha256_hex
+from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import STREAM, Event, link
 from onceward.core.limits import PERMIT_SECONDS
 from onceward.core.machine import Machine
-from onceward.core.records import Build, ChildRecord
+from onceward.core.records import ChildRecord
 from onceward.evidence.ahead import Ahead, mark, weight
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
+from onceward.evidence.lives import cancel_mismatch
 from onceward.evidence.records import Records
+from onceward.evidence.rows import FoldedRows
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import SignatureCheck
 from onceward.evidence.steps import TOLD, Steps
@@ -62,8 +64,16 @@ class Walk:
     ) -> None:
         self.records, self.findings = records, findings
         self._anchors, self._line, self._progress = anchors, line, progress
-        self._tokens = Ahead(records.all(ChildRecord), lambda child: child.child_id)
-        self._builds = Ahead(records.all(Build), lambda build: build.build_id)
+        self._children = FoldedRows(
+            records,
+            findings,
+            "child",
+            counted="children",
+            rule="phase",
+            eventless=self._without_stream,
+            told_elsewhere=("cancel_request_id", "joined_request_ids"),
+        )
+        self._builds = FoldedRows(records, findings, "build", counted="builds")
         self.authority = SignatureCheck(records, findings)
         self.spent: dict[str, int] = {}
         """By session a sum that says which child spent how much, without remembering each."""
@@ -117,8 +127,7 @@ class Walk:
                 why = f"what it says cannot be read: {type(error).__name__}"
                 self.findings.fault("form", f"{event.stream}#{event.seq}", why)
         self._end(stream)
-        for child in self._tokens.rest():
-            self._without_stream(child)
+        self._children.finish()
         for session in self._sessions.rest():
             self.findings.fault("state", session.session_id, "no event opened the session")
         for approval in self._approvals.rest():
@@ -128,10 +137,7 @@ class Walk:
         self._entries.finish()
         self._sagas.finish()
         self._backlog.finish()
-        for build in self._builds.rest():
-            self.findings.fault(
-                "state", build.build_id, f"the build is {build.state}, and no event says so"
-            )
+        self._builds.finish()
         if self.records.whole and self._seen != self._newest:
             self.findings.fault(
                 "gap",
@@ -208,6 +214,7 @@ class Walk:
     def _of_child(self, stream: Stream, event: Event, body: Body) -> None:
         detail = body.detail
         stream.move(CHILD, event, body, self.findings)
+        self._children.take(CHILD, event, event.facts())
         if detail.child_id != stream.subject:
             self.findings.fault(
                 "copy", f"{event.stream}#{event.seq}", f"it is about {detail.child_id or 'nothing'}"
@@ -231,21 +238,15 @@ class Walk:
                     self.spent[session] = self.spent.get(session, 0) + amount * weight(
                         stream.subject, lane
                     )
-        if detail.work:
-            stream.work = (detail.work, detail.attempt, detail.target)
-            stream.begun = (event.at, session, detail.parent_seq, detail.predecessor)
-        stream.cancelled = detail.cancel_request_id
-        if detail.dispatch_seq is not None:
-            stream.dispatch = (detail.dispatch_seq, detail.lease_id)
+        if event.seq == 1:
+            stream.begun = detail.parent_seq
 
     def _of_session(self, stream: Stream, event: Event, body: Body) -> None:
         detail, name = body.detail, body.event
         if event.source == "build":
             stream.move(BUILD, event, body, self.findings)
-            if name == "BUILD_CREATED":
-                stream.plan_hash = detail.plan_hash
-                stream.parent = detail.parent_build_id
-            elif name == "BUILD_SUCCEEDED" and detail.outputs:
+            self._builds.take(BUILD, event, event.facts())
+            if name == "BUILD_SUCCEEDED" and detail.outputs:
                 stream.steps.made = detail.outputs
         elif event.source == "child":
             if detail.parent_seq != event.seq:
@@ -262,8 +263,11 @@ class Walk:
                 limit = limits.get(lane)
                 widest[lane] = None if most is None or limit is None else max(most, limit)
             stream.opened = detail.max_active_children
+            stream.opened_at = stream.opened_at or event.at
         elif name == "TARGET_HELD":
             stream.held.add(detail.child_id)
+        elif name == "CANCEL_ASKED":
+            stream.asked.setdefault(detail.child_id, []).append(detail.cancel_request_id or "")
         elif name == "DEBIT_LATE":
             self._late_debit(stream, event.at, detail.child_id, detail.amounts or {})
         elif name in TOLD:
@@ -341,39 +345,11 @@ class Walk:
                 self._end_build(stream)
 
     def _end_child(self, stream: Stream) -> None:
-        for passed in self._tokens.before(stream.subject):
-            self._without_stream(passed)
-        child = self._tokens.at(stream.subject)
+        child = self._children.close(stream.subject)
         if child is None:
-            self.findings.fault(
-                "phase", stream.subject, "its stream tells of a child that is not there"
-            )
             return
-        self.findings.count("children")
         if child.phase != "terminal":
             self.open.add(child.child_id)
-        said = (stream.state, stream.version, stream.reason, stream.code)
-        if said != (child.phase, child.version, child.reason, child.code):
-            self.findings.fault(
-                "phase",
-                child.child_id,
-                f"it is {child.phase}, but its last event says {stream.state}",
-            )
-        if stream.dispatch is not None and stream.dispatch != (
-            child.dispatch_seq,
-            child.worker_run_id,
-        ):
-            self.findings.fault(
-                "phase", child.child_id, f"its place in the order is not {child.dispatch_seq}"
-            )
-        if stream.work is not None and stream.work != (
-            sha256_hex(child.work.encode()),
-            child.attempt,
-            child.target,
-        ):
-            self.findings.fault(
-                "phase", child.child_id, "what it was to do is not what its first event says"
-            )
         if stream.ends > 1:
             self.findings.fault("terminal", child.child_id, f"it ends {stream.ends} times")
         why = _misplaced(stream, child)
@@ -393,7 +369,8 @@ class Walk:
         for passed in self._sessions.before(stream.subject):
             self.findings.fault("state", passed.session_id, "no event opened the session")
         session = self._sessions.at(stream.subject)
-        if session is None or session.max_active_children != stream.opened:
+        told = (stream.opened, stream.opened_at)
+        if session is None or (session.max_active_children, session.created_at) != told:
             self.findings.fault(
                 "state", stream.subject, "the session that its stream tells of is not there"
             )
@@ -411,6 +388,9 @@ class Walk:
                 )
             if row.dispatch_seq is None:
                 continue
+            why = cancel_mismatch(row, stream.asked.get(row.child_id, ()))
+            if why:
+                self.findings.fault("phase", row.child_id, why)
             # A later attempt waits for its time, and some for their target (C-5).
             waits = row.attempt > 1 or row.child_id in stream.held
             if row.dispatch_seq <= last or (not waits and row.queue_seq < first):
@@ -426,26 +406,8 @@ class Walk:
             )
 
     def _end_build(self, stream: Stream) -> None:
-        for passed in self._builds.before(stream.subject):
-            self.findings.fault(
-                "state", passed.build_id, f"the build is {passed.state}, and no event says so"
-            )
-        build = self._builds.at(stream.subject)
-        if build is None:
-            self.findings.fault(
-                "state", stream.subject, "its stream tells of a build that is not there"
-            )
+        if self._builds.close(stream.subject) is None:
             return
-        self.findings.count("builds")
-        if (stream.state, stream.version) != (build.state, build.version):
-            said = f"it is {build.state} at version {build.version}, but its last event says"
-            self.findings.fault(
-                "state", build.build_id, f"{said} {stream.state} at {stream.version}"
-            )
-        if (stream.plan_hash, stream.parent) != (build.plan_hash, build.parent_build_id):
-            self.findings.fault(
-                "plan", build.build_id, "it was made for another plan or parent than it names"
-            )
         for passed in self._approvals.before(stream.subject):
             self.findings.fault("approval", passed.build_id, "no build's stream tells of it")
         stream.steps.check_approvals(self._approvals.all(stream.subject), self.findings)
@@ -482,24 +444,14 @@ class Walk:
 
 
 def _misplaced(stream: Stream, child: ChildRecord) -> str | None:
-    """How a child's row differs from its events in whose it is, what it follows, and who asked it to end."""
-    if stream.begun is not None:
-        at, session, parent_seq, predecessor = stream.begun
-        if {session, child.parent_stream_id, f"session:{child.parent_session_id}"} != {session}:
-            return "it is another session's than its events say"
-        if (child.started_at, child.predecessor) != (at, predecessor):
-            return "it began, or follows another, otherwise than its first event says"
-        if child.parent_seq >= parent_seq:
-            return "it was queued after it began"
-    elif child.started_at is not None:
-        return "no event says that it began"
-    if child.updated_at < stream.at:
-        return "it was last changed before its last event"
+    """How a child's row contradicts itself, or the place of its first event."""
+    if child.parent_stream_id != f"session:{child.parent_session_id}":
+        return "it is another session's than its events say"
+    if child.parent_seq >= stream.begun:
+        return "it was queued after it began"
     recovered = child.reason in ("terminated_on_restart", "lease_orphaned")
-    if child.phase == "terminal" and (
-        child.cancel_request_id != stream.cancelled
-        or (child.reason == "cancelled") != (child.cancel_request_id is not None and not recovered)
-    ):
+    asked = child.cancel_request_id is not None
+    if child.phase == "terminal" and not recovered and (child.reason == "cancelled") != asked:
         return "it was asked to end, or not, otherwise than its last event says"
     return None
 
@@ -525,21 +477,24 @@ class Stream:
     """What is remembered within one stream."""
 
     __slots__ = (
-        *(
-            "name",
-            "kind",
-            "subject",
-            "seq",
-            "hash",
-            "position",
-            "fence",
-            "heads",
-            "state",
-            "version",
-            "reason",
-        ),
-        *("code", "ends", "dispatch", "plan_hash", "parent", "opened", "steps", "work"),
-        *("begun", "cancelled", "held", "at"),
+        "asked",
+        "at",
+        "begun",
+        "ends",
+        "fence",
+        "hash",
+        "heads",
+        "held",
+        "kind",
+        "name",
+        "opened",
+        "opened_at",
+        "position",
+        "seq",
+        "state",
+        "steps",
+        "subject",
+        "version",
     )
 
     def __init__(self, name: str) -> None:
@@ -548,17 +503,13 @@ class Stream:
         self.seq, self.hash, self.position, self.fence = 0, ZERO_HASH, 0, 0
         self.heads: dict[int, tuple[int, bytes]] = {}
         self.state, self.version = "", 0
-        self.reason: str | None = None
-        self.code: str | None = None
         self.ends = 0
-        self.dispatch: tuple[int, str | None] | None = None
-        self.plan_hash = ""
-        self.parent: str | None = None
         self.opened = 0
-        self.work: tuple[str, int, str | None] | None = None
-        self.begun: tuple[int, str, int, str | None] | None = None
-        """When a child began, in which session, at which place there, and after whom."""
-        self.cancelled: str | None = None
+        self.opened_at = 0
+        self.begun = 0
+        """The place of a child's first event in its session's stream."""
+        self.asked: dict[str, list[str]] = {}
+        """By child of a session, the requests to end it, the first one first."""
         self.held: set[str] = set()
         """Children of a session that waited for their target."""
         self.at = 0
@@ -603,4 +554,3 @@ class Stream:
             said = f"{body.event} from {source} does not follow {self.state or 'nothing'}"
             findings.fault("history", f"{self.name}#{event.seq}", said)
         self.state, self.version = detail.to or "", detail.transition_seq
-        self.reason, self.code = detail.reason, detail.code

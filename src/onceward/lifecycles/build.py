@@ -33,6 +33,15 @@ BUILD = Machine.parse(
 
     terminal SUCCESS FAILED ABANDONED
     """,
+    columns="""
+    plan_hash        detail.plan_hash        BUILD_CREATED
+    parent_build_id  detail.parent_build_id  BUILD_CREATED
+    plan_hash        = ""
+    plan_file        = ""
+    resumed_at       = 0
+    reuse            = 1
+    choices          = "{}"
+    """,
 )
 
 _NOTHING: Mapping[str, Any] = {}

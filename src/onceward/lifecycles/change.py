@@ -53,6 +53,14 @@ CHANGE = Machine.parse(
     terminal reviewed_rejected verified_complete verify_failed_escalated abandoned
     transient cut_in_progress verify_in_progress
     """,
+    columns="""
+    idempotency_key  detail.idempotency_key  ENTRY_MARKED
+    author           detail.author           ENTRY_MARKED
+    cutter           detail.cutter           ENTRY_MARKED
+    target           detail.target           ENTRY_MARKED
+    reason           detail.why              ENTRY_MARKED
+    escalates        detail.escalates        ENTRY_MARKED
+    """,
 )
 
 CHANGE_SET = Machine.parse(
@@ -66,6 +74,13 @@ CHANGE_SET = Machine.parse(
     open | stuck -> undone  given_up  CUT_UNDONE
 
     terminal applied undone
+    """,
+    columns="""
+    entry_id       detail.entry_id       CUT_OPENED
+    decision_id    detail.decision_id    CUT_OPENED
+    kind           detail.kind           CUT_OPENED
+    of_change_set  detail.of_change_set  CUT_OPENED
+    executor       detail.executor       CUT_OPENED
     """,
 )
 

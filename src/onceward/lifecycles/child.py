@@ -28,6 +28,24 @@ CHILD = Machine.parse(
 
     terminal terminal
     """,
+    columns="""
+    parent_session_id   context.session_id
+    parent_stream_id    detail.parent_stream_id
+    dispatch_seq        detail.dispatch_seq
+    worker_run_id       detail.lease_id
+    work                sha256.work
+    target              detail.target
+    attempt             detail.attempt
+    predecessor         detail.predecessor
+    started_at          at                       WORKER_START
+    reason              detail.reason            WORKER_PASS | WORKER_FAIL | WORKER_CANCEL
+    code                detail.code              WORKER_FAIL
+    cancel_request_id   detail.cancel_request_id
+    joined_request_ids  text.joined_request_ids
+    kind                = "function"
+    attempt             = 1
+    due_at              = 0
+    """,
 )
 
 CODES: Final[Mapping[str, str]] = MappingProxyType(
@@ -158,12 +176,7 @@ def start(
 ) -> Move:
     """A child may begin: from here on a crash means that it may have done something."""
     columns = {"started_at": now, "child_pid": pid, "child_start": began}
-    detail: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
-    if token.predecessor is not None:
-        detail["predecessor"] = token.predecessor
-    if token.target is not None:
-        detail["target"] = token.target
-    return _move(token, "started", None, actor, detail, columns)
+    return _move(token, "started", None, actor, columns=columns)
 
 
 def finish(token: Token, ended: Ended, actor: str, about: str = "") -> Move:
@@ -222,12 +235,11 @@ def end_again(token: Token, reason: str, facts: Mapping[str, Any], actor: str) -
 
 
 def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: str = "") -> Move:
+    columns = {"reason": reason, "slot": None}
     code = CODES.get(reason)
     if code is not None:
-        detail["code"] = code
-    move = _move(
-        token, "terminal", reason, actor, detail, {"reason": reason, "code": code, "slot": None}
-    )
+        detail["code"] = columns["code"] = code
+    move = _move(token, "terminal", reason, actor, detail, columns)
     return msgspec.structs.replace(move, about=about) if about else move
 
 
@@ -240,22 +252,53 @@ def _move(
     columns: Mapping[str, Any] = _NOTHING,
 ) -> Move:
     CHILD.follow(token.phase, target, reason)
-    said = {**detail, **_anchors(token), "phase_at_event": target}
     first = target != "leased" and token.phase != "started"
-    session = token.parent_session_id
+    said = {**detail, **_anchors(token), "phase_at_event": target}
+    if first:
+        said |= _subject(token)
     return Move(
-        CHILD,
-        token.child_id,
-        token.phase,
-        target,
-        token.version,
-        actor,
-        reason,
-        said,
-        columns,
-        session,
-        first,
+        machine=CHILD,
+        subject=token.child_id,
+        source=token.phase,
+        target=target,
+        version=token.version,
+        actor=actor,
+        reason=reason,
+        detail=said,
+        columns=columns,
+        known=_unseen(token) if first else _NOTHING,
+        session=token.parent_session_id,
+        opens=first,
     )
+
+
+def _unseen(token: Token) -> dict[str, Any]:
+    """What was set of a child before its first event."""
+    return {
+        "parent_session_id": token.parent_session_id,
+        "parent_stream_id": token.parent_stream_id,
+        "parent_seq": token.parent_seq,
+        "queue_seq": token.queue_seq,
+        "dispatch_seq": token.dispatch_seq,
+        "worker_run_id": token.worker_run_id,
+        "kind": token.kind,
+        "work": token.work,
+        "target": token.target,
+        "attempt": token.attempt,
+        "predecessor": token.predecessor,
+        "due_at": token.due_at,
+        "created_at": token.created_at,
+    }
+
+
+def _subject(token: Token) -> dict[str, Any]:
+    """What a child is, as its first event says it."""
+    said: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
+    if token.predecessor is not None:
+        said["predecessor"] = token.predecessor
+    if token.target is not None:
+        said["target"] = token.target
+    return said
 
 
 def _anchors(token: Token) -> dict[str, Any]:

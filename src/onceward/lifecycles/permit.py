@@ -26,6 +26,21 @@ GRANT = Machine.parse(
 
     terminal consumed expired revoked
     """,
+    columns="""
+    plan_id           detail.plan_id          GRANT_DRAFTED
+    revision          detail.revision         GRANT_DRAFTED
+    manifest_digest   detail.manifest_digest  GRANT_DRAFTED
+    schema_digest     detail.schema_digest    GRANT_DRAFTED
+    environment       detail.environment      GRANT_DRAFTED
+    executor          detail.executor         GRANT_DRAFTED
+    actions           text.actions            GRANT_DRAFTED
+    granter           context.actor           GRANT_ISSUED
+    statement_hash    context.signed          GRANT_ISSUED
+    expires_at        detail.expires_at       GRANT_ISSUED
+    consumed_by_root  detail.root             GRANT_CONSUMED
+    finalized_at      at                      GRANT_FINALIZED
+    expires_at        = 0
+    """,
 )
 
 

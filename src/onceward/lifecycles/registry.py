@@ -35,6 +35,17 @@ VALUE = Machine.parse(
 
     terminal retired
     """,
+    columns="""
+    collection_id            detail.collection_id            VALUE_ADMITTED
+    operation_code           detail.operation_code           VALUE_ADMITTED
+    protocol_version         detail.protocol_version         VALUE_ADMITTED
+    act_type                 detail.act_type                 VALUE_ADMITTED
+    governing_authority_ref  detail.governing_authority_ref  VALUE_ADMITTED
+    semantics_frozen         detail.semantics_frozen         VALUE_ADMITTED
+    digest                   detail.digest                   VALUE_ADMITTED
+    root                     detail.root                     VALUE_ADMITTED
+    audit_id                 detail.audit_id                 VALUE_SUPERSEDED
+    """,
 )
 COLLECTION = Machine.parse(
     "collection",
@@ -43,6 +54,11 @@ COLLECTION = Machine.parse(
     active -> retired  withdrawn | compensated    COLLECTION_RETIRED
 
     terminal retired
+    """,
+    columns="""
+    name           detail.name           COLLECTION_CREATED
+    schema_digest  detail.schema_digest  COLLECTION_CREATED
+    root           detail.root           COLLECTION_CREATED
     """,
 )
 

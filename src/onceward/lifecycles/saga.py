@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from onceward.core.canon import canonical, digest
+from onceward.core.fold import Stated
 from onceward.core.limits import MAX_ACTIONS
 from onceward.core.machine import NEW, Arrow, Machine, MachineError
 from onceward.core.records import Move, check_name
@@ -108,7 +109,28 @@ def machine_of(shape: Shape) -> Machine:
     """The table of a saga."""
     stops = {place.stop: place for place in reversed(shape.places)}
     settling = [stop for stop, place in stops.items() if not (place.forward or place.again)]
-    return Machine("saga", _arrows(shape, stops), [DONE, *settling])
+    return Machine("saga", _arrows(shape, stops), [DONE, *settling], stated=_STATED)
+
+
+_STATED: Final = Stated.parse(
+    """
+    name              detail.name              SAGA_CREATED
+    idempotency_root  detail.idempotency_root  SAGA_CREATED
+    shape             detail.shape             SAGA_CREATED
+    input             detail.input             SAGA_CREATED
+    file              detail.file              SAGA_CREATED
+    lease             detail.lease             SAGA_CREATED
+    digests           detail.digests           SAGA_CREATED
+    grant_id          detail.grant_id          SAGA_CREATED
+    lease_fence       detail.epoch             LEASE_TAKEN
+    last_ok_state     detail.from              SAGA_ADVANCED
+    undone            detail.undone
+    stuck             text.why                 SAGA_STUCK
+    lease_fence       = 0
+    undone            = 0
+    settled           = 0
+    """
+)
 
 
 def _arrows(shape: Shape, stops: Mapping[str, Place]) -> Iterator[Arrow]:

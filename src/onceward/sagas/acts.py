@@ -67,6 +67,7 @@ class AbandonSaga(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "SAGA_SETTLED": ends("saga"),
         "LEASE_RELEASED": ends("saga"),
         "WORKER_CANCEL": ends("saga"),
+        "CANCEL_ASKED": ends("saga"),
     },
     path="/sagas/{saga}/abandon",
     operation="abandonSaga",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from onceward.core.canon import check, sha256_hex
 from onceward.core.chain import Event, body_of, check_event, check_stream, link
+from onceward.core.fold import Said, carry
 from onceward.core.machine import NEW
 from onceward.core.records import Move, check_name
 from onceward.core.sources import Micros, Sources
@@ -221,8 +222,11 @@ class Transaction:
                 "parent_stream_id": parent,
                 "parent_seq": self._heads.head(parent, self).seq + 1,
             }
+            detail |= self._carried(table, move, before, arrow.event, context, detail)
             posted, linked = self._link(parent, move.machine.name, arrow.event, context, detail)
             self.write_together([linked])
+        else:
+            detail |= self._carried(table, move, before, arrow.event, context, detail)
         if move.opens:
             self._heads.begin(stream, self)
         event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
@@ -232,6 +236,28 @@ class Transaction:
             [linked, self._state(table, move, version, event.position, before), *posts]
         )
         return event
+
+    def _carried(
+        self,
+        table: Table[Any],
+        move: Move,
+        before: Sequence[Move],
+        event: str,
+        context: Mapping[str, Any],
+        detail: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The columns that the event of a move has to carry, because the rest of it does not state them."""
+        columns: dict[str, Any] = {}
+        for step in (*before, move):
+            columns |= step.columns
+        return carry(
+            move.machine.stated,
+            Said(event, self.now, context, detail),
+            columns,
+            move.known,
+            first=move.opens or move.source == NEW,
+            skipped=table.skips,
+        )
 
     def append(self, stream: str, name: str, actor: str, detail: Mapping[str, Any]) -> Event:
         """A fact that is no change of state."""
@@ -292,12 +318,13 @@ class Transaction:
             return Write("move.state", _insert_sql(table, columns), row)
         if position is not None:
             columns, values = ("position", *columns), (position, *values)
-        params = (move.target, version, self.now, self.now, *values)
+        # Without an event the row also keeps the time of its last one.
+        times = () if position is None else (self.now, self.now)
         first = before[0] if before else move
         return Write(
             "move.state",
-            _update_sql(table, columns),
-            (*params, move.subject, first.source, first.version),
+            _update_sql(table, columns, timed=position is not None),
+            (move.target, version, *times, *values, move.subject, first.source, first.version),
             lambda: StaleVersion(
                 f"{move.machine.name} {move.subject} is no longer {first.source} at version {first.version};"
                 " read it again",
@@ -354,12 +381,12 @@ def _insert_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+def _update_sql(table: Table[Any], columns: tuple[str, ...], timed: bool) -> str:
     assert table.lifecycle is not None
     also = "".join(f", {column} = ?" for column in columns)
     (key,), state = table.key, table.lifecycle.state
+    time = ", updated_at = CASE WHEN updated_at > ? THEN updated_at ELSE ? END" if timed else ""
     return (
-        f"UPDATE {table.name} SET {state} = ?, version = ?,"
-        f" updated_at = CASE WHEN updated_at > ? THEN updated_at ELSE ? END{also}"
+        f"UPDATE {table.name} SET {state} = ?, version = ?{time}{also}"
         f" WHERE {key} = ? AND {state} = ? AND version = ?"
     )

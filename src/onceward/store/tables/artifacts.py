@@ -48,8 +48,23 @@ class ArtifactRow(msgspec.Struct, frozen=True):
     size: int
 
 
-ARTIFACTS: Final = Table(ArtifactRow, "artifacts", key=("sha256",), bundle="artifacts.ndjson")
-REFS: Final = Table(RefRow, "artifact_refs", key=("owner", "name", "kind"), bundle="refs.ndjson")
+ARTIFACTS: Final = Table(
+    ArtifactRow,
+    "artifacts",
+    key=("sha256",),
+    bundle="artifacts.ndjson",
+    not_evidence={
+        "created_at": "when it was kept; `gc` spares what is new",
+        "mark": "how its file looked when it was last read whole; `verify` reads it again",
+    },
+)
+REFS: Final = Table(
+    RefRow,
+    "artifact_refs",
+    key=("owner", "name", "kind"),
+    bundle="refs.ndjson",
+    not_evidence={"created_at": "when it was referred to; `gc` spares what is new"},
+)
 _REF = (
     "SELECT r.owner, r.name, r.kind, r.sha256, a.size, r.created_at FROM artifact_refs r"
     " JOIN artifacts a ON a.sha256 = r.sha256"

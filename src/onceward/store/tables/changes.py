@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -55,19 +56,35 @@ class SweepRow(msgspec.Struct, frozen=True):
     position: int
 
 
+_ALL_EVIDENCE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 def _entry_table(
     record: type[R],
     name: str,
     key: tuple[str, ...],
     bundle: str,
     lifecycle: Lifecycle | None = None,
+    not_evidence: Mapping[str, str] = _ALL_EVIDENCE,
 ) -> Table[R]:
     """A table that only the bundles of changes have."""
-    return Table(record, name, key=key, bundle=bundle, bundled_with="entry", lifecycle=lifecycle)
+    return Table(
+        record,
+        name,
+        key=key,
+        bundle=bundle,
+        bundled_with="entry",
+        lifecycle=lifecycle,
+        not_evidence=not_evidence,
+    )
 
 
 HISTORY: Final = _entry_table(
-    History, "decision_backlog_history", ("history_id",), "history.ndjson"
+    History,
+    "decision_backlog_history",
+    ("history_id",),
+    "history.ndjson",
+    not_evidence={"history_id": "its own name, to which nothing refers"},
 )
 ENTRIES: Final = _entry_table(
     Entry,

@@ -26,6 +26,7 @@ class Session(msgspec.Struct, frozen=True):
     created_at: Micros
 
 
+_PROCESS: Final = "which process answers for it now; every event names the fence of its kernel"
 SESSIONS: Final = Table(Session, "sessions", key=("session_id",), bundle="sessions.ndjson")
 DISPATCH_TOKENS: Final = Table(
     Token,
@@ -36,6 +37,18 @@ DISPATCH_TOKENS: Final = Table(
     lifecycle=Lifecycle(
         machine="child", state="phase", stream="child", silent=("queued", "leased")
     ),
+    not_evidence={
+        "slot": "which of a kernel's places it has while it runs",
+        "owner_host": _PROCESS,
+        "owner_boot": _PROCESS,
+        "owner_pid": _PROCESS,
+        "owner_start": _PROCESS,
+        "owner_fence": _PROCESS,
+        "child_pid": _PROCESS,
+        "child_start": _PROCESS,
+        "last_seen": "how long it ran for certain, until its last event says how long it ran",
+        "death": "what was found of its processes, until its last event says so",
+    },
 )
 RECOVERIES: Final[Table[Any]] = Table(
     None,
@@ -317,7 +330,7 @@ def set_highs(tx: Writes, session_id: str, before: tuple[int, int], now: tuple[i
 
 
 def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
-    """A cancel of a running child is a fact first; its event comes when the end is observed."""
+    """Mark a child as one that is to end; whoever runs it looks for the mark."""
     tx.write(
         "UPDATE urm_dispatch_token SET cancel_request_id = ? WHERE child_id = ? AND cancel_request_id IS NULL",
         (cancel_request_id, child_id),

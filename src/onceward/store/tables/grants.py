@@ -16,11 +16,6 @@ GRANTS: Final = Table(
     bundle="grants.ndjson",
     bundled_with="saga",
     lifecycle=Lifecycle(machine="grant", state="status", stream="entry"),
-    not_evidence={
-        "position": "where its last event is found",
-        "created_at": "bookkeeping; its events have their own times",
-        "updated_at": "bookkeeping; its events have their own times",
-    },
 )
 
 

@@ -42,7 +42,15 @@ class Seal(msgspec.Struct, frozen=True):
     statement_hash: str
 
 
-WORKSPACE: Final[Table[Any]] = Table(None, "workspace", key=("one",))
+WORKSPACE: Final[Table[Any]] = Table(
+    None,
+    "workspace",
+    key=("one",),
+    not_evidence={
+        "one": "there is a single row",
+        "created_at": "when it was made; its first events have their own times",
+    },
+)
 KEYS: Final = Table(Key, "keys", key=("fingerprint",), bundle="keys.ndjson")
 SIGNATURES: Final = Table(
     Signature,

@@ -19,6 +19,7 @@ class MetaRow(msgspec.Struct, frozen=True):
     name: str
     schema_digest: str
     root: str
+    created_at: Micros
 
 
 METAS: Final = Table(MetaRow, "registry_meta", key=("name",))
@@ -125,25 +126,11 @@ class Registry:
         )
 
 
-def note_meta(tx: Writes, name: str, schema_digest: str, root: str, now: Micros) -> None:
+def note_meta(tx: Writes, meta: MetaRow) -> None:
     """What a collection is to look like, before it is there; a name is given once."""
-    tx.write(
-        "INSERT INTO registry_meta (name, schema_digest, root, created_at) VALUES (?, ?, ?, ?)",
-        (name, schema_digest, root, now),
-    )
+    METAS.insert(tx, meta)
 
 
-def note_audit(tx: Writes, audit: Audit, now: Micros) -> None:
+def note_audit(tx: Writes, audit: Audit) -> None:
     """Beside the event that names it, in its transaction."""
-    tx.write(
-        f"INSERT INTO registry_audit ({AUDITS.columns}, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            audit.audit_id,
-            audit.root,
-            audit.state,
-            audit.subject,
-            audit.rollback_ref,
-            audit.position,
-            now,
-        ),
-    )
+    AUDITS.insert(tx, audit)
