@@ -11,6 +11,7 @@ import re
 import shutil
 import tarfile
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,23 +25,37 @@ from oracles.looks import KEPT, NOW, SCENE, Kept
 RECORD = os.environ.get("ONCEWARD_ORACLES", "")
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    if RECORD == "scene":
-        make_scene(tmp_path_factory.mktemp("made"))
-    folder = tmp_path_factory.mktemp("oracles") / "place"
-    folder.mkdir()
-    looks.unpack(folder)
+@contextmanager
+def looking():
+    """The surroundings of whoever looks: a clock that stands still, a width, a zone. Nothing is made in them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LiveSources, "now", lambda self: NOW)
         patched.setenv("COLUMNS", "110")
         patched.setenv("TZ", "UTC")
         patched.setenv("ONCEWARD_AS", "tester")
         time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    if RECORD == "scene":
+        make_scene(tmp_path_factory.mktemp("made"))
+    folder = tmp_path_factory.mktemp("oracles") / "place"
+    folder.mkdir()
+    looks.unpack(folder)
+    with looking():
         workspace = Workspace(folder / ".onceward", store_url="sqlite", principal="tester")
         found = Kept(folder, workspace)
-        yield found
-        found.service.store.close()
+    yield found
+    found.service.store.close()
+
+
+@pytest.fixture
+def kept(opened):
+    with looking():
+        yield opened
 
 
 def make_scene(base):
