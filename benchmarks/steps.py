@@ -141,7 +141,7 @@ def onceward(job: str, place: str, count: int) -> None:
         BuildRun._conclude = die  # type: ignore[method-assign]
         plan.run(**words)  # type: ignore[arg-type]
     else:
-        from onceward.engine.build_reading import build_list
+        from onceward.builds.views import build_list
         from onceward.wiring import Workspace
 
         at = Workspace(Path(words["workspace"]), store_url=words["store"])  # type: ignore[arg-type]

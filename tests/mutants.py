@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,15 +27,15 @@ class Mutant(NamedTuple):
     """What the gate must say of at least one fixture, and of none anything else but `also`."""
     where: str
     """What the first difference must speak of."""
-    file: str
+    symbol: str
+    """What is changed: a function, a method as `Class.method`, or a name that a module assigns; wherever it stands."""
     old: str
+    """What is there, as `ast.unparse` writes it: however the source is laid out."""
     new: str
     also: tuple[str, ...] = ()
 
 
-_SPLIT = """    refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked))
-"""
-_IN_TWO = """    session = token.parent_session_id
+_IN_TWO = """session = token.parent_session_id
     with children.store.read() as rows:
         known = child_budget.lanes(rows, session)
         refusal = child_budget.judge(known, asked)
@@ -42,110 +45,167 @@ _IN_TWO = """    session = token.parent_session_id
             if lane not in known:
                 child_budget.set_limit(tx, session, lane, None, child_budget.MODE)
             child_budget.add_debit(tx, session, lane, token.child_id, amount, 0, 0, tx.now)
-
     if refusal is None:
-        children.store.write(add)
-"""
-_ASKED = '    if token.cancel_request_id is not None:\n        detail["cancel_request_id"] = token.cancel_request_id\n'
-_RECOVERED = _ASKED + '    return _end(\n        token,\n        "terminated_on_restart"'
-_JUDGED = "for name, amount in {}:\n        lane = lanes.get(name)\n        if lane is not None and lane.limit"
-_LEFT = 'phase {} AND owner_fence < ?"\n            " ORDER'
+        children.store.write(add)"""
 
 MUTANTS = {
     "dispatch reordered": Mutant(
-        *(SCHEDULER, "records_disagree", "queue_seq", "store/tables/children.py"),
-        *("ORDER BY t.queue_seq LIMIT 1", "ORDER BY t.queue_seq DESC LIMIT 1"),
+        metric=SCHEDULER,
+        reason="records_disagree",
+        where="queue_seq",
+        symbol="Tokens.next_queued",
+        old="ORDER BY t.queue_seq LIMIT 1",
+        new="ORDER BY t.queue_seq DESC LIMIT 1",
     ),
     "dispatch number used again": Mutant(
-        *(SCHEDULER, "not_as_locked", "dispatch_seq", "store/tables/children.py"),
-        *("max(high, seen or 0) + 1\n", "min(8, max(high, seen or 0) + 1)\n"),
+        metric=SCHEDULER,
+        reason="not_as_locked",
+        where="dispatch_seq",
+        symbol="Tokens.next_queued",
+        old="max(high, seen or 0) + 1",
+        new="min(8, max(high, seen or 0) + 1)",
     ),
     "begun before it is due": Mutant(
-        *(SCHEDULER, "not_as_locked", "dispatch_seq", "store/tables/children.py"),
-        *("t.due_at <= ?", "t.due_at <= 10000000 + ?"),
+        metric=SCHEDULER,
+        reason="not_as_locked",
+        where="dispatch_seq",
+        symbol="Tokens.next_queued",
+        old="t.due_at <= ?",
+        new="t.due_at <= 10000000 + ?",
     ),
     "cap raised": Mutant(
         metric=SCHEDULER,
         reason="not_as_locked",
         where="dispatch_seq",
-        file="core/limits.py",
-        old="MAX_ACTIVE_CHILDREN: Final = 2\n",
-        new="MAX_ACTIVE_CHILDREN: Final = 3\n",
-    ),
-    "cap not held": Mutant(
-        metric=SCHEDULER,
-        reason="records_disagree",
-        where="children that run",
-        file="store/tables/children.py",
-        old="AND s.max_active_children >= ?",
-        new="AND 1 + s.max_active_children >= ?",
+        symbol="MAX_ACTIVE_CHILDREN",
+        old="= 2",
+        new="= 3",
     ),
     "hidden randomness": Mutant(
-        *(SCHEDULER, "runs_disagree", "line 1", "engine/child_dispatch.py"),
-        *("tx.sources.fraction()", 'hash("a run of its own") % 9973 / 9973'),
+        metric=SCHEDULER,
+        reason="runs_disagree",
+        where="line 1",
+        symbol="_again",
+        old="tx.sources.fraction()",
+        new='hash("a run of its own") % 9973 / 9973',
     ),
     "orphan dispatched again": Mutant(
-        *(ORPHAN, "not_as_locked", "recovered", "store/tables/children.py"),
-        *(_LEFT.format("<> 'terminal'"), _LEFT.format("= 'started'")),
+        metric=ORPHAN,
+        reason="not_as_locked",
+        where="recovered",
+        symbol="Tokens.left_behind",
+        old="phase <> 'terminal'",
+        new="phase = 'started'",
     ),
     "wrong code": Mutant(
-        *(ORPHAN, "not_as_locked", "code", "lifecycles/child.py"),
-        *('"URM_SCHEDULER_LEASE_ORPHANED"', '"URM_CHILD_TERMINATED_ON_RESTART"'),
+        metric=ORPHAN,
+        reason="not_as_locked",
+        where="code",
+        symbol="CODES",
+        old="'URM_SCHEDULER_LEASE_ORPHANED'",
+        new="'URM_CHILD_TERMINATED_ON_RESTART'",
     ),
     "no terminal event": Mutant(
-        *(ORPHAN, "not_as_locked", "", "engine/child_recovery.py"),
-        *('if current.phase == "terminal":', 'if current.phase in ("terminal", "leased"):'),
+        metric=ORPHAN,
+        reason="not_as_locked",
+        where="",
+        symbol="_end",
+        old="current.phase == 'terminal'",
+        new="current.phase in ('terminal', 'leased')",
     ),
     "hidden clock": Mutant(
-        *(ORPHAN, "runs_disagree", "detail.at", "lifecycles/child.py"),
-        *(_RECOVERED, '    detail["at"] = __import__("time").time_ns() // 1000\n' + _RECOVERED),
+        metric=ORPHAN,
+        reason="runs_disagree",
+        where="detail.at",
+        symbol="recover",
+        old="return _end(",
+        new="detail['at'] = __import__('time').time_ns() // 1000; return _end(",
     ),
     "torn line kept": Mutant(
-        *(ORPHAN, "not_as_locked", "", "artifacts/streams.py"),
-        *("        if fragment:\n", "        if fragment and not stream:\n"),
+        metric=ORPHAN,
+        reason="not_as_locked",
+        where="",
+        symbol="Streams._end_of",
+        old="if fragment:",
+        new="if fragment and (not stream):",
     ),
     "check split from increment": Mutant(
-        *(
-            BUDGET,
-            "records_disagree",
-            "replay: debit ses_a tokens 3, total",
-            "engine/child_workflow.py",
-            _SPLIT,
-            _IN_TWO,
-        ),
+        metric=BUDGET,
+        reason="records_disagree",
+        where="replay: debit ses_a tokens 3, total",
+        symbol="spend_now",
+        old="refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked))",
+        new=_IN_TWO,
     ),
     "cancel after the end": Mutant(
-        *(BUDGET, "records_disagree", "detail.reason", "engine/child_dispatch.py"),
-        *('if token.phase == "terminal":\n', 'if token.phase == "never":\n'),
+        metric=BUDGET,
+        reason="records_disagree",
+        where="detail.reason",
+        symbol="cancel",
+        old="if token.phase == 'terminal':",
+        new="if token.phase == 'never':",
     ),
     "lineage lost": Mutant(
-        *(BUDGET, "records_disagree", "detail.cancel_request_id", "lifecycles/child.py"),
-        *(
-            'detail |= {"cancel_request_id": token.cancel_request_id, "observed": reason}',
-            'detail["observed"] = reason',
-        ),
+        metric=BUDGET,
+        reason="records_disagree",
+        where="detail.cancel_request_id",
+        symbol="finish",
+        old="detail |= {'cancel_request_id': token.cancel_request_id, 'observed': reason}",
+        new="detail['observed'] = reason",
     ),
     "settled money forgotten": Mutant(
-        *(BUDGET, "not_as_locked", "", "engine/child_budget.py"),
-        *(
-            "    _add(tx, token, amounts, LATE",
-            "    judge(before, amounts) or _add(tx, token, amounts, LATE",
-        ),
+        metric=BUDGET,
+        reason="not_as_locked",
+        where="",
+        symbol="settle",
+        old="_add(tx, token, amounts, LATE",
+        new="judge(before, amounts) or _add(tx, token, amounts, LATE",
     ),
     "hidden hash seed": Mutant(
-        *(BUDGET, "runs_disagree", "asked", "lifecycles/budget.py"),
-        *(_JUDGED.format("asked.items()"), _JUDGED.format("set(asked.items())")),
+        metric=BUDGET,
+        reason="runs_disagree",
+        where="asked",
+        symbol="judge",
+        old="in asked.items()",
+        new="in set(asked.items())",
     ),
 }
 
 
-def planted(folder: Path, file: str, old: str, new: str) -> Path:
-    """A copy of the source with one change; answers the folder to put before all others."""
+def _assigns(node: ast.stmt, name: str) -> bool:
+    """Whether a statement gives a module's name its value, or defines the function or class of that name."""
+    if isinstance(node, ast.AnnAssign):
+        return isinstance(node.target, ast.Name) and node.target.id == name
+    return getattr(node, "name", "") == name
+
+
+def _definitions(body: Sequence[ast.stmt], symbol: str) -> Iterator[ast.stmt]:
+    first, _, rest = symbol.partition(".")
+    for node in body:
+        if _assigns(node, first):
+            if rest:
+                yield from _definitions(getattr(node, "body", ()), rest)
+            else:
+                yield node
+
+
+def planted(folder: Path, symbol: str, old: str, new: str) -> Path:
+    """A copy of the source with one change in one symbol; answers the folder to put before all others."""
     shutil.copytree(ROOT / "src" / "onceward", folder / "onceward")
-    path = folder / "onceward" / file
-    text = path.read_text("utf-8")
-    assert text.count(old) == 1, f"{file} has {text.count(old)} places to plant this bug"
-    path.write_text(text.replace(old, new), "utf-8")
+    places = []
+    for path in (folder / "onceward").rglob("*.py"):
+        text = path.read_text("utf-8")
+        for node in _definitions(ast.parse(text).body, symbol):
+            if ast.unparse(node).count(old) == 1:
+                places.append((path, text, node))
+    assert len(places) == 1, f"{symbol} has {len(places)} places to plant this bug"
+    path, text, node = places[0]
+    lines = text.splitlines(keepends=True)
+    # Decorators stand before the line of a definition, and `unparse` writes them again.
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    changed = textwrap.indent(ast.unparse(node).replace(old, new), " " * node.col_offset) + "\n"
+    lines[first - 1 : node.end_lineno] = [changed]
+    path.write_text("".join(lines), "utf-8")
     return folder
 
 

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from onceward import Plan, running
+from onceward.builds.views import build_list, build_view
 from onceward.core import faults
 from onceward.core.records import Request
-from onceward.engine.build_reading import build_list, build_status
+from onceward.core.views import document
 from onceward.engine.builds import Offer
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
@@ -81,7 +82,7 @@ class Site:
                 self.run(plan, **{"jobs": 1, **words})
         self.workspace.kernel().close()
         with self.workspace.reading() as store:
-            self.build_id = build_list(store)[0]["build_id"]
+            self.build_id = build_list(store)[0].build_id
         return self.build_id
 
     @contextmanager
@@ -113,7 +114,7 @@ class Site:
 
     def status(self, build_id=None):
         with self.workspace.reading() as store:
-            return build_status(store, build_id or self.build_id)
+            return document(build_view(store, build_id or self.build_id))
 
     def steps(self, build_id=None):
         return {f"{s['stage']}:{s['target']}": s["status"] for s in self.status(build_id)["steps"]}

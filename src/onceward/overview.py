@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from onceward.changes.views import WAITS_FOR, change_list
+import msgspec
+
+from onceward.builds.views import build_summary
+from onceward.changes.views import change_list
 from onceward.core.money import to_usd
+from onceward.core.records import Build
 from onceward.core.sources import iso
-from onceward.engine import build_reading
+from onceward.core.views import View
 from onceward.engine.spending import DAY_MICROS
 from onceward.engine.tenure import vacant
+from onceward.lifecycles.build import why_paused
 from onceward.lifecycles.plan import step_name
 from onceward.sagas.views import SagaSummary, saga_list
 from onceward.store.store import Store
@@ -23,9 +27,43 @@ from onceward.store.tables.outbox import backlogs
 _SHOWN = 20
 _CHANGES = ("review_pending", "reviewed_approved", "cut_applied")
 """What an entry can only be brought on from by somebody."""
+_CUT_OFF = "it was cut off, and can go on"
 
 
-def overview(store: Store) -> dict[str, Any]:
+class OverviewItem(View, frozen=True, kw_only=True):
+    """Something that runs, waits or failed, and where it is."""
+
+    kind: str
+    id: str
+    name: str
+    state: str
+    since: str
+    why: str | None = None
+    next: str | None = None
+    """The command that brings it on."""
+
+
+class Today(View, frozen=True, kw_only=True):
+    """What was spent since midnight in UTC, by lane, and what the workspace may spend."""
+
+    usd: str
+    lanes: Mapping[str, int]
+    limits: Mapping[str, int]
+
+
+class Overview(View, frozen=True, kw_only=True):
+    """What somebody wants to know who has just sat down."""
+
+    running: list[OverviewItem]
+    waiting: list[OverviewItem]
+    failed: list[OverviewItem]
+    counts: dict[str, dict[str, int]]
+    today: Today
+    kernel: bool
+    """Whether anybody is at work."""
+
+
+def overview(store: Store) -> Overview:
     """What somebody wants to know who has just sat down."""
     nobody = vacant(store)
     with store.read() as rows:
@@ -38,89 +76,106 @@ def overview(store: Store) -> dict[str, Any]:
             "changes": counted(rows, "decision_backlog_entry"),
         }
         failed = [_build(build) for build in Builds(rows).newest(_SHOWN, "FAILED")]
-        running = (
-            [_build(build) for build in Builds(rows).newest(_SHOWN, "ACTIVE")] if not nobody else []
-        )
+        active = [] if nobody else Builds(rows).newest(_SHOWN, "ACTIVE")
     sagas = saga_list(store)
-    running += [_saga(one) for one in sagas if one.standing == "running"]
-    failed += [_saga(one) for one in sagas if one.standing in ("stopped", "given up")][:_SHOWN]
-    return {
-        "running": running,
-        "waiting": list(_waiting(store, sagas, nobody)),
-        "failed": failed,
-        "counts": counts,
-        "today": {"usd": to_usd(spent.get("usd_micros", 0)), "lanes": spent, "limits": limits},
-        "kernel": not nobody,
-    }
+    running = [_build(build) for build in active]
+    running += [_saga(saga) for saga in sagas if saga.standing == "running"]
+    failed += [_saga(saga) for saga in sagas if saga.standing in ("stopped", "given up")][:_SHOWN]
+    return Overview(
+        running=running,
+        waiting=[
+            *_waiting_builds(store, nobody),
+            *_waiting_approvals(store),
+            *_waiting_changes(store),
+            *_waiting_sagas(sagas),
+            *_waiting_events(store),
+        ],
+        failed=failed,
+        counts=counts,
+        today=Today(usd=to_usd(spent.get("usd_micros", 0)), lanes=spent, limits=limits),
+        kernel=not nobody,
+    )
 
 
-def _build(build: Any) -> dict[str, Any]:
-    said = {"kind": "build", "id": build.build_id, "name": build.name, "state": build.state}
-    return {**said, "since": iso(build.updated_at)}
+def _build(build: Build) -> OverviewItem:
+    return OverviewItem(
+        kind="build",
+        id=build.build_id,
+        name=build.name,
+        state=build.state,
+        since=iso(build.updated_at),
+    )
 
 
-def _saga(one: SagaSummary) -> dict[str, Any]:
-    return {
-        "kind": "saga",
-        "id": one.saga_id,
-        "name": f"{one.name} {one.root}",
-        "state": one.standing,
-        "since": one.created_at,
-    }
+def _saga(saga: SagaSummary) -> OverviewItem:
+    return OverviewItem(
+        kind="saga",
+        id=saga.saga_id,
+        name=f"{saga.name} {saga.root}",
+        state=saga.standing,
+        since=saga.created_at,
+    )
 
 
-def _waiting(store: Store, sagas: list[SagaSummary], nobody: bool) -> Iterator[dict[str, Any]]:
-    """Each thing that goes no further by itself, why, and the command that brings it on."""
+def _waiting_builds(store: Store, nobody: bool) -> Iterator[OverviewItem]:
+    """Builds that go no further by themselves; ACTIVE ones where nobody is at work."""
+    states = ("BUDGET_PAUSE", "CRASHED", *(("ACTIVE",) if nobody else ()))
     with store.read() as rows:
-        found = Builds(rows)
-        states = ("BUDGET_PAUSE", "CRASHED", *(("ACTIVE",) if nobody else ()))
-        stopped = [build for state in states for build in found.newest(_SHOWN, state)]
-        approvals = [(a, found.get(a.build_id)) for a in wanted_approvals(rows)]
-        parked = [backlog for backlog in backlogs(rows) if backlog.parked]
+        stopped = [build for state in states for build in Builds(rows).newest(_SHOWN, state)]
     for build in stopped:
-        said = build_reading.build_summary(store, build.build_id)
+        summary = build_summary(store, build.build_id)
         paused = build.state == "BUDGET_PAUSE"
-        why = (
-            build_reading.why_paused(said.get("why", {}))
-            if paused
-            else "it was cut off, and can go on"
-        )
-        yield {**_build(build), "why": why, "next": build_reading.next_command(said)}
-    for approval, build in approvals:
+        why = why_paused(summary.facts()) if paused else _CUT_OFF
+        yield msgspec.structs.replace(_build(build), why=why, next=summary.next)
+
+
+def _waiting_approvals(store: Store) -> Iterator[OverviewItem]:
+    with store.read() as rows:
+        wanted = [(one, Builds(rows).get(one.build_id)) for one in wanted_approvals(rows)]
+    for approval, build in wanted:
         step = step_name(approval.stage, approval.target)
-        said = {
-            "kind": "approval",
-            "id": build.build_id,
-            "name": f"{build.name} {step}",
-            "state": "undecided",
-        }
-        next_ = f"onceward approve {build.build_id} {step} --digest {approval.digest}"
-        yield {**said, "since": iso(approval.wanted_at), "why": approval.text, "next": next_}
+        yield OverviewItem(
+            kind="approval",
+            id=build.build_id,
+            name=f"{build.name} {step}",
+            state="undecided",
+            since=iso(approval.wanted_at),
+            why=approval.text,
+            next=f"onceward approve {build.build_id} {step} --digest {approval.digest}",
+        )
+
+
+def _waiting_changes(store: Store) -> Iterator[OverviewItem]:
     for entry in change_list(store, _CHANGES, limit=_SHOWN):
-        verbs = {"review_pending": "review", "reviewed_approved": "cut"}
-        verb = verbs.get(entry.status, "verify")
-        yield {
-            "kind": "change",
-            "id": entry.entry_id,
-            "name": entry.reason or entry.target,
-            "state": entry.status,
-            "since": entry.created_at,
-            "why": f"it waits for {WAITS_FOR[entry.status]}",
-            "next": f"onceward change {verb} {entry.entry_id}",
-        }
-    for one in sagas:
-        if one.standing in ("stuck", "unfinished"):
-            stuck = one.standing == "stuck"
-            why = (
-                "it is stuck, and waits for a person" if stuck else "it was cut off, and can go on"
-            )
-            yield {**_saga(one), "why": why, "next": one.next}
+        yield OverviewItem(
+            kind="change",
+            id=entry.entry_id,
+            name=entry.reason or entry.target,
+            state=entry.status,
+            since=entry.created_at,
+            why=f"it waits for {entry.waits_for}",
+            next=entry.next,
+        )
+
+
+def _waiting_sagas(sagas: list[SagaSummary]) -> Iterator[OverviewItem]:
+    whys = {"stuck": "it is stuck, and waits for a person", "unfinished": _CUT_OFF}
+    for saga in sagas:
+        if saga.standing in whys:
+            yield msgspec.structs.replace(_saga(saga), why=whys[saga.standing], next=saga.next)
+
+
+def _waiting_events(store: Store) -> Iterator[OverviewItem]:
+    """Sinks that refused events."""
+    with store.read() as rows:
+        parked = [backlog for backlog in backlogs(rows) if backlog.parked]
     for backlog in parked:
-        said = {"kind": "outbox", "id": backlog.sink, "name": backlog.sink, "state": "parked"}
-        since = iso(backlog.oldest_at) if backlog.oldest_at is not None else ""
-        yield {
-            **said,
-            "since": since,
-            "why": f"{backlog.parked} could not be delivered",
-            "next": "onceward outbox flush",
-        }
+        yield OverviewItem(
+            kind="outbox",
+            id=backlog.sink,
+            name=backlog.sink,
+            state="parked",
+            since=iso(backlog.oldest_at) if backlog.oldest_at is not None else "",
+            why=f"{backlog.parked} could not be delivered",
+            next="onceward outbox flush",
+        )

@@ -51,7 +51,7 @@ class Result:
         return self._values(stage, None)
 
     def _values(self, stage: str, target: str | None) -> dict[str, Any]:
-        from onceward.engine.build_reading import values_of_stage
+        from onceward.builds.views import values_of_stage
         from onceward.wiring import Workspace
 
         with Workspace(

@@ -12,19 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from onceward.artifacts.redaction import check_secret
+from onceward.builds.views import build_named, build_summary, next_command
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.money import to_usd
 from onceward.core.records import Build
 from onceward.engine import builds, child_budget
 from onceward.engine.board import At
-from onceward.engine.build_reading import (
-    build_named,
-    build_summary,
-    next_command,
-    why_paused,
-    with_total,
-)
 from onceward.engine.build_run import BuildRun, Told
 from onceward.engine.builds import Offer
 from onceward.engine.child_dispatch import chosen_cap
@@ -37,6 +33,7 @@ from onceward.engine.plans import Plan, Resolved
 from onceward.engine.reading import outbox_status
 from onceward.engine.signals import Signals
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
+from onceward.lifecycles import build as build_rules
 from onceward.lifecycles.budget import Lane
 from onceward.lifecycles.choices import Choices, choices_of
 from onceward.store.store import Store
@@ -269,7 +266,11 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
             lanes = child_budget.lanes(rows, build_id)
         undelivered = _undelivered(store, workspace.settings.sinks())
     said: dict[str, Any] = {
-        name: found.get(name) for name in ("build_id", "state", "reason", "cost_usd", "tokens")
+        "build_id": found.build_id,
+        "state": found.state,
+        "reason": found.reason,
+        "cost_usd": found.cost_usd,
+        "tokens": found.tokens,
     }
     blocked = run.board.counts[At.BLOCKED]
     said["steps"] = {
@@ -280,21 +281,21 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     said["saved_usd"] = to_usd(run.saved)
     said["paid_usd"] = to_usd(ran.paid)
     said["seconds"] = ran.seconds
-    if run.pausing is not None and found["state"] == "BUDGET_PAUSE":
+    if run.pausing is not None and found.state == "BUDGET_PAUSE":
         said["confirmation_token"] = run.pausing[2]
         said["confirmation_seconds"] = workspace.settings.builds.confirmation_seconds
-        said["why"] = why_paused(with_total(run.pausing[1], lanes))
-        found["enough"] = _enough(run, lanes) or found.get("enough")
+        said["why"] = build_rules.why_paused(build_rules.with_total(run.pausing[1], lanes))
+        found = msgspec.structs.replace(found, enough=_enough(run, lanes) or found.enough)
         if run.doubts:
             said["why"] += f"; {_why_in_doubt(run.doubts)}"
-    elif run.doubts and found["state"] == "CRASHED":
+    elif run.doubts and found.state == "CRASHED":
         said["in_doubt"] = run.doubts
         said["why"] = _why_in_doubt(run.doubts)
         if run.failures:
             said["why"] += f"; {_why_failed(run.failures, run.counts['failed'])}"
     elif run.failures:
         said["why"] = _why_failed(run.failures, run.counts["failed"])
-    stopped = run.halted == "stopped" and found["state"] in ("CRASHED", "ACTIVE")
+    stopped = run.halted == "stopped" and found.state in ("CRASHED", "ACTIVE")
     said["stopped"] = True if stopped and "in_doubt" not in said else None
     said["untold"] = undelivered or None
     said["unread"] = _unread(run.unread) or None
@@ -315,10 +316,10 @@ def _undelivered(store: Store, sinks: Sequence[str]) -> str:
     """Which sinks have not accepted everything yet, and why; what waits is delivered by the next kernel."""
     lines = []
     for sink in outbox_status(store, sinks):
-        if sink["configured"] and sink["waiting"]:
-            count = sink["waiting"]
-            error = f": {sink['last_error']}" if "last_error" in sink else ""
-            lines.append(f"{count} event{'s' if count > 1 else ''} to {sink['sink']}{error}")
+        if sink.configured and sink.waiting:
+            error = f": {sink.last_error}" if sink.last_error is not None else ""
+            plural = "s" if sink.waiting > 1 else ""
+            lines.append(f"{sink.waiting} event{plural} to {sink.sink}{error}")
     return "; ".join(lines)
 
 

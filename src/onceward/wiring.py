@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from onceward import catalogue as _catalogue  # noqa: F401
@@ -19,12 +19,13 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.core import faults
 from onceward.core.records import check_name
 from onceward.core.sources import LiveSources, Sources
+from onceward.core.views import LaneView
 from onceward.databases import postgres
+from onceward.dispatch.views import lane_list, session_named
 from onceward.engine.answers import Engine
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
 from onceward.engine.notices import EVENTS, CommandNotice, WebhookNotice
-from onceward.engine.reading import lane_list, session_named, subject_named
 from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
@@ -39,6 +40,7 @@ from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 from onceward.store.tables.grants import Grants
+from onceward.subjects import subject_named
 
 if TYPE_CHECKING:
     from onceward.evidence.bundle import Page
@@ -296,7 +298,7 @@ class Workspace:
         with self.reading() as store:
             return session_named(store, prefix)
 
-    def spending(self, session_id: str) -> list[dict[str, Any]]:
+    def spending(self, session_id: str) -> list[LaneView]:
         """The lanes of a session's budget."""
         with self.reading() as store:
             return lane_list(store, session_id)

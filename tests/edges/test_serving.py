@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from onceward.engine.build_reading import build_status
+from onceward.builds.views import build_view
+from onceward.core.views import document
 from onceward.errors import OncewardError
 from onceward.serving import Service
 from onceward.settings import FOLDER
@@ -68,7 +69,8 @@ def witnesses(cli):
 def ended(service, build_id):
     return until(
         lambda: (
-            (found := build_status(service.store, build_id))["state"] not in ("PENDING", "ACTIVE")
+            (found := document(build_view(service.store, build_id)))["state"]
+            not in ("PENDING", "ACTIVE")
             and found
         )
     )

@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from helpers import count_in_another_mode
+from onceward.core.views import document
+from onceward.dispatch.views import lane_list
 from onceward.engine import child_budget
-from onceward.engine.reading import lane_list, stream_lines
+from onceward.engine.reading import stream_lines
 from onceward.engine.work import Function
 from onceward.errors import AccountingModeInvalid
 from onceward.lifecycles.budget import Estimated
@@ -53,7 +55,7 @@ def test_a_session_of_another_mode_is_not_opened(workspace, kernel):
         assert refused.value.code == CODE
     assert written(kernel.store, "ses_a") == before
     # It can still be looked at, and others go on.
-    assert lane_list(kernel.store, "ses_a")[0]["total"] == 0
+    assert document(lane_list(kernel.store, "ses_a"))[0]["total"] == 0
     kernel.open_session("ses_b", 1).close()
 
 

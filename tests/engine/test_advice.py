@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from onceward.core import faults
+from onceward.core.views import document
 from onceward.engine.doctor import examine_store
-from onceward.engine.reading import subject_named
 from onceward.overview import overview
+from onceward.subjects import subject_named
 
 
 @pytest.mark.rule("I-4", "H-5")
@@ -18,12 +19,12 @@ def test_the_start_page_advises_what_goes_on_with_an_interrupted_cut(backlog):
         with pytest.raises(faults.SimulatedCrash):
             backlog.cut(entry)
     backlog.become("max")
-    found = overview(backlog.store)["waiting"]
+    found = document(overview(backlog.store).waiting)
     assert [one["next"] for one in found if one["kind"] == "saga"] == [
         f"onceward change cut {entry}"
     ]
     assert backlog.cut(entry).status == "applied"
-    assert not [one for one in overview(backlog.store)["waiting"] if one["kind"] == "saga"]
+    assert not [one for one in overview(backlog.store).waiting if one.kind == "saga"]
 
 
 @pytest.mark.rule("E-1", "I-1")

@@ -10,9 +10,10 @@ import pytest
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.redaction import Redactor, check_secret
+from onceward.artifacts.views import artifact_list
 from onceward.core import faults
 from onceward.core.limits import ARTIFACT_INLINE_BYTES
-from onceward.engine.reading import artifact_list
+from onceward.core.views import document
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, StorageError
 
 pytestmark = pytest.mark.rule("B-12")
@@ -232,7 +233,7 @@ def test_a_reference_is_linked_to_its_build_stage_and_target(site):
         with site.workspace.reading() as store:
             return {
                 (entry["build_id"], entry["stage"], entry["target"], entry["name"])
-                for entry in artifact_list(store, build_id)
+                for entry in document(artifact_list(store, build_id))
             }
 
     site.run(STEPS, jobs=1)

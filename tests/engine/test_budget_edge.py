@@ -12,7 +12,8 @@ import pytest
 
 from helpers import assert_sound
 from onceward import Plan
-from onceward.engine.build_reading import build_status
+from onceward.builds.views import build_view
+from onceward.core.views import document
 from onceward.engine.builds import Offer
 from onceward.errors import InvalidResumeState
 from onceward.lifecycles.budget import amounts, best_reading
@@ -245,7 +246,7 @@ def test_a_build_that_paused_with_everything_done_goes_on_as_suggested(site):
     assert outcome["state"] == "BUDGET_PAUSE" and outcome["steps"]["executed"] == 6
     assert "usd is at 0.18 of 0.05" in outcome["why"]
     with site.workspace.reading() as store:
-        later = build_status(store, site.build_id)["next"]
+        later = document(build_view(store, site.build_id))["next"]
     assert outcome["next"] == later and "MORE" not in later
     outcome = site.resume(plan, site.build_id, typed(later, outcome["confirmation_token"]))
     assert outcome["state"] == "SUCCESS" and len(model.calls) == 6

@@ -16,14 +16,15 @@ import pytest
 
 from helpers import assert_sound, fail_store, orphan_lock
 from onceward import BudgetExceeded, NetworkError, Plan
+from onceward.artifacts.views import artifact_list
 from onceward.core import faults
 from onceward.core.sources import LiveSources
+from onceward.core.views import document
 from onceward.engine import builds
 from onceward.engine.build_run import BuildRun
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import run_build
 from onceward.engine.late import LateBox
-from onceward.engine.reading import artifact_list
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
 from onceward.lifecycles.budget import Estimated
 from onceward.lifecycles.plan import Output
@@ -429,11 +430,11 @@ def test_a_retryable_failure_is_tried_again_with_the_same_key_and_what_it_cost_i
 
 
 def site_children(site):
-    from onceward.engine.reading import session_status
+    from onceward.dispatch.views import session_view
 
     store = site.workspace.store()
     try:
-        return session_status(store, site.build_id)["children"]
+        return document(session_view(store, site.build_id))["children"]
     finally:
         store.close()
 
@@ -763,7 +764,9 @@ def aside(site):
     """What is kept of the step in doubt, by name."""
     child = next(s["child_id"] for s in site.status()["steps"] if s["status"] == "IN_DOUBT")
     with site.workspace.artifacts() as kept:
-        found = [row for row in artifact_list(kept.store, child) if row["kind"] == "in_doubt"]
+        found = [
+            row for row in document(artifact_list(kept.store, child)) if row["kind"] == "in_doubt"
+        ]
         return {row["name"].partition("-")[2]: b"".join(kept.read(row["sha256"])) for row in found}
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from helpers import assert_sound
 from installed import install
+from onceward.builds.explain import why
 from onceward.core import faults
 from onceward.engine.builds import Offer
 from onceward.engine.code_version_1 import version_of
-from onceward.engine.explain import why
 from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.engine.plan_file import load
@@ -85,7 +85,7 @@ class Bench:
         with self.site.workspace.reading() as store:
             with store.read() as rows:
                 build = Builds(rows).get(self.site.build_id)
-            return why(store, build, step)["because"]
+            return why(store, build, step).because
 
     def checkpoints(self):
         with self.site.workspace.reading() as store, store.read() as rows:

@@ -14,11 +14,13 @@ import msgspec
 import pytest
 
 from helpers import assert_sound, processes_with
+from onceward.artifacts.views import artifact_list
 from onceward.core.records import Request
+from onceward.core.views import document
+from onceward.dispatch.views import lane_list, session_view
 from onceward.engine import child_dispatch
 from onceward.engine.child_dispatch import exported
 from onceward.engine.open_sessions import OpenSessions
-from onceward.engine.reading import artifact_list, lane_list, session_status
 from onceward.engine.work import Command, Function, Running, isolated
 from onceward.errors import (
     AtomicityViolation,
@@ -230,7 +232,7 @@ def test_a_function_may_have_a_process_of_its_own(kernel, tmp_path):
     ids, (good, bad) = run_all(children, works)
     assert (good.reason, good.detail["spent"]) == ("completed", {"tokens": 21})
     assert (bad.reason, bad.detail["error"]) == ("execution_failed", "NETWORK_ERROR")
-    (log,) = artifact_list(kernel.store, ids[0])
+    (log,) = document(artifact_list(kernel.store, ids[0]))
     said = msgspec.json.decode(b"".join(kernel.artifacts.read(log["sha256"])))
     assert said["n"] == 42 and said["pid"] != os.getpid()
     with pytest.raises(InvalidConfig, match="no name"):
@@ -247,7 +249,7 @@ def test_an_exception_in_a_child_costs_no_slot_and_leaves_its_traceback(kernel):
     assert [ended.reason for ended in ends] == ["execution_failed"] * 3 + ["completed"]
     assert ends[0].detail["code"] == CODES["execution_failed"]
     assert "no such thing" in ends[0].detail["message"]
-    (ref,) = artifact_list(kernel.store, ids[0])
+    (ref,) = document(artifact_list(kernel.store, ids[0]))
     assert b"".join(kernel.artifacts.read(ref["sha256"])).endswith(b"ValueError: no such thing\n")
 
 
@@ -289,7 +291,7 @@ def test_output_becomes_log_artifacts_without_the_secrets(kernel, monkeypatch):
     (child_id,), _ = run_all(kernel.open_session("ses_a", 2), [shell(text, secrets=["API_KEY"])])
     found = {
         ref["name"]: b"".join(kernel.artifacts.read(ref["sha256"]))
-        for ref in artifact_list(kernel.store, child_id)
+        for ref in document(artifact_list(kernel.store, child_id))
     }
     assert found == {
         "stdout": b"key [redacted API_KEY]\nother:\n",
@@ -377,7 +379,7 @@ def test_an_asked_debit_fits_or_changes_nothing(kernel):
         "observed": 60,
         "asked": 60,
     }.items() <= ended.detail.items()
-    totals = {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}
+    totals = {lane["lane"]: lane["total"] for lane in document(lane_list(kernel.store, "ses_a"))}
     assert (totals["tokens"], totals["usd_micros"]) == (60, 10_000)
     assert ended.detail["spent"] == {"tokens": 60, "usd_micros": 10_000}
     sound(kernel)
@@ -413,7 +415,7 @@ def test_a_settled_debit_is_recorded_and_never_ends_its_child_but_starts_no_othe
         "tokens",
         250,
     )
-    totals = {lane["lane"]: lane["total"] for lane in lane_list(kernel.store, "ses_a")}
+    totals = {lane["lane"]: lane["total"] for lane in document(lane_list(kernel.store, "ses_a"))}
     assert totals["tokens"] == 250
     sound(kernel)
 
@@ -480,7 +482,9 @@ def test_sixty_four_children_never_get_more_than_a_lane_holds(kernel):
     report = 'for i in 1 2 3; do echo \'{"spend":{"tokens":7}}\' >&3; head -n 1 <&4; done'
     children = kernel.open_session("ses_a", 16, {"tokens": 700})
     _, ends = run_all(children, [function(call) if n % 2 else shell(report) for n in range(64)])
-    (tokens,) = [lane for lane in lane_list(kernel.store, "ses_a") if lane["lane"] == "tokens"]
+    (tokens,) = [
+        lane for lane in document(lane_list(kernel.store, "ses_a")) if lane["lane"] == "tokens"
+    ]
     assert tokens["total"] == 700
     assert {ended.reason for ended in ends} == {"completed", "budget_exceeded"}
     assert all(
@@ -493,7 +497,7 @@ def test_sixty_four_children_never_get_more_than_a_lane_holds(kernel):
 def test_running_time_is_charged_once_in_whole_seconds_and_what_is_left_is_carried(kernel):
     children = kernel.open_session("ses_a", 1)
     run_all(children, [command("sleep", "0.6"), command("sleep", "0.6")])
-    (lane,) = lane_list(kernel.store, "ses_a")
+    (lane,) = document(lane_list(kernel.store, "ses_a"))
     assert (lane["lane"], lane["total"]) == ("duration_secs", 1)
     sound(kernel)
 
@@ -582,7 +586,9 @@ def test_a_child_reports_over_its_descriptors_and_is_answered(kernel):
     children = kernel.open_session("ses_a", 1, {"tokens": 20})
     (child_id,), (ended,) = run_all(children, [command(sys.executable, "-c", text)])
     assert (ended.reason, ended.detail["note"]) == ("budget_exceeded", "begun")
-    (log,) = [ref for ref in artifact_list(kernel.store, child_id) if ref["name"] == "stdout"]
+    (log,) = [
+        ref for ref in document(artifact_list(kernel.store, child_id)) if ref["name"] == "stdout"
+    ]
     assert b"".join(kernel.artifacts.read(log["sha256"])) == b"50\n"
 
 
@@ -609,7 +615,7 @@ def test_a_wild_child_is_bounded_ended_and_recorded(kernel):
     (child_id,), (ended,) = run_all(kernel.open_session("ses_a", 1), [shell(text, timeout=0.5)])
     assert (ended.reason, ended.detail["exit"]) == ("timeout", -9)
     assert processes_with(nonce) == []
-    (log,) = artifact_list(kernel.store, child_id)
+    (log,) = document(artifact_list(kernel.store, child_id))
     assert log["size"] < 1024 * 1024 + 200
 
 
@@ -655,7 +661,7 @@ def test_a_later_cancel_is_kept_and_told_which_request_it_joined(kernel):
             {"child_id": child_id, "outcome": "cancelling", "joined_request_id": "c-1"}
         ]
     cancel(kernel, child_id, "c-1")
-    (shown,) = session_status(kernel.store, child_id)["children"]
+    (shown,) = document(session_view(kernel.store, child_id))["children"]
     assert shown["joined_request_ids"] == ["c-2", "c-3"]
     children.running[child_id].process.kill()
     assert children.wait(child_id).reason == "cancelled"

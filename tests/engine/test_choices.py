@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from onceward import Plan
+from onceward.builds.explain import build_of, why
 from onceward.core.canon import canonical, sha256_hex
 from onceward.engine.builds import Offer
-from onceward.engine.explain import build_of, why
 from onceward.engine.forecast import Forecast
 from onceward.errors import InvalidConfig, InvalidResumeState
 from onceward.lifecycles.choices import Choices, assignments
@@ -91,7 +91,7 @@ def test_force_runs_what_is_chosen_and_reuses_the_rest(site):
     site.lines()
     outcome = site.run(plan, only=("summarise:docs/a.md",), force=True)
     assert site.lines() == ["summarise:docs/a.md"] and outcome["steps"]["reused"] == 1
-    assert because(site, "summarise:docs/a.md")["because"] == [
+    assert because(site, "summarise:docs/a.md").because == [
         "nothing changed, but it was forced to run"
     ]
     site.run(plan, force=True)
@@ -179,7 +179,7 @@ def test_a_forecast_says_what_a_run_then_does_and_writes_nothing(site):
     site.run(plan)
     # What is made anew may turn out the same: then what follows is reused after all.
     assert site.lines() == ["extract:docs/b.md", "summarise:docs/b.md"]
-    assert before and because(site, "report:all")["status"] == "REUSED"
+    assert before and because(site, "report:all").status == "REUSED"
 
 
 @pytest.mark.rule("B-4")
@@ -233,22 +233,20 @@ def test_why_names_the_config_that_changed(site, change, told):
     first = site.build_id
     site.run(documents(site, **change))
     found = because(site, "extract:docs/a.md")
-    assert found["because"] == [told] and found["since"] == first and found["status"] == "SUCCESS"
+    assert found.because == [told] and found.since == first and found.status == "SUCCESS"
 
 
 @pytest.mark.rule("B-3", "I-1")
 def test_why_names_the_file_and_what_flowed_in(site):
     site.run(documents(site))
     first = site.build_id
-    assert because(site, "extract:docs/a.md")["because"] == ["no earlier build has done it"]
+    assert because(site, "extract:docs/a.md").because == ["no earlier build has done it"]
     (site.folder / "docs" / "a.md").write_text("changed")
     site.run(documents(site))
-    assert because(site, "extract:docs/a.md")["because"] == ["input docs/a.md changed"]
-    assert because(site, "summarise:docs/a.md")["because"] == [
-        "what extract:docs/a.md made changed"
-    ]
+    assert because(site, "extract:docs/a.md").because == ["input docs/a.md changed"]
+    assert because(site, "summarise:docs/a.md").because == ["what extract:docs/a.md made changed"]
     same = because(site, "extract:docs/b.md")
-    assert same["status"] == "REUSED" and same["since"] == first
+    assert same.status == "REUSED" and same.since == first
 
 
 @pytest.mark.rule("B-3", "I-1")
@@ -267,13 +265,13 @@ run = ["sh", "-c", "WORDS"]
     site.run(plan.replace("WORDS", "echo {target}"))
     (site.folder / "in" / "b.txt").write_text("other")
     site.run(plan.replace("WORDS", "echo {target}; true"))
-    assert because(site, "work:a")["because"] == [
+    assert because(site, "work:a").because == [
         "its command changed: sh -c echo a -> sh -c echo a; true"
     ]
-    assert because(site, "work:b")["because"][1:] == ["input in/b.txt changed"]
+    assert because(site, "work:b").because[1:] == ["input in/b.txt changed"]
     (site.folder / "shared.txt").write_text("other")
     site.run(plan.replace("WORDS", "echo {target}; true"))
-    assert because(site, "work:a")["because"] == ["input shared.txt changed"]
+    assert because(site, "work:a").because == ["input shared.txt changed"]
 
 
 @pytest.mark.rule("B-3", "I-1")
@@ -291,11 +289,11 @@ def test_why_tells_of_code_of_forced_and_of_unwanted_reuse(site):
 
     site.run(plan(extract))
     site.run(plan(other))
-    assert because(site, "extract")["because"] == ["its code changed"]
+    assert because(site, "extract").because == ["its code changed"]
     site.run(plan(other), reuse=False)
-    assert "were not to be taken over" in because(site, "extract")["because"][0]
+    assert "were not to be taken over" in because(site, "extract").because[0]
     site.run(plan(other), force=True)
-    assert "forced" in because(site, "extract:main")["because"][0]
+    assert "forced" in because(site, "extract:main").because[0]
 
 
 @pytest.mark.rule("I-1")
@@ -307,8 +305,8 @@ def test_why_of_a_step_that_did_not_run(site):
     plan.stage(name="first")(fails)
     plan.stage(name="second", needs="first")(fails)
     site.run(plan)
-    assert because(site, "first")["because"][0].startswith("attempt 1: RuntimeError: no luck")
-    assert because(site, "second")["because"] == ["it waits for first:main, which is FAILED"]
+    assert because(site, "first").because[0].startswith("attempt 1: RuntimeError: no luck")
+    assert because(site, "second").because == ["it waits for first:main, which is FAILED"]
     with pytest.raises(InvalidConfig, match="there is first:main"):
         because(site, "third")
 
@@ -361,7 +359,7 @@ def test_why_and_forecast_tell_of_needs_that_are_gone_new_or_in_another_order(si
         said = forecast(site, plan(targets, needs))["sum:all"].because
         assert said == told or said == ["ex would run first"]
         site.run(plan(targets, needs))
-        assert because(site, "sum")["because"] == told
+        assert because(site, "sum").because == told
 
 
 @pytest.mark.rule("B-11")
@@ -407,7 +405,7 @@ def test_why_tells_of_a_result_that_was_gone(site):
     kernel.artifacts.path_of(digest).unlink()
     kernel.close()
     site.run(plan)
-    assert because(site, "extract:docs/a.md")["because"] == [
+    assert because(site, "extract:docs/a.md").because == [
         "nothing changed, but what it had made was damaged or gone"
     ]
 
@@ -420,7 +418,7 @@ def test_why_tells_of_a_plan_that_takes_nothing_over(site):
 
     site.run(plan())
     site.run(plan())
-    assert "were not to be taken over" in because(site, "work")["because"][0]
+    assert "were not to be taken over" in because(site, "work").because[0]
 
 
 def test_a_forecast_of_thousands_that_need_thousands_asks_once(site):

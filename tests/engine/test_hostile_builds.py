@@ -16,10 +16,11 @@ from helpers import fail_store
 from onceward import BudgetExceeded, Plan
 from onceward.core import faults
 from onceward.core.records import Request
+from onceward.core.views import document
+from onceward.dispatch.views import session_view
 from onceward.engine.asker import Asker
 from onceward.engine.builds import Offer
 from onceward.engine.code_version import code_version
-from onceward.engine.reading import session_status
 from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, StorageError
 from onceward.processes.launcher import Processes
 
@@ -227,10 +228,10 @@ def test_an_output_may_be_called_what_a_log_is_called(site):
     )
     site.run(plan)
     child = site.status()["steps"][0]["child_id"]
-    from onceward.engine.reading import artifact_list
+    from onceward.artifacts.views import artifact_list
 
     store = site.workspace.store()
-    kinds = {(a["name"], a["kind"]) for a in artifact_list(store, child)}
+    kinds = {(a["name"], a["kind"]) for a in document(artifact_list(store, child))}
     store.close()
     assert kinds == {("stdout", "log"), ("stdout", "file")}
 
@@ -341,7 +342,7 @@ def test_a_step_in_doubt_keeps_its_cost_its_lineage_and_a_new_run_from_repeating
         2,
     )
     store = site.workspace.store()
-    first, second = session_status(store, build)["children"]
+    first, second = document(session_view(store, build))["children"]
     store.close()
     assert second["predecessor"] == first["child_id"] and second["attempt"] == 2
 
@@ -611,10 +612,10 @@ def test_a_build_whose_kernel_is_gone_says_so_before_anybody_takes_over(site):
         site.run(plan)
         os._exit(0)
     os.waitpid(pid, 0)
-    from onceward.engine.build_reading import build_list
+    from onceward.builds.views import build_list
 
     store = site.workspace.store()
-    (build,) = build_list(store)
+    (build,) = document(build_list(store))
     store.close()
     assert (
         build["state"] == "ACTIVE"

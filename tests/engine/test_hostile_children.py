@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound
+from onceward.artifacts.views import artifact_list
 from onceward.core.limits import MAX_INTEGER
+from onceward.core.views import document
 from onceward.engine.child_recovery import recover
-from onceward.engine.reading import artifact_list, stream_lines
+from onceward.engine.reading import stream_lines
 from onceward.engine.tenure import acquire
 from onceward.engine.work import Command, Function
 from onceward.errors import BudgetExceeded, InvalidConfig, NetworkError
@@ -152,7 +154,7 @@ def test_a_log_that_is_too_long_is_cut_and_says_so(kernel):
     children = kernel.open_session("ses_a", 1)
     (child_id,) = children.spawn([shell("yes | head -n 1000")])
     assert children.wait(child_id).reason == "completed"
-    (log,) = artifact_list(kernel.store, child_id)
+    (log,) = document(artifact_list(kernel.store, child_id))
     kept = b"".join(kernel.artifacts.read(log["sha256"]))
     assert len(kept) == 100 and kept.endswith(b"too long to keep ...]\n")
 

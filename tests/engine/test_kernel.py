@@ -12,10 +12,10 @@ import pytest
 from helpers import count, create, orphan_lock
 from onceward.core import acts, faults
 from onceward.core.records import Request
+from onceward.core.views import document
 from onceward.engine.answers import Pending
 from onceward.engine.asker import Asker
 from onceward.engine.kernel import Kernel
-from onceward.engine.reading import principal_list
 from onceward.errors import (
     InvalidConfig,
     LockConflict,
@@ -24,6 +24,7 @@ from onceward.errors import (
     RequestConflict,
     StoredError,
 )
+from onceward.people.views import principal_list
 from onceward.wiring import Workspace, os_user
 
 
@@ -47,7 +48,7 @@ def add(name, request_id="r1", role="operator", by=None):
 
 @pytest.mark.rule("K-13")
 def test_the_first_to_open_a_workspace_is_its_admin(kernel):
-    (found,) = principal_list(kernel.store)
+    (found,) = document(principal_list(kernel.store))
     assert (found["name"], found["roles"], found["key"]) == (
         os_user(),
         ["admin"],
@@ -260,7 +261,7 @@ def test_an_asker_whose_kernel_goes_becomes_the_kernel_and_answers_itself(worksp
     leaving.join()
     asker.close()
     heir = workspace.kernel()
-    assert [p["name"] for p in principal_list(heir.store)] == sorted(["bob", os_user()])
+    assert [p["name"] for p in document(principal_list(heir.store))] == sorted(["bob", os_user()])
     heir.close()
 
 

@@ -16,6 +16,7 @@ from onceward.core import faults
 from onceward.core.chain import Event
 from onceward.core.limits import OUTBOX_BACKOFF_MAX_MICROS, OUTBOX_TRIES
 from onceward.core.sources import LiveSources, ScriptedSources
+from onceward.core.views import document
 from onceward.engine.outbox import deliver, pause_before_retry
 from onceward.engine.reading import outbox_status
 from onceward.engine.sinks import ConsoleSink, FileSink, WebhookSink, signing_key
@@ -105,7 +106,7 @@ def test_a_refused_event_holds_back_its_own_stream_and_no_other(scripted):
     assert (done.delivered, done.failed, done.last_error) == (5, 1, "not now")
     assert [seq for stream, seq, _ in sink.seen if stream.endswith(blocked)] == [1]
     assert [seq for stream, seq, _ in sink.seen if stream.endswith(free)] == [1, 2, 3, 4]
-    (status,) = outbox_status(scripted, ["log"])
+    (status,) = document(outbox_status(scripted, ["log"]))
     assert (status["waiting"], status["parked"], status["last_error"]) == (3, 0, "not now")
     sink.refuse = lambda stream, seq: False
     assert deliver(scripted, [sink])[0].delivered == 0, "it is not due yet"
@@ -123,7 +124,7 @@ def test_an_event_that_never_goes_out_is_parked_and_flushing_tries_it_again(scri
         deliver(scripted, [sink])
         scripted.sources.advance(OUTBOX_BACKOFF_MAX_MICROS)
     assert sink.offered == OUTBOX_TRIES + 1
-    (status,) = outbox_status(scripted, ["log"])
+    (status,) = document(outbox_status(scripted, ["log"]))
     assert (status["waiting"], status["parked"]) == (1, 1)
     step(scripted, other)
     assert deliver(scripted, [sink])[0].delivered == 1
@@ -145,7 +146,7 @@ def test_a_dead_sink_is_given_up_soon_and_the_next_one_is_served(make_database, 
     first, second = deliver(store, [dead, alive])
     assert (first.delivered, first.failed, dead.offered) == (0, 3, 3)
     assert (second.delivered, second.failed) == (20, 0)
-    assert [e["waiting"] for e in outbox_status(store, ["dead", "alive"])] == [20, 0]
+    assert [e["waiting"] for e in document(outbox_status(store, ["dead", "alive"]))] == [20, 0]
     store.close()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from onceward import Plan
+from onceward.builds.output import write_output
 from onceward.core import faults
-from onceward.engine.output import write_output
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound
 
 pytestmark = pytest.mark.rule("B-13")

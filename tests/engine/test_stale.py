@@ -100,7 +100,7 @@ needs = ["build"]
 run = ["sh", "-c", "$ONCEWARD_INPUTS/build/main/tool > $ONCEWARD_OUT/said"]
 """
     assert site.run(plan)["state"] == "SUCCESS"
-    from onceward.engine.output import write_output
+    from onceward.builds.output import write_output
 
     with site.workspace.artifacts() as kept:
         written = write_output(
@@ -116,7 +116,7 @@ run = ["sh", "-c", "$ONCEWARD_INPUTS/build/main/tool > $ONCEWARD_OUT/said"]
 
 @pytest.mark.rule("B-13")
 def test_an_output_of_nothing_is_whole_and_goes_through_no_link(site):
-    from onceward.engine.output import write_output
+    from onceward.builds.output import write_output
 
     site.run('name = "quiet"\n[[stage]]\nname = "s"\nrun = ["true"]\n')
     (site.folder / "real").mkdir()

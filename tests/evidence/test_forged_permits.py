@@ -13,11 +13,11 @@ from forger import Forger
 from onceward import Plan
 from onceward.core.grants import Scope
 from onceward.core.records import Request
+from onceward.core.views import document
 from onceward.engine import builds, grants
 from onceward.engine.asker import sign_for
 from onceward.engine.builds import Offer
 from onceward.engine.foreground import run_build
-from onceward.engine.reading import principal_list
 from onceward.errors import (
     IntegrityFault,
     InvalidResumeState,
@@ -30,6 +30,7 @@ from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.permit import hash_of
 from onceward.people.authority import Authority
 from onceward.people.tokens import bearer_of
+from onceward.people.views import principal_list
 from onceward.running import prepared
 from onceward.store.tables.grants import Grants
 from onceward.wiring import Workspace
@@ -567,6 +568,6 @@ def test_a_step_on_our_own_thread_signs_for_nobody(site, workspace, how):
     plan.stage(name="climb", targets=["a"], version="1")(later if how == "async" else step)
     assert site.run(plan)["state"] == "SUCCESS"
     with workspace.reading() as store:
-        people = {one["name"]: one["roles"] for one in principal_list(store)}
+        people = {one["name"]: one["roles"] for one in document(principal_list(store))}
     assert people["ann"] == ["viewer"]
     assert found_by_verify(workspace) == []

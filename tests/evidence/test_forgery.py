@@ -14,8 +14,8 @@ from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import link
 from onceward.core.records import Request
+from onceward.core.views import document
 from onceward.engine.builds import Offer
-from onceward.engine.reading import key_list, principal_list
 from onceward.errors import IntegrityFault, InvalidConfig, PermissionDenied
 from onceward.evidence.bundle_check import verify_bundle
 from onceward.evidence.seal import read_receipt
@@ -23,6 +23,7 @@ from onceward.evidence.verify import verify_rows
 from onceward.evidence.workspace import verify_workspace
 from onceward.people import statements
 from onceward.people.signing import SEAL, SigningKey, statement
+from onceward.people.views import key_list, principal_list
 from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 from scene import ask, files_of, others_say, packed, plan, seal
@@ -564,7 +565,7 @@ def test_whoever_may_only_file_requests_does_not_become_an_admin(workspace):
         with kernel.store.read() as rows:
             for request in (first, act):
                 assert Requests(rows).find(request).value()["error"]["code"] == "PERMISSION_DENIED"
-        assert [p["name"] for p in principal_list(kernel.store)] == ["dave", "tester"]
+        assert [p["name"] for p in document(principal_list(kernel.store))] == ["dave", "tester"]
     finally:
         kernel.close()
 
@@ -585,7 +586,7 @@ def test_a_key_comes_with_the_principal_and_with_nothing_else(workspace):
         ask(workspace, "builds.abandon", "eve", build="latest")
     files = list(workspace.keyring.folder.glob("*.pem"))
     with workspace.reading() as store:
-        known = key_list(store, workspace.keyring)
+        known = document(key_list(store, workspace.keyring))
     assert [key["principal"] for key in known] == ["tester", "viewer"]
     assert {file.stem for file in files} == {key["key"] for key in known}
 
@@ -602,8 +603,8 @@ def test_a_principal_is_not_added_without_a_key(workspace):
             kernel.ask(signed)
         for _ in range(2):
             kernel.ask(msgspec.structs.replace(bare, request_id="r2"))
-        assert [p["name"] for p in principal_list(kernel.store)] == ["bob", "tester"]
-        assert len(key_list(kernel.store, workspace.keyring)) == 2
+        assert [p["name"] for p in document(principal_list(kernel.store))] == ["bob", "tester"]
+        assert len(document(key_list(kernel.store, workspace.keyring))) == 2
     finally:
         kernel.close()
 

@@ -10,13 +10,14 @@ import pytest
 
 from onceward.core.canon import canonical, parse
 from onceward.core.records import Request
-from onceward.engine.reading import duties_left, key_list, principal_list
+from onceward.core.views import document
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied
 from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.duties import unseparated
 from onceward.people import statements
 from onceward.people.keyring import Keyring
 from onceward.people.signing import SigningKey, read_envelope
+from onceward.people.views import duties_left, key_list, principal_list
 from onceward.store.tables.requests import Requests
 from onceward.wiring import Workspace
 from scene import ask
@@ -43,8 +44,8 @@ def sound(workspace):
 def test_whoever_opens_a_workspace_first_has_a_key_without_asking(workspace):
     workspace.kernel().close()
     with workspace.reading() as store:
-        (key,) = key_list(store, workspace.keyring)
-        (who,) = principal_list(store)
+        (key,) = document(key_list(store, workspace.keyring))
+        (who,) = document(principal_list(store))
         assert (key["principal"], key["here"], who["key"]) == ("tester", True, key["key"])
         assert duties_left(store).startswith(
             "Not separated yet: only tester may act as operator, reviewer"
@@ -175,7 +176,7 @@ def test_a_request_counts_only_as_it_was_signed(workspace):
                 why,
                 refusal,
             )
-        assert [p["name"] for p in principal_list(kernel.store)] == ["tester"]
+        assert [p["name"] for p in document(principal_list(kernel.store))] == ["tester"]
     finally:
         kernel.close()
     assert sound(workspace)
@@ -257,7 +258,7 @@ def test_a_key_that_its_owner_never_showed_to_have_is_refused(workspace):
         with pytest.raises(OncewardError, match=why):
             ask(workspace, "principals.add", name="bob", roles=["reviewer"], key=offer)
     with workspace.reading() as store:
-        assert [p["name"] for p in principal_list(store)] == ["tester"]
+        assert [p["name"] for p in document(principal_list(store))] == ["tester"]
 
 
 @pytest.mark.rule("E-4")
@@ -266,7 +267,9 @@ def test_a_revoked_key_signs_no_more_and_what_it_signed_stays_signed(workspace):
     ask(workspace, "principals.add", "bob", name="carol", roles=["viewer"])
     with workspace.reading() as store:
         bobs = next(
-            key["key"] for key in key_list(store, workspace.keyring) if key["principal"] == "bob"
+            key["key"]
+            for key in document(key_list(store, workspace.keyring))
+            if key["principal"] == "bob"
         )
     ask(workspace, "keys.revoke", key=bobs[:12], reason="lost")
     with pytest.raises(PermissionDenied, match="every key of bob was revoked"):
@@ -285,7 +288,7 @@ def test_a_revoked_key_signs_no_more_and_what_it_signed_stays_signed(workspace):
 def test_only_its_owner_or_an_admin_revokes_a_key_and_somebody_can_always_act(workspace):
     ask(workspace, "principals.add", name="bob", roles=["reviewer"])
     with workspace.reading() as store:
-        key = key_list(store, workspace.keyring)[0]
+        key = document(key_list(store, workspace.keyring))[0]
     with pytest.raises(PermissionDenied, match="needs the role admin"):
         ask(workspace, "keys.revoke", "bob", key=key["key"])
     with pytest.raises(PermissionDenied, match="nobody could act any more"):

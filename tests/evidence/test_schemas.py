@@ -12,7 +12,8 @@ from conftest import KINDS, schema_url
 from onceward.artifacts.streams import Streams
 from onceward.core import faults
 from onceward.core.records import Request
-from onceward.engine.reading import session_status
+from onceward.core.views import document
+from onceward.dispatch.views import session_view
 from onceward.engine.work import Command, Function
 from onceward.errors import NetworkError
 from scene import copied, files_of
@@ -95,7 +96,9 @@ def test_everything_that_is_exported_validates_against_the_schema_it_names(busy,
         Streams(busy.folder / "streams", store, "tester").project()
         for subject in subjects:
             if not subject.startswith("ent_"):
-                wrong += violations(session_status(store, subject), f"status {subject}", found)
+                wrong += violations(
+                    document(session_view(store, subject)), f"status {subject}", found
+                )
     for path in sorted((busy.folder / "streams").glob("*.ndjson")):
         wrong += violations_in_lines(path.read_bytes(), path.name, found)
     for number, subject in enumerate(subjects):
@@ -112,7 +115,7 @@ def test_everything_that_is_exported_validates_against_the_schema_it_names(busy,
 @pytest.mark.rule("C-30")
 def test_the_budget_snapshots_of_children_add_up_to_the_totals_of_their_session(busy):
     with busy.reading() as store:
-        shown = session_status(store, "ses_hand")
+        shown = document(session_view(store, "ses_hand"))
     sums: Counter[str] = Counter()
     for child in shown["children"]:
         assert validator("budget.v1").is_valid(child["budget"])

@@ -76,10 +76,13 @@ def tampers(bare, table):
     for row in rows:
         record = dict(zip(columns, row, strict=True))
         place = [record[name] for name in key]
-        if table != "budget_totals" or record["total"] or record["limit_amount"] is not None:
-            # A total of nothing without a limit says nothing.
+        # A total of nothing without a limit says nothing: it may go, or move to where there is none.
+        empty = table == "budget_totals" and not record["total"] and record["limit_amount"] is None
+        if not empty:
             yield "(row)", f"DELETE FROM {table} WHERE {where}", place
         for column in columns:
+            if empty and column in key:
+                continue
             for value in others(record[column], known[column]):
                 yield column, f"UPDATE {table} SET {column} = ? WHERE {where}", [value, *place]
 
@@ -91,11 +94,6 @@ def refused(error):
         word in said
         for word in ("constraint", "violat", "cannot store", "invalid input", "mismatch")
     )
-
-
-def says_nothing(table, column):
-    """Whether a change of it may be passed over: it is no evidence, or it moves a total of nothing."""
-    return SCHEMA[table].skips(column) or (table, column) == ("budget_totals", "parent_session_id")
 
 
 def missed(bare, chosen, folder):
@@ -114,7 +112,7 @@ def missed(bare, chosen, folder):
                 raise
             continue
         tried += 1
-        if not found and not says_nothing(table, column):
+        if not found and not SCHEMA[table].skips(column):
             unfound.append((sql, values))
     return tried, unfound
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from onceward.core.views import document
 from onceward.edges.cli.main import run as run_command
 from onceward.edges.http.access import Caller, Doors
 from onceward.edges.http.api import ROUTES
@@ -61,7 +62,9 @@ class Kept:
             "entry": [entry["entry_id"] for entry in self.json("/api/v1/changes")],
             "grant": [grant["grant_id"] for grant in grants],
             "sha256": [artifact["sha256"] for artifact in artifacts[:3]],
-            "stream": [stream["stream"] for stream in stream_list(self.service.store)][:8],
+            "stream": [stream["stream"] for stream in document(stream_list(self.service.store))][
+                :8
+            ],
             "step": ["write:a", "join:all"],
             "value": ["pay@1.9.0", "pay@1.10.0"],
             "act": [row.name for row in ROUTES if row.verb],

@@ -37,7 +37,7 @@ def test_schedules_at_random_go_as_the_model_says(tmp_path):
 )
 def test_a_planted_bug_is_found_made_small_and_found_again(tmp_path, name):
     bug = MUTANTS[name]
-    source = planted(tmp_path, bug.file, bug.old, bug.new)
+    source = planted(tmp_path, bug.symbol, bug.old, bug.new)
     kept = tmp_path / "kept.json"
     done = python(source, EXPLORE, "--count", 2000, "--seed", 3, "--out", kept, cwd=tmp_path)
     assert done.returncode == 1 and "goes wrong" in done.stdout, done.stdout + done.stderr

@@ -459,7 +459,7 @@ def test_what_does_nothing_is_not_locked(tmp_path):
 @pytest.mark.rule("R-2")
 def test_the_code_that_is_judged_is_the_code_that_runs(tmp_path):
     bug = MUTANTS["dispatch reordered"]
-    source = planted(tmp_path / "src", bug.file, bug.old, bug.new)
+    source = planted(tmp_path / "src", bug.symbol, bug.old, bug.new)
     found = python(None, "-m", "onceward", "gate", "run", MANIFEST, "--json", cwd=source)
     assert json.loads(found.stdout)["metrics"][SCHEDULER] < 100.0
 

@@ -19,7 +19,7 @@ FIRST = {mutant.metric: name for name, mutant in reversed(MUTANTS.items())}
 @pytest.mark.parametrize("name", MUTANTS if os.environ.get("ONCEWARD_MUTANTS") else FIRST.values())
 def test_a_planted_bug_closes_its_own_metric_for_its_own_reason(tmp_path, name):
     mutant = MUTANTS[name]
-    source = planted(tmp_path, mutant.file, mutant.old, mutant.new)
+    source = planted(tmp_path, mutant.symbol, mutant.old, mutant.new)
     done = onceward(source, "gate", "run", MANIFEST, "--json", cwd=tmp_path)
     assert done.returncode == 1, f"it survived: {done.stderr}"
     found = json.loads(done.stdout)
@@ -46,7 +46,7 @@ def test_every_metric_has_its_mutants():
 def test_a_clock_that_speaks_the_local_zone_fails_everything(tmp_path):
     source = planted(
         tmp_path,
-        "core/sources.py",
+        "_to_the_second",
         "moment = time.gmtime(seconds)",
         "moment = time.localtime(seconds)",
     )

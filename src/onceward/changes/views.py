@@ -60,6 +60,9 @@ class ChangeSummary(View, frozen=True):
     reason: str
     created_at: str
     escalates: str | None = None
+    waits_for: str | None = None
+    next: str | None = None
+    """The command that brings it on."""
 
 
 class UnitView(View, frozen=True):
@@ -198,6 +201,7 @@ def change_list(
 ) -> list[ChangeSummary]:
     """The newest entries and how they stand; `before` an entry, for the next page."""
     with store.read() as rows:
+        found = Changes(rows)
         return [
             ChangeSummary(
                 entry_id=entry.entry_id,
@@ -208,8 +212,10 @@ def change_list(
                 reason=entry.reason,
                 created_at=iso(at),
                 escalates=entry.escalates or None,
+                waits_for=WAITS_FOR.get(entry.status),
+                next=_next(entry, found),
             )
-            for entry, at in Changes(rows).newest(limit, statuses, author, before)
+            for entry, at in found.newest(limit, statuses, author, before)
         ]
 
 
@@ -262,7 +268,7 @@ def _view(rows: Reads, entry: Entry, policy: Policy) -> ChangeView:
         results=[result_view(one) for one in results] or None,
         signatures=list(found.signatures(entry.entry_id)) or None,
         waits_for=WAITS_FOR.get(entry.status),
-        next=_next(entry, sets),
+        next=_next(entry, found),
     )
 
 
@@ -358,9 +364,10 @@ def result_view(result: VerifyResult) -> ResultView:
     )
 
 
-def _next(entry: Entry, sets: Sequence[ChangeSet]) -> str | None:
+def _next(entry: Entry, found: Changes) -> str | None:
     """What a person would type next."""
     if entry.status == "verify_failed_escalated":
+        sets = found.change_sets(entry.entry_id)
         unfinished = any(one.status in ("open", "stuck") for one in sets)
         return f"onceward change verify {entry.entry_id}" if unfinished else None
     return {

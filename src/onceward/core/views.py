@@ -11,7 +11,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is seen of something. A field that has nothing to say is left out of JSON."""
 
 
-class Lane(View, frozen=True):
+class LaneView(View, frozen=True):
     """What was spent in a lane, and what may be; no limit is null. Money is in millionths."""
 
     lane: str

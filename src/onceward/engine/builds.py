@@ -16,7 +16,6 @@ from onceward.core.money import to_usd
 from onceward.core.records import Build
 from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.bases import take_base
-from onceward.engine.build_reading import deciding
 from onceward.engine.code_changes import code_changes, environment_detail, environments_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
@@ -77,7 +76,9 @@ def _require_no_doubt(rows: Reads, name: str) -> None:
                 " was done there may be paid for, or have had its effect, and running the plan anew might repeat it",
                 context={"build_id": build.build_id, "in_doubt": doubts},
                 recovery=[
-                    Recovery("decide there", f"onceward resume {build.build_id}{deciding(doubts)}"),
+                    Recovery(
+                        "decide there", f"onceward resume {build.build_id}{rules.deciding(doubts)}"
+                    ),
                     Recovery(
                         "or give that build up, then run",
                         f"onceward abandon {build.build_id}",

@@ -131,23 +131,6 @@ def told(rows: Reads, child_id: str) -> tuple[dict[str, int], dict[str, str]]:
     return sums, ({"debits": found} if found else {})
 
 
-def snapshot(token: Token, known: Mapping[str, Lane], debited: Mapping[str, int]) -> dict[str, Any]:
-    """`budget.v1` of a child: its debits by lane, a projection that overrides no total (C-30)."""
-    return {
-        "schema": "budget.v1",
-        "child_id": token.child_id,
-        "parent_session_id": token.parent_session_id,
-        "lanes": [
-            {
-                "budget_lane": lane.lane,
-                "accounting_mode": lane.mode,
-                "debited": debited.get(lane.lane, 0),
-            }
-            for lane in sorted(known.values(), key=lambda lane: lane.lane)
-        ],
-    }
-
-
 def lane_of(row: Row) -> Lane | None:
     """A lane as read beside something else; None where the session has none yet."""
     return None if row[0] is None else Lane(*row)

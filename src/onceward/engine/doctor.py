@@ -175,9 +175,9 @@ def _writer_lock(store: Store) -> Iterable[Check]:
 def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
     for entry in outbox_status(store, sinks):
         fix = ""
-        if not entry["configured"]:
+        if not entry.configured:
             fix = "configure the sink again, or its events wait for ever"
-        elif entry.get("last_error"):
-            fix = f"mend it ({entry['last_error']}), then: onceward outbox flush"
-        detail = f"{entry['waiting']} waiting, {entry['parked']} parked"
-        yield Check(f"sink {entry['sink']}", "warn" if fix else "ok", detail, fix)
+        elif entry.last_error:
+            fix = f"mend it ({entry.last_error}), then: onceward outbox flush"
+        detail = f"{entry.waiting} waiting, {entry.parked} parked"
+        yield Check(f"sink {entry.sink}", "warn" if fix else "ok", detail, fix)

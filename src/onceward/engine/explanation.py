@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.core.money import to_usd
 from onceward.core.sources import iso
+from onceward.core.views import LaneView
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.events import newest_of
@@ -67,16 +68,15 @@ def who_may(rows: Reads, role: str) -> list[str]:
     ] or [f"nobody: no principal has the role {role}"]
 
 
-def cost_of(lanes: Sequence[Mapping[str, Any]]) -> str:
-    said = []
-    for lane in sorted(lanes, key=lambda lane: lane["lane"], reverse=True):
-        money = lane["lane"] == "usd_micros"
+def cost_of(lanes: Sequence[LaneView]) -> str:
+    """What was spent, lane by lane, in words."""
+    costs = []
+    for lane in sorted(lanes, key=lambda lane: lane.lane, reverse=True):
         total, limit = (
-            "" if n is None else to_usd(n) if money else f"{n:,}"
-            for n in (lane["total"], lane["limit"])
+            "" if n is None else to_usd(n) if lane.lane == "usd_micros" else f"{n:,}"
+            for n in (lane.total, lane.limit)
         )
-        if lane["total"] or limit:
-            said.append(
-                f"{total}{f' of {limit}' if limit else ''} {_LANES.get(lane['lane'], lane['lane'])}"
-            )
-    return ", ".join(said) or "nothing"
+        if lane.total or limit:
+            of = f" of {limit}" if limit else ""
+            costs.append(f"{total}{of} {_LANES.get(lane.lane, lane.lane)}")
+    return ", ".join(costs) or "nothing"

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from onceward.core.canon import canonical
 from onceward.core.limits import LEAVING_SECONDS, NOTICE_SECONDS, WEBHOOK_TIMEOUT_SECONDS
-from onceward.engine.build_reading import why_paused
 from onceward.engine.sinks import Deadline, WebhookSink
 from onceward.errors import NetworkError
+from onceward.lifecycles.build import why_paused
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.outbox import Parcel

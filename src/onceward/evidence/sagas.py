@@ -130,9 +130,8 @@ class Sagas:
         wanted = self._told.pop((step.step, step.side), None)
         if (detail.get("step"), detail.get("side")) != (step.step, step.side):
             return "its child did something else"
-        if (said["event"] == _PASSED) != (step.status == "done") or (step.status == "done") != (
-            step.error is None
-        ):
+        passed = said["event"] == _PASSED
+        if step.status != ("done" if passed else "failed") or passed != (step.error is None):
             return "it did not end as its child's last event says"
         if (
             step.error is not None

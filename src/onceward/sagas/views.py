@@ -10,11 +10,11 @@ import msgspec
 from onceward.artifacts.blobs import Artifacts
 from onceward.core.sagas import Run, Side, Step
 from onceward.core.sources import iso
-from onceward.core.views import Lane, View
+from onceward.core.views import LaneView, View
+from onceward.dispatch.views import lane_list
 from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
 from onceward.engine.outputs import read_back
 from onceward.engine.outputs import value_of as value_of_outputs
-from onceward.engine.reading import lane_list
 from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
 from onceward.lifecycles import saga as rules
@@ -59,7 +59,7 @@ class SagaView(View, frozen=True):
     state: str
     standing: str
     steps: list[ActionView]
-    lanes: list[Lane]
+    lanes: list[LaneView]
     lease: str
     lease_held: bool
     last_ok_state: str | None = None
@@ -119,7 +119,7 @@ def saga_view(store: Store, name: str) -> SagaView:
         state=run.state,
         standing=standing,
         steps=[*_actions(run, steps, running), *_compensations(run, steps)],
-        lanes=[msgspec.convert(lane, Lane) for lane in lane_list(store, run.saga_id)],
+        lanes=lane_list(store, run.saga_id),
         lease=run.lease,
         lease_held=lease is not None and lease.holder == run.idempotency_root,
         last_ok_state=run.last_ok_state,
@@ -273,7 +273,7 @@ def _explain(store: Store, saga_id: str) -> Explanation:
         story=moves,
         waits_for=_waits_for(view),
         who=who,
-        cost=cost_of([msgspec.to_builtins(lane) for lane in view.lanes]),
+        cost=cost_of(view.lanes),
         made=made,
         next=_commands(view),
     )

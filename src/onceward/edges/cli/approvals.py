@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from onceward.core.hidden import marked
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Globals
 from onceward.errors import InvalidConfig, Recovery
+
+if TYPE_CHECKING:
+    from onceward.builds.approval_content import Flowing
+    from onceward.builds.views import WantedApproval
 
 
 def show_approval(given: Globals, build: str, step: str) -> None:
     """What flows into a step that waits for a person, and the digest of it."""
     wanted, flowing = _wanted(given, build, step)
     if given.json:
-        render.document({**wanted, "inputs": flowing})
+        render.document({**document(wanted), "inputs": flowing})
         return
     _show(wanted, flowing)
 
@@ -25,7 +30,7 @@ def show_approval(given: Globals, build: str, step: str) -> None:
 def looked_at(given: Globals, build: str, step: str, *, refuse: bool) -> str:
     """The digest of what flows into a step, once somebody at a terminal has seen it and typed its beginning."""
     wanted, flowing = _wanted(given, build, step)
-    name, digest = wanted["step"], str(wanted["digest"])
+    name, digest = wanted.step, wanted.digest
     if given.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidConfig(
             "an approval is of exact bytes: say which were looked at",
@@ -36,7 +41,7 @@ def looked_at(given: Globals, build: str, step: str, *, refuse: bool) -> str:
             ],
         )
     _show(wanted, flowing)
-    unseen = [one["name"] for one in flowing if one["cut_off"]]
+    unseen = [one.name for one in flowing if one.cut_off]
     if unseen and not refuse:
         raise InvalidConfig(
             f"{render.plain(unseen[0])} is too large to be shown here, and only what was seen is approved",
@@ -52,36 +57,32 @@ def looked_at(given: Globals, build: str, step: str, *, refuse: bool) -> str:
     return digest
 
 
-def _wanted(given: Globals, build: str, step: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from onceward.engine.approving import to_approve
-    from onceward.engine.build_reading import build_status
+def _wanted(given: Globals, build: str, step: str) -> tuple[WantedApproval, list[Flowing]]:
+    from onceward.builds.approval_content import to_approve
+    from onceward.builds.views import build_view
 
     with given.workspace().artifacts() as artifacts:
-        found = build_status(artifacts.store, build)
-        wanted = [
-            one
-            for one in found.get("approvals", ())
-            if step in (one["step"], one["step"].partition(":")[0])
-        ]
+        found = build_view(artifacts.store, build)
+        wanted = [one for one in found.approvals if step in (one.step, one.step.partition(":")[0])]
         if not wanted:
             raise InvalidConfig(
-                f"step {step[:80]!a} of {found['build_id']} does not wait for an approval",
+                f"step {step[:80]!a} of {found.build_id} does not wait for an approval",
                 context={"step": step[:200]},
-                recovery=[Recovery("see what waits", f"onceward status {found['build_id']}")],
+                recovery=[Recovery("see what waits", f"onceward status {found.build_id}")],
             )
-        return wanted[-1], to_approve(artifacts, found, whole=True)[wanted[-1]["step"]]
+        return wanted[-1], to_approve(artifacts, found, whole=True)[wanted[-1].step]
 
 
-def _show(wanted: dict[str, Any], flowing: list[dict[str, Any]]) -> None:
-    render.say(click.style(render.plain(wanted["text"]), bold=True))
+def _show(wanted: WantedApproval, flowing: list[Flowing]) -> None:
+    render.say(click.style(render.plain(wanted.text), bold=True))
     for one in flowing:
-        about = f"{one['size']:,} bytes, sha256 {one['sha256']}"
-        click.secho(f"--- {render.plain(one['step'])} {render.plain(one['name'])}", bold=True)
-        if one["text"] is None:
+        about = f"{one.size:,} bytes, sha256 {one.sha256}"
+        click.secho(f"--- {render.plain(one.step)} {render.plain(one.name)}", bold=True)
+        if one.text is None:
             render.say(f"not text: {about}")
         else:
-            render.say(marked(one["text"]).rstrip("\n"))
-            if one["cut_off"]:
+            render.say(marked(one.text).rstrip("\n"))
+            if one.cut_off:
                 render.say(click.style(f"... only its beginning: {about}", dim=True))
-    digest = str(wanted["digest"])
+    digest = wanted.digest
     render.say(f"digest {click.style(digest[:8], bold=True)}{digest[8:]}")

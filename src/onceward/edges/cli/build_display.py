@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from onceward.edges.cli import render
-from onceward.edges.cli.display import explain, shown
+from onceward.edges.cli.display import amounts, explain
 
 if TYPE_CHECKING:
     from onceward.engine.glance import Begun
@@ -202,8 +202,7 @@ def step_line(said: Mapping[str, Any]) -> str:
         why = str(ended.detail.get("in_doubt", {}).get("message", "")) if ended else ""
         word = click.style("in doubt", fg="yellow")
         return f"{render.plain(said['step'])} {word}: {render.plain(why)}"
-    lanes = [(lane, amount) for lane, amount in said["spent"].items() if lane != "duration_secs"]
-    spent = " ".join("=".join(shown({"lane": k, "total": v, "limit": None})[:2]) for k, v in lanes)
+    spent = amounts({k: v for k, v in said["spent"].items() if k != "duration_secs"})
     why = explain(ended.reason, ended.detail) if ended is not None else ""
     if said.get("mistakes"):
         mistake = f": {render.plain(said['mistake'])}" if said.get("mistake") else ""

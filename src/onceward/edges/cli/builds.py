@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from onceward.edges.cli.main import (
 )
 from onceward.edges.cli.spawn import budget_of, limits_of
 from onceward.errors import InvalidConfig, Recovery
+
+if TYPE_CHECKING:
+    from onceward.builds.views import BuildSummary
 
 _EXITS = {"SUCCESS": 0, "FAILED": 1, "BUDGET_PAUSE": 3, "CRASHED": 1, "ACTIVE": 1, "ABANDONED": 1}
 
@@ -221,8 +224,8 @@ def _foresee(
 ) -> int:
     """What a resume would do."""
     from onceward import running
+    from onceward.builds.views import build_named
     from onceward.edges.cli.forecast import tell
-    from onceward.engine.build_reading import build_named
 
     workspace = given.workspace()
     with workspace.reading() as store:
@@ -235,22 +238,22 @@ def _foresee(
 
 
 def _the_one(workspace: Any) -> str:
-    from onceward.engine.build_reading import build_list
+    from onceward.builds.views import build_list
 
     with workspace.reading() as store:
         builds = build_list(store)
-    went_on = {b.get("parent_build_id") for b in builds}
-    open_ = [b for b in builds if b["state"] in ("CRASHED", "BUDGET_PAUSE") or b.get("orphaned")]
-    found = [b for b in open_ if b["build_id"] not in went_on] or open_
+    went_on = {build.parent_build_id for build in builds}
+    resumable = [b for b in builds if b.state in ("CRASHED", "BUDGET_PAUSE") or b.orphaned]
+    found = [build for build in resumable if build.build_id not in went_on] or resumable
     if len(found) == 1:
-        return str(found[0]["build_id"])
+        return found[0].build_id
     if found:
-        ways = ", ".join(f"{b['build_id']} ({b['state']})" for b in found[:5])
-        give_up = Recovery("or give one up", f"onceward abandon {found[-1]['build_id']}", "medium")
+        ways = ", ".join(f"{build.build_id} ({build.state})" for build in found[:5])
+        give_up = Recovery("or give one up", f"onceward abandon {found[-1].build_id}", "medium")
         raise InvalidConfig(
             f"name the build: {ways}", context={"field": "build"}, recovery=[give_up]
         )
-    running = [b["build_id"] for b in builds if b["state"] == "ACTIVE"]
+    running = [build.build_id for build in builds if build.state == "ACTIVE"]
     raise InvalidConfig(
         f"{running[0]} is running" if running else "no build waits to be resumed",
         context={"field": "build"},
@@ -304,23 +307,21 @@ def _accepted(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def build_table(builds: Sequence[dict[str, Any]]) -> None:
-    rows = [
-        (b["build_id"], b["name"], state_of(b), b["cost_usd"], b["created_at"][:19]) for b in builds
-    ]
+def build_table(builds: Sequence[BuildSummary]) -> None:
+    rows = [(b.build_id, b.name, state_of(b), b.cost_usd, b.created_at[:19]) for b in builds]
     render.table(("build", "plan", "state", "usd", "begun (UTC)"), rows)
 
 
-def state_of(build: dict[str, Any]) -> str:
+def state_of(build: BuildSummary) -> str:
     """A build's state, and whether that is only what its dead kernel left."""
-    return f"{build['state']} (nobody runs it)" if build.get("orphaned") else str(build["state"])
+    return f"{build.state} (nobody runs it)" if build.orphaned else build.state
 
 
 @click.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
     """The newest builds: how they stand and what they cost."""
-    from onceward.engine.build_reading import build_list
+    from onceward.builds.views import build_list
 
     with given.workspace().reading() as store:
         found = build_list(store)

@@ -50,7 +50,7 @@ def artifacts() -> None:
 @pass_globals
 def list_(given: Globals, owner: str | None) -> None:
     """The artifacts of OWNER (a child or build), or the newest of all."""
-    from onceward.engine.reading import artifact_list
+    from onceward.artifacts.views import artifact_list
     from onceward.lifecycles.plan import step_name
 
     with given.workspace().reading() as store:
@@ -58,13 +58,16 @@ def list_(given: Globals, owner: str | None) -> None:
     if given.json:
         render.document(found)
     elif found:
-        steps = "stage" in found[0]
+        steps = found[0].stage is not None
         rows = [
             (
-                render.plain(step_name(e["stage"], e["target"])) if steps else e["owner"],
-                *(e["name"], e["kind"], e["size"], e["sha256"][:12]),
+                step_name(one.stage or "", one.target or "") if steps else one.owner,
+                one.name,
+                one.kind,
+                one.size,
+                one.sha256[:12],
             )
-            for e in found
+            for one in found
         ]
         render.table(("step" if steps else "owner", "name", "kind", "bytes", "sha256"), rows)
     else:

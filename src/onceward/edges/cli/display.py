@@ -7,12 +7,14 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceward.core.money import to_usd
+from onceward.core.views import LaneView, document
 from onceward.edges.cli import render
 
 if TYPE_CHECKING:
@@ -94,12 +96,12 @@ class Display:
                 self._failed += not passed
             self._status()
 
-    def summary(self, lanes: list[dict[str, Any]], ends: Iterable[Ended]) -> None:
+    def summary(self, lanes: Sequence[LaneView], ends: Iterable[Ended]) -> None:
         with self._heard():
             self._failed = sum(end.reason != "completed" for end in ends)
             self._summary(lanes)
 
-    def _summary(self, lanes: list[dict[str, Any]]) -> None:
+    def _summary(self, lanes: Sequence[LaneView]) -> None:
         if self._json:
             self._line(
                 {
@@ -107,14 +109,12 @@ class Display:
                     "session_id": self._session,
                     "ended": self._count,
                     "failed": self._failed,
-                    "lanes": lanes,
+                    "lanes": document(list(lanes)),
                 }
             )
             return
         self._erase()
-        spent = ", ".join(
-            _spent(lane) for lane in lanes if lane["total"] or lane["limit"] is not None
-        )
+        spent = ", ".join(_spent(lane) for lane in lanes if lane.total or lane.limit is not None)
         if spent:
             click.echo(f"spent: {spent}", err=True)
         click.secho(f"more: onceward status {self._session}", dim=True, err=True)
@@ -177,12 +177,11 @@ def _why(how: Ended) -> str:
 def explain(reason: str, detail: Mapping[str, Any]) -> str:
     """Why a child ended as it did, where there is more to say than the reason."""
     if reason == "budget_exceeded" and "lane" in detail:
+        lane = str(detail["lane"])
         name, total, limit = shown(
-            {"lane": detail["lane"], "total": detail["observed"], "limit": detail["limit"]}
+            LaneView(lane=lane, total=detail["observed"], limit=detail["limit"])
         )
-        _, asked, _ = shown(
-            {"lane": detail["lane"], "total": detail.get("asked", 0), "limit": None}
-        )
+        asked = amount(lane, detail.get("asked", 0))
         return f": {name} is at {total} of {limit}" + (
             f", {asked} more asked" if detail.get("asked") else ""
         )
@@ -195,16 +194,26 @@ def explain(reason: str, detail: Mapping[str, Any]) -> str:
     return ""
 
 
-def _spent(lane: dict[str, Any]) -> str:
+def _spent(lane: LaneView) -> str:
     name, total, limit = shown(lane)
     return f"{name} {total}{f' of {limit}' if limit else ''}"
 
 
-def shown(lane: dict[str, Any]) -> tuple[str, str, str]:
-    """A lane's name, total and limit as people write them; no limit is an empty one."""
-    from onceward.core.money import to_usd
+def amount(lane: str, total: int) -> str:
+    """An amount of a lane as people write it."""
+    return to_usd(total) if lane == "usd_micros" else str(total)
 
-    money = lane["lane"] == "usd_micros"
-    name = "usd" if money else lane["lane"]
-    limit = "" if lane["limit"] is None else to_usd(lane["limit"]) if money else str(lane["limit"])
-    return name, to_usd(lane["total"]) if money else str(lane["total"]), limit
+
+def amounts(spent: Mapping[str, int]) -> str:
+    """What was spent, as `lane=amount` words."""
+    return " ".join(f"{_name(lane)}={amount(lane, total)}" for lane, total in spent.items())
+
+
+def shown(lane: LaneView) -> tuple[str, str, str]:
+    """A lane's name, total and limit as people write them; no limit is an empty one."""
+    limit = "" if lane.limit is None else amount(lane.lane, lane.limit)
+    return _name(lane.lane), amount(lane.lane, lane.total), limit
+
+
+def _name(lane: str) -> str:
+    return "usd" if lane == "usd_micros" else lane

@@ -54,8 +54,8 @@ def why(given: Globals, words: tuple[str, ...]) -> None:
 
     What a run would do now, and why, is told by: onceward run PLAN --dry-run
     """
-    from onceward.engine.explain import build_of
-    from onceward.engine.explain import why as reasons
+    from onceward.builds.explain import build_of
+    from onceward.builds.explain import why as reasons
 
     if len(words) > 2:
         raise click.UsageError("name a step, or a build and a step")
@@ -64,12 +64,10 @@ def why(given: Globals, words: tuple[str, ...]) -> None:
     if given.json:
         render.document(found)
         return
-    state = click.style(found["status"], fg=render.STATES.get(found["status"]))
-    click.echo(
-        f"{click.style(render.plain(found['step']), bold=True)}  {state}  in {found['build_id']}"
-    )
-    _lines("because", found["because"])
-    _lines("since", [found["since"]] if "since" in found else [])
+    state = click.style(found.status, fg=render.STATES.get(found.status))
+    click.echo(f"{click.style(render.plain(found.step), bold=True)}  {state}  in {found.build_id}")
+    _lines("because", found.because)
+    _lines("since", [found.since] if found.since is not None else [])
 
 
 def _lines(word: str, texts: Sequence[str]) -> None:

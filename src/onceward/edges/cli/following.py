@@ -94,8 +94,8 @@ def interrupted(what: str, stop: str) -> int:
 
 def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[str, Any] | int:
     """A build that a server runs; answers how it stands when it is over."""
-    from onceward.engine.build_reading import build_status
-    from onceward.engine.work_reading import begun_of, steps_since, summed_up
+    from onceward.builds.following import begun_of, steps_since, summed_up
+    from onceward.builds.views import build_view
 
     served = Served(given, verb, order)
     if served.asked.pending:
@@ -105,11 +105,11 @@ def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[st
     known: dict[str, str] = {}
     try:
         with served.workspace.reading() as store:
-            before = build_status(store, build_id)
+            before = build_view(store, build_id)
         display.begun(begun_of(served.workspace, before, "at the server"))
         for _ in served.followed():
             with served.workspace.reading() as store:
-                found = build_status(store, build_id)
+                found = build_view(store, build_id)
             for said in steps_since(found, known):
                 display.told(said)
     except KeyboardInterrupt:
@@ -120,7 +120,7 @@ def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[st
         raise
     display.end()
     with served.workspace.reading() as store:
-        found = build_status(store, build_id)
+        found = build_view(store, build_id)
     return summed_up(found, before, int(time.monotonic() - begun_at))
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import click
 import msgspec
 
+from onceward.core.views import LaneView
 from onceward.edges.cli import render
 from onceward.edges.cli.display import shown
 from onceward.edges.cli.main import Globals
@@ -101,7 +102,7 @@ def _total(steps: Sequence[Expected]) -> dict[str, int]:
 
 def _amounts(estimate: Mapping[str, int]) -> list[tuple[str, str]]:
     return [
-        shown({"lane": lane, "total": n, "limit": None})[:2] for lane, n in estimate.items() if n
+        shown(LaneView(lane=lane, total=n, limit=None))[:2] for lane, n in estimate.items() if n
     ]
 
 
@@ -109,7 +110,7 @@ def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping
     guessed = [step for step in steps if step.what == "run"]
     unknown = sum(not step.estimate for step in guessed)
     for lane in sorted(lane for lane, amount in totals.items() if amount):
-        name, total, limit = shown({"lane": lane, "total": totals[lane], "limit": limits.get(lane)})
+        name, total, limit = shown(LaneView(lane=lane, total=totals[lane], limit=limits.get(lane)))
         beyond = (
             click.style("; it would pause", fg="yellow")
             if totals[lane] > limits.get(lane, totals[lane])

@@ -16,6 +16,7 @@ from onceward.errors import InvalidConfig, NotFound
 
 if TYPE_CHECKING:
     from onceward.people.keyring import Keyring
+    from onceward.people.views import KeyView
     from onceward.wiring import Workspace
 
 
@@ -29,7 +30,7 @@ def keys() -> None:
 @pass_globals
 def new(given: Globals) -> int:
     """Make a new key for yourself, or for the principal of --as. The old one stays in force until it is revoked."""
-    from onceward.engine.reading import standing_of
+    from onceward.people.views import standing_of
 
     workspace = given.workspace()
     with workspace.reading() as store:
@@ -67,7 +68,7 @@ def _say_new(value: dict[str, Any]) -> None:
 @pass_globals
 def list_(given: Globals) -> None:
     """Every key that was ever in force here, and whether its file is on this machine."""
-    from onceward.engine.reading import key_list
+    from onceward.people.views import key_list
 
     workspace = given.workspace()
     with workspace.reading() as store:
@@ -77,20 +78,20 @@ def list_(given: Globals) -> None:
         return
     rows = [
         (
-            k["key"][:16],
-            k["principal"],
-            "revoked" if "revoked_seq" in k else "in force",
-            _file(k, workspace.keyring),
+            key.key[:16],
+            key.principal,
+            "in force" if key.in_force else "revoked",
+            _file(key, workspace.keyring),
         )
-        for k in found
+        for key in found
     ]
     render.table(("key", "of", "", "file"), rows)
 
 
-def _file(key: dict[str, Any], keyring: Keyring) -> str:
-    if not key["here"]:
+def _file(key: KeyView, keyring: Keyring) -> str:
+    if not key.here:
         return ""
-    return "here, with a passphrase" if keyring.is_locked(key["key"]) else "here"
+    return "here, with a passphrase" if keyring.is_locked(key.key) else "here"
 
 
 @keys.command(cls=Command)
@@ -98,7 +99,7 @@ def _file(key: dict[str, Any], keyring: Keyring) -> str:
 @pass_globals
 def show(given: Globals, key: str | None) -> None:
     """Show the public part of KEY, or of your own: what others need to check what it signed."""
-    from onceward.engine.reading import key_shown
+    from onceward.people.views import key_shown
 
     workspace = given.workspace()
     with workspace.reading() as store:
@@ -107,8 +108,9 @@ def show(given: Globals, key: str | None) -> None:
         render.document(found)
         return
     for name in ("key", "principal", "state", "public", "offer", "file"):
-        if name in found:
-            click.echo(f"{name:10s} {render.plain(found[name])}")
+        value = getattr(found, name)
+        if value is not None:
+            click.echo(f"{name:10s} {render.plain(value)}")
 
 
 _LONGEST = 1000
@@ -175,7 +177,7 @@ def agent(given: Globals, passphrase_stdin: bool) -> None:
 
 def _own_keys(workspace: Workspace) -> list[str]:
     """The keys in force of whoever acts whose files are here."""
-    from onceward.engine.reading import own_key_files
+    from onceward.people.views import own_key_files
 
     with workspace.reading() as store:
         found = own_key_files(store, workspace.keyring, workspace.principal)

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onceward.core.views import LaneView
 from onceward.edges.cli import render
 from onceward.edges.cli.build_display import BuildDisplay, step_line
 from onceward.edges.cli.display import shown
@@ -241,7 +242,7 @@ class LiveDisplay(BuildDisplay):
         for lane in sorted(lanes.values(), key=lambda lane: lane.lane, reverse=True):
             if lane.lane != "duration_secs" or lane.limit is not None:
                 name, total, limit = shown(
-                    {"lane": lane.lane, "total": lane.total, "limit": lane.limit}
+                    LaneView(lane=lane.lane, total=lane.total, limit=lane.limit)
                 )
                 parts.append(f"{total}{f' of {limit}' if limit else ''} {name}")
         left = sum(bar.total - bar.over for bar in self._bars.values())

@@ -108,7 +108,7 @@ def events(given: Globals, stream: str | None, follow: bool) -> None:
     if given.json:
         render.document(found)
     elif found:
-        render.table(("stream", "events"), [(row["stream"], row["events"]) for row in found])
+        render.table(("stream", "events"), [(row.stream, row.events) for row in found])
     else:
         render.say("No events yet.")
 

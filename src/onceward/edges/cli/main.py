@@ -113,13 +113,12 @@ pass_globals = click.make_pass_decorator(Globals, ensure=True)
 
 def complete_build(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The ids of builds, for the shell to offer; without a workspace there are none."""
-    from onceward.engine.build_reading import build_list
+    from onceward.builds.views import build_list
 
     try:
         with ctx.ensure_object(Globals).workspace().reading() as store:
-            return [
-                b["build_id"] for b in build_list(store) if b["build_id"].startswith(incomplete)
-            ]
+            names = [build.build_id for build in build_list(store)]
+            return [name for name in names if name.startswith(incomplete)]
     except OncewardError:
         return []
 

@@ -31,8 +31,8 @@ def status(given: Globals) -> None:
         )
     else:
         rows = [
-            (s["sink"], s["waiting"], s["parked"], s.get("oldest", "-"), s.get("last_error", "-"))
-            for s in found
+            (one.sink, one.waiting, one.parked, one.oldest or "-", one.last_error or "-")
+            for one in found
         ]
         render.table(("sink", "waiting", "parked", "oldest", "last error"), rows)
 

@@ -22,8 +22,8 @@ def output(given: Globals, build: str | None, project: str, to: str | None) -> N
 
     It is staged, verified and moved into place whole; `current` beside it points to the newest.
     """
-    from onceward.engine.explain import build_of
-    from onceward.engine.output import write_output
+    from onceward.builds.explain import build_of
+    from onceward.builds.output import write_output
 
     workspace = given.workspace()
     place = None if to is None else file_argument(to).absolute()

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from onceward.core.records import ROLES
+from onceward.core.views import document
 from onceward.edges.cli import render
 from onceward.edges.cli.asking import ask, tell
 from onceward.edges.cli.main import Command, Globals, Group, asking_options, pass_globals
@@ -22,14 +23,14 @@ def principals() -> None:
 @pass_globals
 def list_(given: Globals) -> None:
     """Everybody this workspace knows, and which duties nobody else could do."""
-    from onceward.engine.reading import duties_left, principal_list
+    from onceward.people.views import duties_left, principal_list
 
     with given.workspace().reading() as store:
         found, left = principal_list(store), duties_left(store)
     if given.json:
         render.document(found)
         return
-    rows = [(p["name"], ", ".join(p["roles"]), p.get("key", "none yet")[:16]) for p in found]
+    rows = [(one.name, ", ".join(one.roles), (one.key or "none yet")[:16]) for one in found]
     render.table(("principal", "roles", "key"), rows)
     if left:
         render.say(render.plain(left))
@@ -67,7 +68,7 @@ def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
 @pass_globals
 def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
     """What each role may do; or the roles of NAME, and with --take fewer of them."""
-    from onceward.engine.reading import principal_named
+    from onceward.people.views import principal_named
 
     if name is None:
         if roles:
@@ -86,7 +87,7 @@ def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
     if given.json:
         render.document(found)
     else:
-        _say(found)
+        _say(document(found))
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onceward.core.hidden import marked
+from onceward.core.views import document as as_values
 from onceward.errors import OncewardError
 
 STATES = {
@@ -28,8 +29,8 @@ def say(text: str = "") -> None:
 
 
 def document(value: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(value, sort_keys=True))
+    """One JSON document on standard output: of a view, of views, or of plain values."""
+    click.echo(json.dumps(as_values(value), sort_keys=True))
 
 
 def plain(text: object) -> str:

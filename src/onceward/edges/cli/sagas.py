@@ -254,7 +254,7 @@ def _reasons(view: SagaView) -> None:
 
 
 def _spent(view: SagaView, err: bool) -> None:
-    lanes = [shown(document(lane)) for lane in view.lanes if lane.total or lane.limit is not None]
+    lanes = [shown(lane) for lane in view.lanes if lane.total or lane.limit is not None]
     if lanes:
         said = ", ".join(
             f"{name} {total}{f' of {limit}' if limit else ''}" for name, total, limit in lanes

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from onceward.core.views import LaneView
 from onceward.edges.cli import render
 from onceward.edges.cli.display import shown
 from onceward.edges.cli.main import Command, Globals, pass_globals
@@ -63,7 +64,7 @@ def _total(found: dict[str, Any]) -> None:
         if lane == "duration_secs":
             continue
         name, total, limit = shown(
-            {"lane": lane, "total": found["lanes"][lane], "limit": found["limits"].get(lane)}
+            LaneView(lane=lane, total=found["lanes"][lane], limit=found["limits"].get(lane))
         )
         said.append(
             f"{total}{f' of the {limit} that the workspace may spend,' if limit else ''} {name}"

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
+from onceward.artifacts.views import ArtifactView, artifact_list
+from onceward.builds.explain import StepReasons, build_of, why
+from onceward.builds.views import (
+    BuildSummary,
+    BuildView,
+    PermitView,
+    build_list,
+    build_named,
+    build_view,
+    permit_list,
+)
+from onceward.core.views import LaneView
+from onceward.dispatch.views import SessionSummary, SessionView, session_list, session_view
 from onceward.edges.http import openapi, reads, shapes
 from onceward.edges.http.api_evidence import EVIDENCE
 from onceward.edges.http.api_governed import GOVERNED
 from onceward.edges.http.routes import Route, act, by_noun, look, routes_of_acts
-from onceward.engine import build_reading, reading
-from onceward.engine.explain import build_of, why
 from onceward.engine.spending import spending, spent_over_time
-from onceward.overview import overview
+from onceward.overview import Overview, overview
+from onceward.people.views import PrincipalView, principal_named
 
 _SERVER: Final = (
     look(
@@ -64,15 +76,15 @@ _SERVER: Final = (
         "/whoami",
         "whoami",
         "who you are here, and what you may do",
-        shapes.Principal,
-        lambda c: reading.principal_named(c.store, c.principal),
+        PrincipalView,
+        lambda c: principal_named(c.store, c.principal),
     ),
     look(
         "server",
         "/overview",
         "overview",
         "what runs, what waits for a person, what failed, what today cost",
-        shapes.Overview,
+        Overview,
         lambda c: overview(c.store),
     ),
     look(
@@ -110,8 +122,8 @@ _WORK: Final = (
         "/builds",
         "listBuilds",
         "the newest builds",
-        list[shapes.Build],
-        lambda c: build_reading.build_list(c.store, c.query.limit),
+        list[BuildSummary],
+        lambda c: build_list(c.store, c.query.limit),
         query=reads.Page,
     ),
     look(
@@ -119,8 +131,8 @@ _WORK: Final = (
         "/builds/{build}",
         "showBuild",
         "a build and its steps",
-        shapes.BuildInFull,
-        lambda c: build_reading.build_status(c.store, c.path["build"]),
+        BuildView,
+        lambda c: build_view(c.store, c.path["build"]),
     ),
     look(
         "builds",
@@ -128,16 +140,14 @@ _WORK: Final = (
         "showCosts",
         "what a build spent over time, by lane",
         list[shapes.Curve],
-        lambda c: spent_over_time(
-            c.store, build_reading.build_named(c.store, c.path["build"]).build_id
-        ),
+        lambda c: spent_over_time(c.store, build_named(c.store, c.path["build"]).build_id),
     ),
     look(
         "builds",
         "/builds/{build}/why/{step}",
         "whyStep",
         "why a step ran, or did not",
-        shapes.Said,
+        StepReasons,
         lambda c: why(c.store, build_of(c.store, c.path["build"]), c.path["step"]),
     ),
     look(
@@ -145,8 +155,8 @@ _WORK: Final = (
         "/sessions",
         "listSessions",
         "the newest sessions",
-        list[shapes.Session],
-        lambda c: reading.session_list(c.store, c.query.limit),
+        list[SessionSummary],
+        lambda c: session_list(c.store, c.query.limit),
         query=reads.Page,
     ),
     look(
@@ -154,15 +164,15 @@ _WORK: Final = (
         "/sessions/{session}",
         "showSession",
         "a session and its children",
-        shapes.SessionInFull,
-        lambda c: reading.session_status(c.store, c.path["session"]),
+        SessionView,
+        lambda c: session_view(c.store, c.path["session"]),
     ),
     look(
         "budgets",
         "/sessions/{session}/budget",
         "showBudget",
         "the lanes of a session's budget",
-        list[shapes.Lane],
+        list[LaneView],
         reads.session_budget,
     ),
     act(
@@ -179,8 +189,8 @@ _WORK: Final = (
         "/children/{child}",
         "showChild",
         "a child, with its session",
-        shapes.SessionInFull,
-        lambda c: reading.session_status(c.store, c.path["child"]),
+        SessionView,
+        lambda c: session_view(c.store, c.path["child"]),
     ),
     look(
         "children",
@@ -205,8 +215,8 @@ _WORK: Final = (
         "/permits",
         "listPermits",
         "the newest confirmation tokens, by their ids",
-        list[shapes.Permit],
-        lambda c: build_reading.permit_list(c.store, c.query.limit),
+        list[PermitView],
+        lambda c: permit_list(c.store, c.query.limit),
         query=reads.Page,
     ),
     look(
@@ -214,8 +224,8 @@ _WORK: Final = (
         "/artifacts",
         "listArtifacts",
         "what somebody left, or the newest of all",
-        list[shapes.Artifact],
-        lambda c: reading.artifact_list(c.store, c.query.owner or None, c.query.limit),
+        list[ArtifactView],
+        lambda c: artifact_list(c.store, c.query.owner or None, c.query.limit),
         query=reads.Of,
     ),
     look(

@@ -9,6 +9,7 @@ from onceward.edges.http.routes import act, look
 from onceward.engine import reading
 from onceward.engine.targets import lock_list, lock_named
 from onceward.people.tokens import token_list
+from onceward.people.views import KeyView, PrincipalView, key_list, principal_list
 
 EVIDENCE: Final = (
     look(
@@ -41,7 +42,7 @@ EVIDENCE: Final = (
         "/streams",
         "listStreams",
         "every stream and how many events it has",
-        list[shapes.Stream],
+        list[reading.StreamView],
         lambda c: reading.stream_list(c.store),
     ),
     look(
@@ -130,16 +131,16 @@ EVIDENCE: Final = (
         "/principals",
         "listPrincipals",
         "who may act here, and as what",
-        list[shapes.Principal],
-        lambda c: reading.principal_list(c.store),
+        list[PrincipalView],
+        lambda c: principal_list(c.store),
     ),
     look(
         "keys",
         "/keys",
         "listKeys",
         "the keys people act with",
-        list[shapes.Key],
-        lambda c: reading.key_list(c.store, c.workspace.keyring),
+        list[KeyView],
+        lambda c: key_list(c.store, c.workspace.keyring),
     ),
     look(
         "tokens",
@@ -154,7 +155,7 @@ EVIDENCE: Final = (
         "/outbox",
         "showOutbox",
         "what waits for delivery",
-        list[shapes.Sink],
+        list[reading.SinkView],
         lambda c: reading.outbox_status(c.store, c.workspace.settings.sinks()),
     ),
 )

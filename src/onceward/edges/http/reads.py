@@ -12,9 +12,11 @@ import msgspec
 from onceward import __version__
 from onceward.changes.views import change_diff
 from onceward.core.canon import sha256_hex
+from onceward.core.views import LaneView
+from onceward.dispatch.views import lane_list
 from onceward.edges.http.access import CODE_SECONDS, Busy
 from onceward.edges.http.routes import Call, Query, RequestId, asked
-from onceward.engine import doctor, reading
+from onceward.engine import doctor
 from onceward.engine.answers import Pending
 from onceward.engine.logs import tail_of
 from onceward.engine.metrics import metrics as numbers
@@ -26,7 +28,7 @@ from onceward.lifecycles.machines import MACHINES
 from onceward.processes.spool import Spool
 from onceward.registry.views import PlanForecast, forecast
 from onceward.saga_running import to_apply
-from onceward.subjects import explain
+from onceward.subjects import explain, subject_named
 
 TAIL_BYTES: Final = 64 * 1024
 
@@ -283,8 +285,8 @@ def code(call: Call) -> dict[str, Any]:
     return {"code": made, "seconds": CODE_SECONDS, "url": f"{call.service.url}/signin#code={made}"}
 
 
-def session_budget(call: Call) -> list[dict[str, Any]]:
-    return reading.lane_list(call.store, reading.subject_named(call.store, call.path["session"]))
+def session_budget(call: Call) -> list[LaneView]:
+    return lane_list(call.store, subject_named(call.store, call.path["session"]))
 
 
 @contextmanager

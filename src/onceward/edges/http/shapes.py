@@ -15,12 +15,6 @@ class Health(TypedDict):
     failure: NotRequired[str]
 
 
-class Principal(TypedDict):
-    name: str
-    roles: list[str]
-    key: NotRequired[str]
-
-
 class Code(TypedDict):
     code: str
     meaning: str
@@ -43,116 +37,6 @@ class Curve(Lane):
     totals: list[int]
 
 
-class ArtifactOf(TypedDict):
-    name: str
-    kind: str
-    sha256: str
-    size: int
-
-
-class Artifact(ArtifactOf):
-    owner: str
-    created_at: str
-    build_id: NotRequired[str]
-    stage: NotRequired[str]
-    target: NotRequired[str]
-
-
-class Step(TypedDict):
-    stage: str
-    target: str
-    status: str
-    child_id: NotRequired[str | None]
-    context_hash: NotRequired[str]
-    cost_usd: NotRequired[str]
-    tokens: NotRequired[int]
-    attempts: NotRequired[int]
-    error: NotRequired[Said]
-    artifacts: NotRequired[list[ArtifactOf]]
-    started_at: NotRequired[str]
-    seconds: NotRequired[float]
-
-
-class Build(TypedDict):
-    build_id: str
-    name: str
-    state: str
-    cost_usd: str
-    tokens: int
-    created_at: str
-    updated_at: str
-    reason: NotRequired[str]
-    why: NotRequired[Said]
-    plan_file: NotRequired[str]
-    choices: NotRequired[Any]
-    parent_build_id: NotRequired[str]
-    orphaned: NotRequired[bool]
-    next: NotRequired[str | None]
-
-
-class Wanted(TypedDict):
-    """What waits for somebody's word: for exactly the content of this digest."""
-
-    step: str
-    digest: str
-    text: str
-
-
-class BuildInFull(Build):
-    steps: list[Step]
-    lanes: list[Lane]
-    needs: dict[str, list[str]]
-    gathers: dict[str, list[str]]
-    approvals: NotRequired[list[Wanted]]
-
-
-class Session(TypedDict):
-    session_id: str
-    children: int
-    open: int
-    failed: int
-    created_at: str
-
-
-class DebitedLane(TypedDict):
-    budget_lane: str
-    accounting_mode: str
-    debited: int
-
-
-class BudgetSnapshot(TypedDict):
-    """What was debited for a child: a projection, never above the totals of its session."""
-
-    schema: str
-    child_id: str
-    parent_session_id: str
-    lanes: list[DebitedLane]
-
-
-class Child(TypedDict):
-    child_id: str
-    phase: str
-    kind: str
-    work: Any
-    attempt: int
-    target: NotRequired[str]
-    reason: NotRequired[str]
-    code: NotRequired[str]
-    started_at: NotRequired[str]
-    ended_at: NotRequired[str]
-    detail: NotRequired[Said]
-    spent: NotRequired[dict[str, int]]
-    budget: NotRequired[BudgetSnapshot]
-
-
-class SessionInFull(TypedDict):
-    session_id: str
-    max_active_children: int
-    created_at: str
-    lanes: list[Lane]
-    children: list[Child]
-
-
 class Logs(TypedDict):
     """What a child said: the end of each of its logs, as text; what is no text is shown as a question mark."""
 
@@ -160,15 +44,6 @@ class Logs(TypedDict):
     over: bool
     logs: dict[str, str]
     bytes: dict[str, int]
-
-
-class Permit(TypedDict):
-    """A confirmation token of a pause, by its id; the token itself is nowhere."""
-
-    permit_id: str
-    build_id: str
-    state: str
-    expires_at: str
 
 
 class Group(TypedDict):
@@ -197,11 +72,6 @@ class Cleared(TypedDict):
     outcome: str
 
 
-class Stream(TypedDict):
-    stream: str
-    events: int
-
-
 class Explanation(TypedDict):
     id: str
     kind: str
@@ -222,44 +92,6 @@ class Token(TypedDict):
     note: str
     expires_at: str
     state: str
-
-
-class Key(TypedDict):
-    key: str
-    principal: str
-    added_seq: int
-    here: bool
-    revoked_seq: NotRequired[int]
-
-
-class Sink(TypedDict):
-    sink: str
-    configured: bool
-    waiting: int
-    parked: int
-    oldest: NotRequired[str]
-    last_error: NotRequired[str]
-
-
-class Item(TypedDict):
-    """Something that runs, waits or failed, and where it is."""
-
-    kind: str
-    id: str
-    name: str
-    state: str
-    since: str
-    why: NotRequired[str]
-    next: NotRequired[str | None]
-
-
-class Overview(TypedDict):
-    running: list[Item]
-    waiting: list[Item]
-    failed: list[Item]
-    counts: dict[str, dict[str, int]]
-    today: Said
-    kernel: bool
 
 
 class Findings(TypedDict):

@@ -15,8 +15,8 @@ from onceward.edges.web.forms import Offered
 from onceward.edges.web.pages import NAV
 from onceward.edges.web.rendering import STATIC, rendered
 from onceward.engine.feeding import position_now
-from onceward.engine.reading import principal_named
 from onceward.errors import CODES, NotFound, OncewardError
+from onceward.people.views import principal_named
 
 _TYPES: Final = {
     ".js": "text/javascript",
@@ -78,7 +78,7 @@ def _here(call: Call, path: str) -> dict[str, Any]:
     assert call.caller is not None
     return {
         "principal": call.principal,
-        "roles": principal_named(call.store, call.principal)["roles"],
+        "roles": principal_named(call.store, call.principal).roles,
         "nav": NAV,
         "path": path,
         "position": position_now(call.store),

@@ -6,18 +6,23 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from onceward.artifacts.views import artifact_list
+from onceward.builds.approval_content import shown, to_approve
+from onceward.builds.views import BuildView, build_list, build_view
 from onceward.changes.views import change_counts, change_history, change_list, change_view
+from onceward.dispatch.views import SessionView, session_list, session_view
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call, Query, Read, Route
 from onceward.edges.web import views
 from onceward.edges.web.forms import act_named, acts
-from onceward.engine import approving, build_reading, reading
+from onceward.engine import reading
 from onceward.engine.spending import spending
 from onceward.engine.targets import lock_list
 from onceward.errors import OncewardError
 from onceward.grants.views import grant_list, grant_view
 from onceward.overview import overview
 from onceward.people.tokens import token_list
+from onceward.people.views import duties_left, key_list, principal_list
 from onceward.registry.views import registry_list
 from onceward.sagas.views import saga_list, saga_view
 from onceward.subjects import explain
@@ -96,42 +101,40 @@ def _overview(call: Call) -> dict[str, Any]:
     return {
         "seen": overview(call.store),
         "days": views.days(days),
-        "builds": build_reading.build_list(call.store, 8),
+        "builds": build_list(call.store, 8),
     }
 
 
 def _builds(call: Call) -> dict[str, Any]:
-    return {"builds": build_reading.build_list(call.store, 200)}
+    return {"builds": build_list(call.store, 200)}
 
 
 def _build(call: Call) -> dict[str, Any]:
-    found = build_reading.build_status(call.store, call.path["build"])
-    session = reading.session_status(call.store, found["build_id"])
+    found = build_view(call.store, call.path["build"])
+    session = session_view(call.store, found.build_id)
     return {
         "build": found,
         "graph": views.graph(found),
-        "timeline": _timeline(
-            call, session, found["state"] == "ACTIVE" and not found.get("orphaned")
-        ),
-        "tally": views.tally(found["steps"]),
+        "timeline": _timeline(call, session, found.state == "ACTIVE" and not found.orphaned),
+        "tally": views.tally(found.steps),
         "raised": views.raised(found),
-        "to_approve": approving.to_approve(call.artifacts, found, whole=call.query.whole),
+        "to_approve": to_approve(call.artifacts, found, whole=call.query.whole),
         "is_whole": call.query.whole,
-        "told": _told(call, found["build_id"]),
+        "told": _told(call, found.build_id),
         **_log(call, found),
     }
 
 
-def _timeline(call: Call, session: dict[str, Any], running: bool) -> dict[str, Any]:
-    return views.timeline(session["children"], running, call.store.sources.now() / 1e6)
+def _timeline(call: Call, session: SessionView, running: bool) -> dict[str, Any]:
+    return views.timeline(session.children, running, call.store.sources.now() / 1e6)
 
 
-def _log(call: Call, found: dict[str, Any]) -> dict[str, Any]:
+def _log(call: Call, found: BuildView) -> dict[str, Any]:
     """The log of the step that was chosen, or of the one that matters most."""
-    chosen = views.chosen_step(found["steps"], call.query.step)
+    chosen = views.chosen_step(found.steps, call.query.step)
     if chosen is None:
         return {"log_of": None, "log": None}
-    return {"log_of": chosen, "log": views.logs_of(call, chosen["child_id"])}
+    return {"log_of": chosen, "log": views.logs_of(call, chosen.child_id or "")}
 
 
 def _told(call: Call, *words: str) -> Any:
@@ -143,31 +146,35 @@ def _told(call: Call, *words: str) -> Any:
 
 
 def _session(call: Call) -> dict[str, Any]:
-    found = reading.session_status(call.store, call.path["session"])
-    running = any(child["phase"] != "terminal" for child in found["children"])
+    found = session_view(call.store, call.path["session"])
+    running = any(not child.over for child in found.children)
     return {
         "session": found,
         "timeline": _timeline(call, found, running),
-        "told": _told(call, found["session_id"]),
+        "told": _told(call, found.session_id),
     }
 
 
 def _child(call: Call) -> dict[str, Any]:
-    found = reading.session_status(call.store, call.path["child"])
-    child = found["children"][0]
+    found = session_view(call.store, call.path["child"])
+    child = found.children[0]
     return {
         "session": found,
         "child": child,
-        "log": views.logs_of(call, child["child_id"]),
-        "artifacts": reading.artifact_list(call.store, child["child_id"]),
-        "told": _told(call, child["child_id"]),
+        "log": views.logs_of(call, child.child_id),
+        "artifacts": artifact_list(call.store, child.child_id),
+        "told": _told(call, child.child_id),
     }
 
 
 def _artifact(call: Call) -> dict[str, Any]:
+    seen = shown(call.artifacts, call.path["sha256"])
     return {
-        **approving.shown(call.artifacts, call.path["sha256"]),
-        "told": _told(call, call.path["sha256"]),
+        "sha256": seen.sha256,
+        "size": seen.size,
+        "text": seen.text,
+        "cut": seen.cut,
+        "told": _told(call, seen.sha256),
     }
 
 
@@ -204,7 +211,7 @@ def _sagas(call: Call) -> dict[str, Any]:
 
 def _saga(call: Call) -> dict[str, Any]:
     found = saga_view(call.store, call.path["saga"])
-    session = reading.session_status(call.store, found.saga_id)
+    session = session_view(call.store, found.saga_id)
     return {
         "saga": found,
         "timeline": _timeline(call, session, found.standing == "running"),
@@ -263,10 +270,10 @@ def _gate(call: Call) -> dict[str, Any]:
 
 def _people(call: Call) -> dict[str, Any]:
     return {
-        "people": reading.principal_list(call.store),
+        "people": principal_list(call.store),
         "tokens": token_list(call.store)[::-1][:200],
-        "keys": reading.key_list(call.store, call.workspace.keyring),
-        "left": reading.duties_left(call.store),
+        "keys": key_list(call.store, call.workspace.keyring),
+        "left": duties_left(call.store),
     }
 
 
@@ -302,7 +309,7 @@ PAGES: Final[tuple[Route, ...]] = (
         "/sessions",
         "sessions",
         "sessions.html",
-        lambda c: {"sessions": reading.session_list(c.store, 200)},
+        lambda c: {"sessions": session_list(c.store, 200)},
     ),
     _page("/sessions/{session}", "session", "session.html", _session),
     _page("/children/{child}", "child", "child.html", _child),

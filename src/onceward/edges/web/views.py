@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.builds.views import BuildView, StepView
 from onceward.core.limits import LONG_LINE
 from onceward.core.money import to_usd
+from onceward.dispatch.views import ChildView
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call
 from onceward.edges.web.rendering import lasting, seconds_of
@@ -41,9 +43,9 @@ def place_of(found: Mapping[str, Any]) -> str | None:
     return f"{place}{found['id']}" if place else None
 
 
-def tally(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def tally(steps: Sequence[StepView]) -> dict[str, Any]:
     """How many steps stand how, and how much of the work is done."""
-    counts = Counter(step["status"] for step in steps)
+    counts = Counter(step.status for step in steps)
     done = sum(counts[status] for status in ("SUCCESS", "SKIPPED", "REUSED"))
     return {
         "counts": dict(counts),
@@ -53,10 +55,9 @@ def tally(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def raised(build: Mapping[str, Any]) -> dict[str, str]:
+def raised(build: BuildView) -> dict[str, str]:
     """What a paused build might be let spend: twice what it was, for a person to change."""
-    why = build.get("why", {})
-    lane, limit = why.get("lane"), why.get("limit")
+    lane, limit = build.facts().get("lane"), build.facts().get("limit")
     if not lane or not isinstance(limit, int):
         return {}
     return {"usd": to_usd(2 * limit)} if lane == "usd_micros" else {lane: str(2 * limit)}
@@ -72,52 +73,44 @@ def days(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"at": [seconds_of(day) for day, _ in found], "usd": [usd for _, usd in found]}
 
 
-def graph(build: Mapping[str, Any]) -> dict[str, Any]:
+def graph(build: BuildView) -> dict[str, Any]:
     """Steps and what they need; of very many, stages."""
-    needs, steps = build["needs"], build["steps"]
-    if len(steps) > _NODES:
-        return _stages(needs, steps)
+    if len(build.steps) > _NODES:
+        return _stages(build.needs, build.steps)
     targets: dict[str, list[str]] = {}
-    for step in steps:
-        targets.setdefault(step["stage"], []).append(step["target"])
-    nodes = [
-        {
-            "id": step_name(s["stage"], s["target"]),
-            "label": step_name(s["stage"], s["target"]),
-            "status": s["status"],
-        }
-        for s in steps
-    ]
+    for step in build.steps:
+        targets.setdefault(step.stage, []).append(step.target)
+    nodes = [{"id": s.name, "label": s.name, "status": s.status} for s in build.steps]
     edges = []
-    for step in steps:
-        own = step_name(step["stage"], step["target"])
-        for need in needs.get(step["stage"], ()):
-            whole = need in build["gathers"].get(step["stage"], ())
-            alike = targets.get(need, []) if whole else [step["target"]]
-            edges += [[step_name(need, target), own] for target in alike]
+    for step in build.steps:
+        for need in build.needs.get(step.stage, ()):
+            whole = need in build.gathers.get(step.stage, ())
+            alike = targets.get(need, []) if whole else [step.target]
+            edges += [[step_name(need, target), step.name] for target in alike]
     return {"nodes": nodes, "edges": edges}
 
 
-def _stages(
-    needs: Mapping[str, Sequence[str]], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+_LOUDEST: Final = (
+    "running",
+    "FAILED",
+    "IN_DOUBT",
+    "BLOCKED",
+    "queued",
+    "waiting",
+    "SUCCESS",
+    "REUSED",
+    "SKIPPED",
+)
+"""Of the statuses of a stage's steps, the first of these is the stage's."""
+
+
+def _stages(needs: Mapping[str, Sequence[str]], steps: Sequence[StepView]) -> dict[str, Any]:
     found: dict[str, Counter[str]] = {}
     for step in steps:
-        found.setdefault(step["stage"], Counter())[step["status"]] += 1
-    order = (
-        "running",
-        "FAILED",
-        "IN_DOUBT",
-        "BLOCKED",
-        "queued",
-        "waiting",
-        "SUCCESS",
-        "REUSED",
-        "SKIPPED",
-    )
+        found.setdefault(step.stage, Counter())[step.status] += 1
     nodes = []
     for stage, counts in found.items():
-        status = next((one for one in order if counts[one]), "waiting")
+        status = next((one for one in _LOUDEST if counts[one]), "waiting")
         done = sum(counts[one] for one in ("SUCCESS", "SKIPPED", "REUSED"))
         label = f"{stage} {done:,}/{sum(counts.values()):,}"
         nodes.append({"id": stage, "label": label, "status": status})
@@ -127,27 +120,26 @@ def _stages(
     }
 
 
-def timeline(children: Sequence[Mapping[str, Any]], running: bool, now: float) -> dict[str, Any]:
+def timeline(children: Sequence[ChildView], running: bool, now: float) -> dict[str, Any]:
     """When each child ran, as shares of the whole time: the newest of very many."""
-    begun = [child for child in children if child.get("started_at")]
+    begun = [(seconds_of(child.started_at), child) for child in children if child.started_at]
     if not begun:
         return {"bars": [], "ticks": [], "left_out": 0, "running": running}
-    shown = sorted(begun, key=lambda child: str(child["started_at"]))[-_BARS:]
-    first = min(seconds_of(child["started_at"]) for child in shown)
-    ends = [seconds_of(child["ended_at"]) for child in shown if child.get("ended_at")]
+    shown = sorted(begun, key=lambda one: str(one[1].started_at))[-_BARS:]
+    first = min(start for start, _ in shown)
+    ends = [seconds_of(child.ended_at) for _, child in shown if child.ended_at]
     last = max([*ends, now] if running else ends or [first])
     whole = max(last - first, 0.001)
     bars = []
-    for child in shown:
-        start = seconds_of(child["started_at"])
-        end = seconds_of(child["ended_at"]) if child.get("ended_at") else last
+    for start, child in shown:
+        end = seconds_of(child.ended_at) if child.ended_at else last
         bars.append(
             {
-                **{"child_id": child["child_id"], "label": _label(child), "status": _ended(child)},
-                **{
-                    "x": _share(start - first, whole),
-                    "width": max(_share(end - start, whole), 0.4),
-                },
+                "child_id": child.child_id,
+                "label": _label(child),
+                "status": _ended(child),
+                "x": _share(start - first, whole),
+                "width": max(_share(end - start, whole), 0.4),
                 "seconds": lasting(end - start),
             }
         )
@@ -155,33 +147,33 @@ def timeline(children: Sequence[Mapping[str, Any]], running: bool, now: float) -
     return {"bars": bars, "ticks": ticks, "left_out": len(begun) - len(shown), "running": running}
 
 
-def _label(child: Mapping[str, Any]) -> str:
-    work = child.get("work") or {}
-    if isinstance(work, dict) and work.get("stage"):
+def _label(child: ChildView) -> str:
+    work = child.work
+    if work.get("stage"):
         return step_name(work["stage"], work.get("target") or "")
-    if isinstance(work, dict) and work.get("step"):
+    if work.get("step"):
         return f"undo {work['step']}" if work.get("side") == "compensation" else str(work["step"])
-    argv = work.get("argv") if isinstance(work, dict) else None
-    return " ".join(map(str, argv))[:60] if argv else str(child["child_id"])
+    argv = work.get("argv")
+    return " ".join(map(str, argv))[:60] if argv else child.child_id
 
 
-def _ended(child: Mapping[str, Any]) -> str:
-    if child["phase"] != "terminal":
+def _ended(child: ChildView) -> str:
+    if not child.over:
         return "running"
-    return "done" if child.get("reason") in (None, "completed") else "failed"
+    return "done" if child.passed else "failed"
 
 
-def chosen_step(steps: Sequence[Mapping[str, Any]], wanted: str) -> Mapping[str, Any] | None:
+def chosen_step(steps: Sequence[StepView], wanted: str) -> StepView | None:
     """The step whose log is shown: the one that was asked for, that runs, that failed, or the last."""
-    told = [step for step in steps if step.get("child_id")]
-    for one in told:
-        if wanted and step_name(one["stage"], one["target"]) == wanted:
-            return one
+    with_log = [step for step in steps if step.child_id]
+    for step in with_log:
+        if wanted and step.name == wanted:
+            return step
     for status in ("running", "FAILED", "IN_DOUBT"):
-        found = [step for step in told if step["status"] == status]
+        found = [step for step in with_log if step.status == status]
         if found:
             return found[-1]
-    return told[-1] if told else None
+    return with_log[-1] if with_log else None
 
 
 def logs_of(call: Call, child_id: str) -> dict[str, Any]:

@@ -7,28 +7,25 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
+from onceward.builds.views import BuildView, StepView
 from onceward.core.money import to_micros, to_usd
 
 _WIDTH, _ROW = 640, 22
 
 
-def as_markdown(
-    status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str
-) -> str:
+def as_markdown(build: BuildView, entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
     lines = [
-        f"# {status['name']}",
+        f"# {build.name}",
         "",
-        *(f"- {line}" for line in _facts(status, entries)),
+        *(f"- {line}" for line in _facts(build, entries)),
         "",
         "## Steps",
         "",
     ]
     lines += ["| step | how | usd | tries |", "|---|---|---|---|"]
-    for step in status["steps"]:
-        name = f"{step['stage']}:{step['target']}".replace("|", "\\|")
-        lines.append(
-            f"| {name} | {step['status']} | {step.get('cost_usd', '-')} | {step.get('attempts', '-')} |"
-        )
+    for step in build.steps:
+        name = f"{step.stage}:{step.target}".replace("|", "\\|")
+        lines.append(f"| {name} | {step.status} | {step.cost_usd or '-'} | {_tries(step)} |")
     lines += ["", "## Check it", "", "```sh", "sha256sum --check SHA256SUMS", "```", ""]
     lines += [
         f"`manifest.json` lists every file; without its last line end its SHA-256 is `{manifest}`.",
@@ -37,17 +34,17 @@ def as_markdown(
     return "\n".join(lines)
 
 
-def as_html(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
+def as_html(build: BuildView, entries: Sequence[Mapping[str, Any]], manifest: str) -> str:
     rows = "".join(
-        f"<tr><td>{escape(step['stage'])}:{escape(step['target'])}</td><td>{step['status']}</td>"
-        f"<td>{step.get('cost_usd', '-')}</td><td>{step.get('attempts', '-')}</td></tr>"
-        for step in status["steps"]
+        f"<tr><td>{escape(step.stage)}:{escape(step.target)}</td><td>{step.status}</td>"
+        f"<td>{step.cost_usd or '-'}</td><td>{_tries(step)}</td></tr>"
+        for step in build.steps
     )
-    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(status, entries))
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(build, entries))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>{escape(status['name'])}</title><style>{_STYLE}</style>"
-        f"<h1>{escape(status['name'])}</h1><ul>{facts}</ul>{_picture(status)}{_timeline(status)}"
+        f"<title>{escape(build.name)}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(build.name)}</h1><ul>{facts}</ul>{_picture(build)}{_timeline(build)}"
         f"<table><thead><tr><th>step</th><th>how</th><th>usd</th><th>tries</th></tr></thead><tbody>{rows}</tbody></table>"
         f"<h2>Check it</h2><pre>sha256sum --check SHA256SUMS</pre>"
         "<p><code>manifest.json</code> lists every file; without its last line end its SHA-256 is"
@@ -65,25 +62,29 @@ _STYLE = (
 )
 
 
-def _facts(status: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def _tries(step: StepView) -> str:
+    return "-" if step.attempts is None else str(step.attempts)
+
+
+def _facts(build: BuildView, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     how: dict[str, int] = {}
-    for step in status["steps"]:
-        how[step["status"]] = how.get(step["status"], 0) + 1
+    for step in build.steps:
+        how[step.status] = how.get(step.status, 0) + 1
     steps = ", ".join(f"{count} {word}" for word, count in sorted(how.items()))
     size = sum(entry["bytes"] for entry in entries)
     return [
-        f"build {status['build_id']}: {status['state']}, begun {status['created_at'][:19]} UTC",
-        f"{len(status['steps'])} steps: {steps}",
-        f"cost {status['cost_usd']} usd, {status['tokens']} tokens",
+        f"build {build.build_id}: {build.state}, begun {build.created_at[:19]} UTC",
+        f"{len(build.steps)} steps: {steps}",
+        f"cost {build.cost_usd} usd, {build.tokens} tokens",
         f"{len(entries)} files, {size} bytes",
     ]
 
 
-def _picture(status: Mapping[str, Any]) -> str:
+def _picture(build: BuildView) -> str:
     """What each stage cost, as bars."""
     costs: dict[str, int] = {}
-    for step in status["steps"]:
-        costs[step["stage"]] = costs.get(step["stage"], 0) + to_micros(step.get("cost_usd", "0.00"))
+    for step in build.steps:
+        costs[step.stage] = costs.get(step.stage, 0) + to_micros(step.cost_usd or "0.00")
     most = max(costs.values(), default=0)
     if not most:
         return ""
@@ -110,14 +111,18 @@ def _figure(label: str, bars: Sequence[str]) -> str:
     )
 
 
-def _timeline(status: Mapping[str, Any]) -> str:
+def _timeline(build: BuildView) -> str:
     """When each stage was at work, as bars from the first start to the last end."""
     spans: dict[str, tuple[float, float]] = {}
-    for step in status["steps"]:
-        if "seconds" in step and step["status"] not in ("running", "queued"):
-            start = datetime.fromisoformat(step["started_at"]).timestamp()
-            first, last = spans.get(step["stage"], (start, start))
-            spans[step["stage"]] = (min(first, start), max(last, start + step["seconds"]))
+    for step in build.steps:
+        if (
+            step.started_at
+            and step.seconds is not None
+            and step.status not in ("running", "queued")
+        ):
+            start = datetime.fromisoformat(step.started_at).timestamp()
+            first, last = spans.get(step.stage, (start, start))
+            spans[step.stage] = (min(first, start), max(last, start + step.seconds))
     if not spans:
         return ""
     begin, end = min(first for first, _ in spans.values()), max(last for _, last in spans.values())

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.builds.handoff import as_html, as_markdown
+from onceward.builds.views import build_view
 from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.durable import sync_all
 from onceward.core.limits import MAX_OUTPUT_FILES, MAX_OUTPUT_PATH
 from onceward.core.records import Build
-from onceward.engine.build_reading import build_status
-from onceward.engine.handoff import as_html, as_markdown
 from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, InvalidConfig, Recovery, StorageError
 from onceward.store.store import Store
@@ -175,13 +175,13 @@ def _stage(
             for piece in artifacts.read(entry["sha256"]):
                 file.write(piece)
         path.chmod(int(entry["mode"], 8))
-    status = build_status(store, build.build_id)
+    view = build_view(store, build.build_id)
     sums = "".join(f"{entry['sha256']}  files/{entry['path']}\n" for entry in entries)
     for name, data in (
         ("manifest.json", manifest + b"\n"),
         ("SHA256SUMS", sums.encode()),
-        ("HANDOFF.md", as_markdown(status, entries, sha256_hex(manifest)).encode()),
-        ("handoff.html", as_html(status, entries, sha256_hex(manifest)).encode()),
+        ("HANDOFF.md", as_markdown(view, entries, sha256_hex(manifest)).encode()),
+        ("handoff.html", as_html(view, entries, sha256_hex(manifest)).encode()),
     ):
         (staging / name).write_bytes(data)
     sync_all(staging)
