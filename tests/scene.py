@@ -20,10 +20,9 @@ from backlog import Backlog, write
 from onceward.core.canon import canonical
 from onceward.core.records import Request
 from onceward.engine.backup import backup, restore
-from onceward.engine.foreground import run_saga
 from onceward.engine.registry import supersede
 from onceward.engine.saga_life import Wanted, begin
-from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_run import SagaRun, run_saga
 from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
 from onceward.lifecycles import registry

@@ -23,12 +23,12 @@ import msgspec
 from explore_model import LANES, START, Model, agrees, distinct, orders, unlike
 
 from onceward.core.sources import ScriptedSources
-from onceward.databases import scratches
 from onceward.evidence.records import Rows
 from onceward.gate import script
 from onceward.gate.play import judge_records
 from onceward.gate.script import SCHEMA, Fixture, Op, read_fixture, written
 from onceward.gate.stage import Stage
+from onceward.scratch import scratches
 from onceward.store.store import Store
 
 POINTS = (

@@ -1,4 +1,4 @@
-"""Every act there is: whoever answers or judges requests imports this first."""
+"""Every act and every part of the engine: whoever answers or judges requests, or is a kernel, imports this first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from onceward.builds import acts as _builds
 from onceward.changes import acts as _changes
 from onceward.core.acts import REGISTRY
 from onceward.dispatch import acts as _dispatch
+from onceward.engine import build_recovery as _build_recovery
+from onceward.engine import staging as _staging
+from onceward.engine.parts import PARTS
 from onceward.evidence import acts as _evidence
 from onceward.grants import acts as _grants
 from onceward.kernel import acts as _kernel
@@ -15,3 +18,4 @@ from onceward.sagas import acts as _sagas
 
 ACTS = (_builds, _dispatch, _sagas, _grants, _registry, _changes, _kernel, _people, _evidence)
 REGISTRY.close()
+PARTS.register(_build_recovery.PART, _staging.PART)

@@ -23,7 +23,7 @@ from onceward.dispatch.spawning import commands_of
 from onceward.engine import builds, foreground
 from onceward.engine.answers import Accept, Subject
 from onceward.engine.assembly import shipped
-from onceward.engine.build_run import BuildRun
+from onceward.engine.build_run import BuildRun, run_build
 from onceward.engine.builds import Offer
 from onceward.engine.child_dispatch import chosen_cap
 from onceward.engine.child_recovery import end_session
@@ -31,7 +31,7 @@ from onceward.engine.cutting import cut, own_code, require_cuttable
 from onceward.engine.kernel import Kernel
 from onceward.engine.open_sessions import OpenSessions
 from onceward.engine.saga_life import Wanted, begin, take_up
-from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_run import SagaRun, run_saga
 from onceward.engine.sagas import Saga
 from onceward.engine.verifying import require_verifiable, verify
 from onceward.environments import Environments
@@ -284,7 +284,7 @@ class Hosted:
                 kernel.store.write(lambda tx: _crash(tx, build_id, kernel.principal))
             raise
         try:
-            foreground.run_build(kernel, run, stop)
+            run_build(kernel, run, stop)
         except Exception:
             # It runs no more, and must not look as if it did.
             run.children.close()
@@ -401,7 +401,7 @@ class Hosted:
 
         def work(stop: threading.Event) -> None:
             carrying = SagaRun(kernel, saga, run.saga_id, lease, lambda told: None)
-            foreground.run_saga(kernel, carrying, stop)
+            run_saga(kernel, carrying, stop)
 
         return subject, work
 

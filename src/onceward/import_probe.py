@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.plan_file import imported, load, saga_in
+from onceward.engine.plan_file import load
+from onceward.engine.python_file import imported
+from onceward.engine.saga_file import saga_in
 from onceward.errors import ExecutionFailed, OncewardError
 from onceward.lifecycles.choices import Choices
 from onceward.processes.standby import prctl

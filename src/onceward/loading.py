@@ -19,8 +19,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from onceward.engine.plan_file import load, runs_code, saga_in
+from onceward.engine.plan_file import load, runs_code
 from onceward.engine.plans import Resolved
+from onceward.engine.saga_file import saga_in
 from onceward.engine.sagas import Saga
 from onceward.errors import (
     ExecutionFailed,

@@ -11,11 +11,11 @@ from onceward.changes.views import change_list
 from onceward.core.money import to_usd
 from onceward.core.records import Build
 from onceward.core.sources import iso
+from onceward.core.steps import step_name
 from onceward.core.views import View
 from onceward.engine.spending import DAY_MICROS
 from onceward.engine.tenure import vacant
 from onceward.lifecycles.build import why_paused
-from onceward.lifecycles.plan import step_name
 from onceward.sagas.views import SagaSummary, saga_list
 from onceward.store.store import Store
 from onceward.store.tables.approvals import wanted_approvals

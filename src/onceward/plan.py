@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onceward.engine.plans import LOADED_AS
 from onceward.engine.plans import Plan as _Plan
+from onceward.engine.python_file import LOADED_AS
 from onceward.errors import InvalidConfig, OncewardError
 
 

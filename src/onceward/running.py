@@ -21,11 +21,11 @@ from onceward.core.money import to_usd
 from onceward.core.records import Build
 from onceward.engine import builds, child_budget
 from onceward.engine.board import At
-from onceward.engine.build_run import BuildRun, Told
+from onceward.engine.build_run import BuildRun, Told, run_build
 from onceward.engine.builds import Offer
 from onceward.engine.child_dispatch import chosen_cap
 from onceward.engine.code_changes import code_changes
-from onceward.engine.foreground import cap_of, run_build
+from onceward.engine.foreground import cap_of
 from onceward.engine.glance import Begun, begun
 from onceward.engine.kernel import Kernel
 from onceward.engine.plan_file import load

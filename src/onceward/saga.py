@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onceward.core.views import document
-from onceward.engine.plans import LOADED_AS
+from onceward.engine.python_file import LOADED_AS
 from onceward.engine.sagas import Saga as _Saga
 from onceward.errors import InvalidConfig, OncewardError, Recovery
 from onceward.plan import workspace_at

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from onceward.core.sagas import Lease, Run
 from onceward.engine.assembly import Assembly, Rollback, Shipped, shipped
-from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import Lines, saga_in
+from onceward.engine.saga_file import saga_in
 from onceward.engine.saga_life import Wanted, begin, take_up
-from onceward.engine.saga_run import SagaRun, Told
+from onceward.engine.saga_run import SagaRun, Told, run_saga
 from onceward.engine.sagas import Saga
+from onceward.engine.toml_lines import Lines
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.lifecycles import rollback
 from onceward.lifecycles.registry import plan_of, schema_digest

@@ -7,9 +7,10 @@ from typing import Final
 
 from onceward.builds import explain as builds
 from onceward.changes import views as changes
+from onceward.core.views import Explanation
 from onceward.dispatch import views as dispatch
 from onceward.engine import explain_evidence
-from onceward.engine.explanation import Explanation, Kind
+from onceward.engine.reading import Kind
 from onceward.errors import NotFound, Recovery
 from onceward.grants import views as grants
 from onceward.registry import views as registry

@@ -17,7 +17,8 @@ from onceward import catalogue as _catalogue  # noqa: F401
 from onceward import settings as settings_module
 from onceward.artifacts.blobs import Artifacts
 from onceward.core import faults
-from onceward.core.records import check_name
+from onceward.core.changes import PathRule, Policy
+from onceward.core.records import Request, check_name
 from onceward.core.sources import LiveSources, Sources
 from onceward.core.views import LaneView
 from onceward.databases import postgres
@@ -30,7 +31,6 @@ from onceward.engine.sinks import ConsoleSink, FileSink, Sink, WebhookSink
 from onceward.engine.tenure import require_nobody
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import Rows
-from onceward.lifecycles.change import PathRule, Policy
 from onceward.locks import TargetLock
 from onceward.people.keyring import Keyring, inside_child
 from onceward.settings import Settings, SinkSettings
@@ -251,7 +251,7 @@ class Workspace:
                 artifact_bytes=self.settings.artifacts.max_bytes,
                 limits=settings_module.limits_of(self.settings),
                 notices=self.notices(store),
-                seal_file=self.seal_file,
+                seal_at_end=self._seal_at_end if self.seal_file is not None else None,
                 registered=self.settings.registry.require,
                 policy=self.policy,
                 cutters=self.cutters,
@@ -339,6 +339,23 @@ class Workspace:
             session = subject_named(store, subject)
             with store.read() as rows:
                 return tell(Rows(rows), session)
+
+    def _seal_at_end(self, kernel: Kernel) -> None:
+        """The seal of a kernel that leaves, in the file that the settings name; a file with another seal must hold an
+        older one of this history."""
+        from onceward.evidence import sealing
+        from onceward.evidence.seal import read_receipt
+
+        file, signer = self.seal_file, kernel.signer
+        assert file is not None and signer is not None
+        with kernel.store.read() as rows:
+            if not sealing.needed(rows):
+                return
+            older = read_receipt(file.read_bytes(), "the seal") if file.exists() else None
+            receipt = sealing.prepare(rows, signer, older)
+        payload = {"envelope": receipt.envelope.document()}
+        kernel.ask(Request("seals.add", receipt.envelope.statement_hash, payload, kernel.principal))
+        sealing.write(file, receipt)
 
     def prepare_seal(self, path: Path | None) -> Receipt:
         """The seal of everything there is now; one that is at `path` already must be an older one of this history."""

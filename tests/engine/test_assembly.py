@@ -11,9 +11,8 @@ from helpers import assert_sound
 from onceward.core.records import Request
 from onceward.core.views import document
 from onceward.engine.assembly import Assembly, Rollback, shipped
-from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, abandon, begin, take_up
-from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_run import SagaRun, run_saga
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
 from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.lifecycles.rollback import judge

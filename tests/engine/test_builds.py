@@ -19,15 +19,14 @@ from onceward import BudgetExceeded, NetworkError, Plan
 from onceward.artifacts.views import artifact_list
 from onceward.core import faults
 from onceward.core.sources import LiveSources
+from onceward.core.steps import Output
 from onceward.core.views import document
 from onceward.engine import builds
-from onceward.engine.build_run import BuildRun
+from onceward.engine.build_run import BuildRun, run_build
 from onceward.engine.builds import Offer
-from onceward.engine.foreground import run_build
 from onceward.engine.late import LateBox
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
 from onceward.lifecycles.budget import Estimated
-from onceward.lifecycles.plan import Output
 from onceward.plan import Result
 from onceward.running import prepared
 from onceward.store.tables.checkpoints import checkpoints_of

@@ -9,7 +9,7 @@ import pytest
 
 from backlog import PEOPLE
 from helpers import count
-from onceward.core.changes import LINK, Unit
+from onceward.core.changes import LINK, PathRule, Policy, Unit
 from onceward.core.machine import NEW
 from onceward.errors import (
     IllegalTransition,
@@ -21,7 +21,7 @@ from onceward.errors import (
     RequestConflict,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.change import CHANGE, PathRule, Policy
+from onceward.lifecycles.change import CHANGE
 from onceward.lifecycles.manifest import Manifest, check_link, checked, manifest_of
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.events import events_of

@@ -9,14 +9,13 @@ import pytest
 from backlog import write
 from helpers import count
 from onceward.core import faults
-from onceward.core.changes import LINK
+from onceward.core.changes import LINK, Policy
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.cutting import cut as cut_entry
 from onceward.engine.cutting import open_set
 from onceward.engine.staging import STAGING, Staging
 from onceward.engine.trees import difference, scan
 from onceward.errors import BaseDrift, ChildCancelled, GuardFailed, LockConflict, OncewardError
-from onceward.lifecycles.change import Policy
 from onceward.lifecycles.manifest import Manifest, checked
 from onceward.store.tables.changes import Changes
 from typing_in import until

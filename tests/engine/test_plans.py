@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from onceward import Plan
+from onceward.core.steps import lock_target
 from onceward.engine.plan_file import load
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidDependency
-from onceward.lifecycles.plan import Steps, lock_target, merge
+from onceward.lifecycles.plan import Steps, merge
 from onceward.lifecycles.plan_words import stage_of
 from onceward.locks.claims import check_target
 

@@ -9,11 +9,10 @@ import subprocess
 import pytest
 
 from backlog import write
-from onceward.core.changes import LINK, Unit
+from onceward.core.changes import LINK, Policy, Unit
 from onceward.engine.patches import read_patch
 from onceward.engine.proposals import Wish, from_build, from_contents, from_folder, from_patch
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.change import Policy
 
 GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.fileMode=true")
 

@@ -14,9 +14,8 @@ from helpers import assert_sound
 from onceward.core import faults
 from onceward.core.records import Request
 from onceward.core.views import document
-from onceward.engine.foreground import run_saga
 from onceward.engine.saga_life import Wanted, abandon, begin, take_up
-from onceward.engine.saga_run import SagaRun
+from onceward.engine.saga_run import SagaRun, run_saga
 from onceward.engine.sagas import Saga
 from onceward.errors import (
     InvalidConfig,

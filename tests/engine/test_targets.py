@@ -9,10 +9,10 @@ import pytest
 
 from helpers import assert_sound
 from onceward import Plan
+from onceward.core.steps import lock_target
 from onceward.engine import builds
-from onceward.engine.foreground import run_build
+from onceward.engine.build_run import run_build
 from onceward.engine.work import Command
-from onceward.lifecycles.plan import lock_target
 from onceward.locks import TargetLock
 from onceward.running import prepared
 from onceward.store.tables.children import is_terminal

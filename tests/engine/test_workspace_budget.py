@@ -10,8 +10,8 @@ import pytest
 
 from onceward import Plan
 from onceward.engine import builds
+from onceward.engine.build_run import run_build
 from onceward.engine.builds import Offer
-from onceward.engine.foreground import run_build
 from onceward.engine.spending import spending
 from onceward.engine.work import Function
 from onceward.errors import BudgetExceeded, InvalidResumeState

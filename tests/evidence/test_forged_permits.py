@@ -16,8 +16,9 @@ from onceward.core.records import Request
 from onceward.core.views import document
 from onceward.engine import builds, grants
 from onceward.engine.asker import sign_for
+from onceward.engine.build_run import run_build
 from onceward.engine.builds import Offer
-from onceward.engine.foreground import run_build
+from onceward.engine.grant_authority import objection_to_grant
 from onceward.errors import (
     IntegrityFault,
     InvalidResumeState,
@@ -247,7 +248,7 @@ def test_a_store_that_fails_is_no_reason_to_call_a_grant_forged(workspace, grant
         grant, failed = Grants(rows).named(granted), 0
         for reads in range(100):
             try:
-                assert Authority().objection_to_grant(Lost(rows, reads), grant) == ""
+                assert objection_to_grant(Authority(), Lost(rows, reads), grant) == ""
                 break
             except StorageError:
                 failed += 1

@@ -16,7 +16,7 @@ LONG = re.compile(r"\b\d{10,}\b")
 FOLDER = re.compile(
     r"/[^\s\"'\\]*/(?=(scene-template|wanted-|src/onceward|tests/))|wanted-[0-9a-f]+"
 )
-LINE = re.compile(r"(line |\.py\", line )\d+")
+LINE = re.compile(r"(line |\.py\", line |\.py:)\d+")
 MACHINE = {
     *("owner_host", "owner_boot", "owner_pid", "owner_start"),
     *("child_pid", "child_start", "carried", "debits"),

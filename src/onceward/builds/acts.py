@@ -13,12 +13,12 @@ from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Jobs, Order
 from onceward.core.records import Build, check_name
 from onceward.core.sources import iso
+from onceward.core.steps import step_name
 from onceward.engine import child_budget, child_dispatch
 from onceward.engine.approving import decided
 from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
-from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
 from onceward.store.tables.builds import Builds

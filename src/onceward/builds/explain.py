@@ -18,13 +18,14 @@ from onceward.builds.views import (
     next_command,
 )
 from onceward.core.records import Build
-from onceward.core.views import View
-from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
+from onceward.core.steps import fill, step_name
+from onceward.core.views import Explanation, View, cost_of
+from onceward.engine.reading import Kind, story
 from onceward.engine.why import about_code, why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.lifecycles.build import why_paused
-from onceward.lifecycles.plan import fill, step_name
 from onceward.lifecycles.plan_changes import Body
+from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.approvals import find_approval

@@ -11,6 +11,7 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.core.money import to_usd
 from onceward.core.records import Build, Permit
 from onceward.core.sources import Micros, iso
+from onceward.core.steps import step_name
 from onceward.core.views import LaneView, View
 from onceward.engine import child_budget
 from onceward.engine.cut_off import step_of
@@ -18,7 +19,6 @@ from onceward.engine.outputs import read_back, value_of
 from onceward.engine.tenure import vacant
 from onceward.errors import NotFound, Recovery
 from onceward.lifecycles import build as rules
-from onceward.lifecycles.plan import step_name
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.approvals import Approval, approvals_of

@@ -12,7 +12,7 @@ import msgspec
 from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.core.acts import Agrees, Claim, Payload, act, all_of, anything, on, says, work
 from onceward.core.canon import parse
-from onceward.core.changes import LINK, ChangeSet
+from onceward.core.changes import DECISIONS, LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Order, Seconds
 from onceward.engine import changes, cutting
@@ -20,7 +20,6 @@ from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
 from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.change import DECISIONS
 from onceward.lifecycles.manifest import (
     REGISTRY,
     TREE,

@@ -15,18 +15,20 @@ from onceward.core.changes import (
     Entry,
     History,
     PairSignature,
+    PathRule,
+    Policy,
     Unit,
     VerifyResult,
 )
 from onceward.core.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.core.sources import iso
-from onceward.core.views import View
+from onceward.core.views import Explanation, View
 from onceward.engine.changes import approvals_of
 from onceward.engine.diffs import FileDiff, diffs_of
-from onceward.engine.explanation import Explanation, Kind, story, who_may
+from onceward.engine.reading import Kind, story
 from onceward.errors import NotFound
-from onceward.lifecycles.change import PathRule, Policy
 from onceward.lifecycles.manifest import Origin, manifest_of
+from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.changes import Changes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
+from onceward.core.money import to_usd
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,3 +25,38 @@ class LaneView(View, frozen=True):
 def document(view: Any) -> Any:
     """A view, or a list of views, as plain JSON values."""
     return msgspec.to_builtins(view)
+
+
+_LANES = {"usd_micros": "usd", "duration_secs": "seconds of work", "solver_calls": "solver calls"}
+
+
+class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answers, each a few short sentences."""
+
+    id: str
+    kind: str
+    what: Sequence[str]
+    state: str
+    why: Sequence[str] = ()
+    story: Sequence[str] = ()
+    """How it got there, the last moves last."""
+    waits_for: Sequence[str] = ()
+    who: Sequence[str] = ()
+    """Who may do something about it."""
+    cost: str = ""
+    made: Sequence[str] = ()
+    next: Sequence[str] = ()
+
+
+def cost_of(lanes: Sequence[LaneView]) -> str:
+    """What was spent, lane by lane, in words."""
+    costs = []
+    for lane in sorted(lanes, key=lambda lane: lane.lane, reverse=True):
+        total, limit = (
+            "" if n is None else to_usd(n) if lane.lane == "usd_micros" else f"{n:,}"
+            for n in (lane.total, lane.limit)
+        )
+        if lane.total or limit:
+            of = f" of {limit}" if limit else ""
+            costs.append(f"{total}{of} {_LANES.get(lane.lane, lane.lane)}")
+    return ", ".join(costs) or "nothing"

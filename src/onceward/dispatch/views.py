@@ -10,14 +10,15 @@ import msgspec
 
 from onceward.core.records import Token
 from onceward.core.sources import iso
-from onceward.core.views import LaneView, View
+from onceward.core.steps import step_name
+from onceward.core.views import Explanation, LaneView, View, cost_of
 from onceward.engine import child_budget
 from onceward.engine.child_dispatch import exported
 from onceward.engine.cut_off import step_of
-from onceward.engine.explanation import Explanation, Kind, cost_of, story, who_may
+from onceward.engine.reading import Kind, story
 from onceward.errors import NotFound, Recovery
 from onceward.lifecycles.budget import Lane
-from onceward.lifecycles.plan import step_name
+from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.budgets import lanes_of, spent_by

@@ -11,6 +11,7 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.core.records import Token
 from onceward.core.sources import Micros
+from onceward.core.steps import Output, fill, lock_target, result_digest, step_name
 from onceward.engine.bench import Bench
 from onceward.engine.cut_off import StepOf, carried_on, done, not_done
 from onceward.engine.outputs import Kept
@@ -19,7 +20,6 @@ from onceward.engine.task import Task, Upstream
 from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
 from onceward.lifecycles.child import Ended, Order
-from onceward.lifecycles.plan import Output, fill, lock_target, result_digest, step_name
 from onceward.lifecycles.plan_words import copied
 from onceward.store.tables.checkpoints import Checkpoint, made_with, put_checkpoint
 from onceward.store.transaction import Transaction

@@ -7,11 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from onceward.core.chain import Event
-from onceward.core.changes import ChangeSet, Entry, PairSignature, VerifyResult
+from onceward.core.changes import ChangeSet, Entry, PairSignature, VerifyResult, said_of_pair
 from onceward.core.records import Move
 from onceward.core.sagas import Run
 from onceward.errors import PermissionDenied
-from onceward.lifecycles.change import said_of_pair
 from onceward.people import statements
 from onceward.people.keyring import Signer
 from onceward.people.signing import BUILD, CHANGE, SAGA, statement

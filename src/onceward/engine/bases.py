@@ -13,7 +13,6 @@ from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.file_names import recorded_path
 from onceward.core.changes import Unit
 from onceward.core.limits import MAX_UNITS
-from onceward.engine.plans import Plan
 from onceward.engine.tree_state import TreeState, after_cuts, changed, files_by, state_in, state_of
 from onceward.errors import InvalidConfig
 from onceward.lifecycles.manifest import TREE
@@ -79,14 +78,12 @@ def tree_name(home: Path, own: Path, root: Path) -> str:
 
 
 def take_base(
-    plan: Plan, home: Path, own: Path, artifacts: Artifacts, names: tuple[str, ...]
-) -> TakenBase | None:
-    """The state of the tree that a plan names, if it names one; nothing is recorded yet."""
-    if plan.tree is None:
-        return None
-    root = plan.folder / plan.tree
+    folder: Path, tree: str, home: Path, own: Path, artifacts: Artifacts, names: tuple[str, ...]
+) -> TakenBase:
+    """The state of the tree that a plan in a folder names; nothing is recorded yet."""
+    root = folder / tree
     if not root.is_dir() or root.resolve().parent == root.resolve():
-        raise InvalidConfig(f"the plan's tree {plan.tree} is no folder", context={"field": "tree"})
+        raise InvalidConfig(f"the plan's tree {tree} is no folder", context={"field": "tree"})
     state = state_of(root.resolve(), names)
     blob = artifacts.keep(state.data(), limited=False)
     return TakenBase(tree=tree_name(home, own, root), blob=blob, files=len(state.files))

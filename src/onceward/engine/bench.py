@@ -13,10 +13,10 @@ from typing import Any
 from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.redaction import Redactor
 from onceward.core.canon import canonical_config
+from onceward.core.steps import Output
 from onceward.engine.outputs import Keeper, Kept, fetch
 from onceward.engine.task import Inputs, Task, Upstream
 from onceward.errors import StorageError
-from onceward.lifecycles.plan import Output
 from onceward.processes.prints import at_work, step_threads
 
 

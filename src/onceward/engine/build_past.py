@@ -10,11 +10,12 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.core.canon import canonical
+from onceward.core.steps import Output, manifest_line, result_digest
 from onceward.engine.approving import decided
+from onceward.engine.build_authority import objection_to_approval
 from onceward.engine.flow import Flow
 from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, Recovery
-from onceward.lifecycles.plan import Output, manifest_line, result_digest
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, find_approval, want_approval
@@ -221,7 +222,7 @@ class Past:
     def _require_believed(self, rows: Reads, step: int, found: Approval | None) -> None:
         authority = self._run.kernel.authority
         why = (
-            authority.objection_to_approval(rows, found)
+            objection_to_approval(authority, rows, found)
             if found is not None
             else "nobody was asked"
         )

@@ -13,12 +13,14 @@ import msgspec
 
 from onceward.core.canon import digest
 from onceward.core.sources import Micros
+from onceward.core.steps import Output, lock_target, step_name
 from onceward.engine import attest, child_dispatch
 from onceward.engine.attempt import Attempt, Ending, Unlaunchable
 from onceward.engine.board import At, Board
 from onceward.engine.build_past import Past
 from onceward.engine.cut_off import step_of
 from onceward.engine.flow import Flow
+from onceward.engine.foreground import serving
 from onceward.engine.held_targets import retry_delay
 from onceward.engine.kernel import Kernel, PlanRun
 from onceward.engine.outputs import read_back
@@ -27,8 +29,8 @@ from onceward.engine.purse import Admission, Pause, Purse
 from onceward.errors import OncewardError
 from onceward.lifecycles import build as rules
 from onceward.lifecycles.child import Ended, Order, backoff
-from onceward.lifecycles.plan import Output, lock_target, step_name
 from onceward.locks import TargetLocked
+from onceward.processes.prints import overheard
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
 from onceward.store.tables.rates import note_start, rate_starts
@@ -573,3 +575,19 @@ class BuildRun:
             "ended": ended,
         }
         self.told({**said, "mistakes": mistakes, "mistake": mistake})
+
+
+def run_build(
+    kernel: Kernel, build: BuildRun, stop: threading.Event, leaving: bool = False
+) -> None:
+    """Run a build until it has come to its end, or to a pause. `leaving` says that the process ends after this."""
+
+    def on_stop() -> None:
+        build.stop()
+        build.children.stop()
+
+    kernel.streams.look_over()
+    with overheard(), serving(kernel, stop, on_stop):
+        build.run()
+        if leaving:
+            build.wait_for_threads(stop)

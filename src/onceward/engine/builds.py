@@ -14,8 +14,10 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.core.canon import canonical
 from onceward.core.money import to_usd
 from onceward.core.records import Build
+from onceward.core.steps import step_name
 from onceward.engine import child_budget, child_dispatch, operations
 from onceward.engine.bases import take_base
+from onceward.engine.build_authority import objection_to_confirmation
 from onceward.engine.code_changes import code_changes, environment_detail, environments_of
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import Keeper, Kept, written
@@ -24,7 +26,6 @@ from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
-from onceward.lifecycles.plan import step_name
 from onceward.lifecycles.plan_changes import changes
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -105,9 +106,17 @@ def begin(
     kernel.require("operator")
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = build_id or kernel.store.sources.new_id("bld")
-    base = take_base(
-        resolved.plan, kernel.home, kernel.folder, kernel.artifacts, kernel.policy.ignore
-    )
+    plan = resolved.plan
+    base = None
+    if plan.tree is not None:
+        base = take_base(
+            plan.folder,
+            plan.tree,
+            kernel.home,
+            kernel.folder,
+            kernel.artifacts,
+            kernel.policy.ignore,
+        )
 
     def work(tx: Transaction) -> None:
         require_operations(tx, resolved, kernel.registered)
@@ -425,7 +434,7 @@ def _require_token(tx: Transaction, kernel: Kernel, build: Build, offer: Offer) 
         else "is missing"
     )
     if permit is not None and not why:
-        why = kernel.authority.objection_to_confirmation(tx, permit, kernel.confirmation_seconds)
+        why = objection_to_confirmation(kernel.authority, tx, permit, kernel.confirmation_seconds)
     if why or permit is None:
         raise InvalidResumeState(
             f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.core.canon import canonical
-from onceward.core.changes import Decision, Entry, Envelope, History
+from onceward.core.changes import Decision, Entry, Envelope, History, Policy
 from onceward.core.machine import NEW
 from onceward.core.records import Move, check_name
 from onceward.errors import (
@@ -20,7 +20,7 @@ from onceward.errors import (
     RequestConflict,
 )
 from onceward.lifecycles import change as rules
-from onceward.lifecycles.change import Approvals, Policy
+from onceward.lifecycles.change import Approvals
 from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.store.port import Reads, moment_of
 from onceward.store.tables.changes import Changes, add_dependency, add_row, add_sweep, add_units

@@ -15,9 +15,10 @@ from onceward.artifacts.blobs import Blob
 from onceward.artifacts.redaction import Redactor, check_secret
 from onceward.core import faults
 from onceward.core.records import Token
+from onceward.core.text import described
 from onceward.engine import child_budget, child_dispatch
 from onceward.engine.child_dispatch import Closing
-from onceward.engine.work import ChildTask, Command, Function, Running, Work, described
+from onceward.engine.work import ChildTask, Command, Function, Running, Work
 from onceward.errors import (
     BudgetExceeded,
     ChildStartFailed,

@@ -18,18 +18,13 @@ from onceward.artifacts.redaction import Redactor
 from onceward.core import canon
 from onceward.core.limits import TARGET_WAIT_SECONDS
 from onceward.core.records import Owner, Token
+from onceward.core.text import described
 from onceward.engine import child_budget, child_dispatch, child_workflow, operations
 from onceward.engine.child_dispatch import Closing, Turn
 from onceward.engine.held_targets import HeldTargets, retry_delay
 from onceward.engine.late import LateBox
-from onceward.engine.work import Running, Work, described
-from onceward.errors import (
-    ChildCancelled,
-    InvalidConfig,
-    LockLost,
-    OncewardError,
-    StorageError,
-)
+from onceward.engine.work import Running, Work
+from onceward.errors import ChildCancelled, InvalidConfig, LockLost, OncewardError, StorageError
 from onceward.lifecycles.budget import Estimated, Refusal, out_of_time, overrun
 from onceward.lifecycles.child import Ended, Order
 from onceward.locks import TargetLocked

@@ -8,8 +8,8 @@ import msgspec
 
 from onceward.core.records import Build
 from onceward.engine.plans import Resolved
-from onceward.lifecycles.plan import Stage
 from onceward.lifecycles.plan_changes import Body, environment_changes
+from onceward.lifecycles.stage import Stage
 from onceward.store.port import Reads
 from onceward.store.tables.builds import plan_body
 from onceward.store.tables.checkpoints import Finished, finished_by_code

@@ -9,8 +9,8 @@ import msgspec
 
 from onceward.core.canon import canonical
 from onceward.core.records import Token
+from onceward.core.steps import Output, step_name
 from onceward.engine.outputs import written
-from onceward.lifecycles.plan import Output, step_name
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
 from onceward.store.transaction import Transaction
 

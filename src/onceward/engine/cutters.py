@@ -15,13 +15,12 @@ from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.file_names import os_path
 from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
-from onceward.core.changes import LINK, Unit
+from onceward.core.changes import LINK, Policy, Unit
 from onceward.core.durable import sync_all
 from onceward.engine.staging import Staging
 from onceward.engine.tree_state import TreeState, state_in, state_of
 from onceward.engine.trees import ODD, Tree, after, before, folders_of, listing
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.change import Policy
 from onceward.lifecycles.manifest import Manifest
 
 

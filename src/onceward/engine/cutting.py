@@ -17,6 +17,7 @@ from onceward.core.canon import sha256_hex
 from onceward.core.changes import ChangeSet, Entry
 from onceward.core.sagas import Run
 from onceward.engine import attest, changes
+from onceward.engine.change_authority import objection_to_decision
 from onceward.engine.cutters import (
     Cutter,
     Listing,
@@ -26,12 +27,11 @@ from onceward.engine.cutters import (
     listing_in,
     place_of,
 )
-from onceward.engine.foreground import run_saga
 from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import imported
+from onceward.engine.python_file import imported
 from onceward.engine.registry_cutter import RegistryCutter
 from onceward.engine.saga_life import Wanted, abandon, begin, take_up
-from onceward.engine.saga_run import SagaRun, Told
+from onceward.engine.saga_run import SagaRun, Told, run_saga
 from onceward.engine.sagas import ActionTask, Saga
 from onceward.engine.staging import STAGING, Staging
 from onceward.errors import (
@@ -261,7 +261,7 @@ def _require_believed(rows: Reads, kernel: Kernel, change_set: ChangeSet) -> Non
     if not decisions or decisions[0].decision != "approve":
         why = "nobody approved it"
     else:
-        why = kernel.authority.objection_to_decision(rows, entry, decisions[0], begun=True)
+        why = objection_to_decision(kernel.authority, rows, entry, decisions[0], begun=True)
     if why:
         said = f"what is said to have been approved does not count: {why}"
         raise GuardFailed("G-CUT-APPROVED", said, entry.entry_id, [_show(entry.entry_id)])
@@ -307,7 +307,7 @@ def _believed(
     """Approvals without those that nobody signed who might; and why the last of these does not count."""
     believed, doubt = [], ""
     for decision in approvals.decisions:
-        why = kernel.authority.objection_to_decision(rows, entry, decision)
+        why = objection_to_decision(kernel.authority, rows, entry, decision)
         if why:
             doubt = f"what {decision.reviewer} is said to have decided does not count: {why}"
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from onceward.engine.explanation import Explanation, Kind, who_may
+from onceward.core.views import Explanation
+from onceward.engine.reading import Kind
 from onceward.lifecycles.duties import ALLOWS
+from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.artifacts import digests_named, owners_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onceward.core.canon import digest
+from onceward.core.steps import Output, result_digest
 from onceward.engine.plans import Resolved
 from onceward.engine.task import Upstream
-from onceward.lifecycles.plan import Output, Stage, result_digest
+from onceward.lifecycles.stage import Stage
 from onceward.store.tables.checkpoints import Checkpoint
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.core.steps import Output, result_digest
 from onceward.engine import child_budget
 from onceward.engine.build_past import begun_with, results_of_others, whole
 from onceward.engine.flow import Flow
 from onceward.engine.plans import Resolved
 from onceward.engine.purse import recorded, usual
 from onceward.engine.why import Code, History
-from onceward.lifecycles.plan import Output, result_digest
 from onceward.lifecycles.plan_changes import Body
 from onceward.store.port import Reads
 from onceward.store.store import Store

@@ -6,15 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from onceward.core.sagas import Run
 from onceward.engine import child_dispatch
-from onceward.engine.build_run import BuildRun
 from onceward.engine.kernel import Kernel
-from onceward.engine.saga_run import SagaRun
 from onceward.engine.work import Work
 from onceward.errors import OncewardError
 from onceward.lifecycles.child import Ended
-from onceward.processes.prints import overheard
 
 Told = Callable[[str, Ended], None]
 
@@ -76,37 +72,6 @@ def run(
         for child_id in ids:
             ended[child_id] = children.wait(child_id, told)
     return ended
-
-
-def run_build(
-    kernel: Kernel, build: BuildRun, stop: threading.Event, leaving: bool = False
-) -> None:
-    """Run a build until it has come to its end, or to a pause. `leaving` says that the process ends after this."""
-
-    def on_stop() -> None:
-        build.stop()
-        build.children.stop()
-
-    kernel.streams.look_over()
-    with overheard(), serving(kernel, stop, on_stop):
-        build.run()
-        if leaving:
-            build.wait_for_threads(stop)
-
-
-def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None) -> Run:
-    """Run a saga until it is over or stuck; answers how it stands."""
-
-    def on_stop() -> None:
-        saga.stop()
-        saga.children.stop()
-
-    kernel.streams.look_over()
-    try:
-        with overheard(), serving(kernel, stop or threading.Event(), on_stop):
-            return saga.run()
-    finally:
-        saga.children.close()
 
 
 def cap_of(kernel: Kernel, session_id: str) -> int:

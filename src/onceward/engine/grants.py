@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.core.grants import Grant, Scope
+from onceward.engine.grant_authority import objection_to_grant
 from onceward.errors import NotFound, PermitInvalid
 from onceward.lifecycles import permit as rules
 from onceward.people.authority import Authority
@@ -75,7 +76,7 @@ def _require_believed(rows: Reads, authority: Authority, grant: Grant, root: str
 
 def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> str:
     """Why what somebody is said to have granted does not count; empty where they signed it."""
-    why = authority.objection_to_grant(rows, grant, root)
+    why = objection_to_grant(authority, rows, grant, root)
     return f"what {grant.granter} is said to have granted does not count: {why}" if why else ""
 
 

@@ -13,6 +13,7 @@ from typing import Literal, TextIO
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.streams import Streams
 from onceward.core.acts import all_acts
+from onceward.core.changes import Policy, recorded_policy
 from onceward.core.limits import (
     ARTIFACT_BYTES,
     PERMIT_SECONDS,
@@ -32,18 +33,15 @@ from onceward.engine.heartbeat import Heartbeat
 from onceward.engine.held_targets import HeldTargets
 from onceward.engine.late import LateBox
 from onceward.engine.outbox import Delivery
+from onceward.engine.parts import PARTS
 from onceward.engine.recovery_progress import RecoveryProgress
 from onceward.engine.sinks import Sink
-from onceward.engine.staging import clear_leftovers
 from onceward.errors import (
     InvalidConfig,
     LockConflict,
     LockLost,
     OncewardError,
 )
-from onceward.evidence import sealing
-from onceward.evidence.seal import read_receipt
-from onceward.lifecycles.change import Policy, recorded_policy
 from onceward.locks import TargetLock
 from onceward.people import statements
 from onceward.people.authority import Authority
@@ -82,7 +80,7 @@ class Kernel:
         artifact_bytes: int = ARTIFACT_BYTES,
         limits: Mapping[str, int] | None = None,
         notices: Sequence[Sink] = (),
-        seal_file: Path | None = None,
+        seal_at_end: Callable[[Kernel], None] | None = None,
         registered: bool = False,
         policy: Policy | None = None,
         cutters: Mapping[str, str] | None = None,
@@ -100,7 +98,7 @@ class Kernel:
         self.principal = principal
         self.sinks, self.notices = sinks, notices
         self._why_lost = ""
-        self._seal_file = seal_file
+        self._seal_at_end = seal_at_end
         self.registered = registered
         """Whether work must name an operation of the registry."""
         self.policy, self.cutters = policy or Policy(), cutters or {}
@@ -158,7 +156,7 @@ class Kernel:
             self.spool.clear()
             shutil.rmtree(self.work, ignore_errors=True)
             with store.read() as rows:
-                clear_leftovers(rows, folder, self.home)
+                PARTS.clear(rows, folder, self.home)
                 capped = dict(limits or {}) or bool(workspace_lanes(rows))
             if capped:
                 store.write(lambda tx: set_workspace_limits(tx, limits or {}))
@@ -402,21 +400,8 @@ class Kernel:
 
     def _seal(self) -> None:
         """Before we go, sign what happened into a second place (X60)."""
-        if self._seal_file is None or self.signer is None or not self._held:
-            return
-        with self.store.read() as rows:
-            if not sealing.needed(rows):
-                return
-        older = (
-            read_receipt(self._seal_file.read_bytes(), "the seal")
-            if self._seal_file.exists()
-            else None
-        )
-        with self.store.read() as rows:
-            receipt = sealing.prepare(rows, self.signer, older)
-        payload = {"envelope": receipt.envelope.document()}
-        self.ask(Request("seals.add", receipt.envelope.statement_hash, payload, self.principal))
-        sealing.write(self._seal_file, receipt)
+        if self._seal_at_end is not None and self.signer is not None and self._held:
+            self._seal_at_end(self)
 
     @property
     def _stuck(self) -> bool:

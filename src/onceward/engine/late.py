@@ -21,12 +21,12 @@ from onceward.core import faults
 from onceward.core.durable import replace
 from onceward.core.records import Token
 from onceward.core.sources import Sources
+from onceward.core.steps import Output, result_digest, step_name
 from onceward.engine import child_budget
 from onceward.engine.cut_off import done, step_of
 from onceward.engine.outputs import Kept
 from onceward.errors import CommitUnknown, LockLost, NotFound, OncewardError, StorageError
 from onceward.lifecycles.budget import Estimated
-from onceward.lifecycles.plan import Output, result_digest, step_name
 from onceward.store.store import Store
 from onceward.store.tables.checkpoints import (
     Checkpoint,

@@ -11,10 +11,10 @@ import msgspec
 from onceward.artifacts.blobs import Artifacts
 from onceward.core.limits import FOLLOW_SECONDS
 from onceward.core.sagas import Run
+from onceward.core.steps import step_name
 from onceward.engine.cut_off import step_of
 from onceward.engine.tenure import vacant
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.plan import step_name
 from onceward.processes.spool import Spool
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of

@@ -13,8 +13,9 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.redaction import Redactor
+from onceward.core.steps import Output, check_target_name
+from onceward.core.text import text_of
 from onceward.engine.values import to_json
-from onceward.engine.work import text_of
 from onceward.errors import (
     IntegrityFault,
     InvalidConfig,
@@ -22,7 +23,6 @@ from onceward.errors import (
     OncewardError,
     StorageError,
 )
-from onceward.lifecycles.plan import Output, check_target_name
 
 Kept = tuple[Output, Blob]
 IN_DOUBT = "in_doubt"

@@ -14,14 +14,14 @@ import msgspec
 from onceward.artifacts.files import Files
 from onceward.artifacts.redaction import Redactor
 from onceward.core.records import check_name
+from onceward.core.steps import fill
 from onceward.engine.code_version import code_version, first_version
 from onceward.errors import InvalidConfig
 from onceward.lifecycles.choices import Choices, chosen, with_config, with_needs
-from onceward.lifecycles.plan import Context, Stage, Steps, body_of, fill, hash_of_body
+from onceward.lifecycles.plan import Context, Steps, body_of, hash_of_body
 from onceward.lifecycles.plan_words import config_of, limits_of, refuse, stage_of, whole
+from onceward.lifecycles.stage import Stage
 
-LOADED_AS = "__onceward_plan__"
-"""The name of a plan's module while it is loaded from its file."""
 Call = TypeVar("Call", bound=Callable[..., Any])
 _ORDERING = ("needs", "collect", "after")
 Needs = str | Callable[..., Any] | Iterable["str | Callable[..., Any]"]

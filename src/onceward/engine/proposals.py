@@ -13,7 +13,7 @@ import msgspec
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.core.canon import canonical, sha256_hex
-from onceward.core.changes import LINK, Unit
+from onceward.core.changes import LINK, Policy, Unit
 from onceward.engine.bases import Base, base_of
 from onceward.engine.cutters import Place
 from onceward.engine.outputs import VALUES, read_back
@@ -21,7 +21,6 @@ from onceward.engine.patches import Patched, read_patch
 from onceward.engine.tree_state import drift_digest, named, rules_of, state_of
 from onceward.engine.trees import ODD, File, Tree, difference, scan, unit_of
 from onceward.errors import BaseDrift, InvalidConfig, Recovery
-from onceward.lifecycles.change import Policy
 from onceward.lifecycles.manifest import (
     REGISTRY,
     TREE,

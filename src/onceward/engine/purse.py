@@ -16,7 +16,7 @@ from onceward.lifecycles import build as rules
 from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, median, out_of_time, overrun, precheck
 from onceward.lifecycles.child import Ended
-from onceward.lifecycles.plan import Stage
+from onceward.lifecycles.stage import Stage
 from onceward.people import statements
 from onceward.people.keyring import Signer
 from onceward.store.port import Reads

@@ -1,18 +1,22 @@
-"""Views of streams and of the outbox."""
+"""Views of streams and of the outbox, and the story that a stream tells."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from onceward.core.chain import STREAM, check_stream
 from onceward.core.limits import FOLLOW_SECONDS
 from onceward.core.sources import iso
-from onceward.core.views import View
+from onceward.core.views import Explanation, View
 from onceward.errors import NotFound
+from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import Sessions, resolve
-from onceward.store.tables.events import events_of, streams
+from onceward.store.tables.events import events_of, newest_of, streams
 from onceward.store.tables.outbox import Backlog, backlogs
 
 
@@ -91,3 +95,28 @@ def _sink(name: str, configured: bool, waiting: Mapping[str, Backlog]) -> SinkVi
         oldest=iso(backlog.oldest_at) if backlog.oldest_at is not None else None,
         last_error=backlog.last_error or None,
     )
+
+
+_STORY = 6
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of thing: how to tell that a name means one of it, and what to say."""
+
+    name: str
+    find: Callable[[Reads, str], str | None]
+    """The whole id of the one that is meant; None if it is of another kind."""
+    explain: Callable[[Store, str], Explanation]
+
+
+def story(rows: Reads, stream: str, source: str) -> list[str]:
+    """The last moves that a stream tells of: when, what, by whom."""
+    return [
+        f"{iso(event.at)[:19]}  {told['event']}{_because(told['detail'])} by {told['context']['actor']}"
+        for event in newest_of(rows, stream, source, _STORY)
+        for told in (event.facts(),)
+    ]
+
+
+def _because(detail: Mapping[str, Any]) -> str:
+    return f" ({detail['reason']})" if detail.get("reason") else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onceward.core.canon import sha256_hex
 from onceward.core.records import Token
 from onceward.core.sagas import Run, Side, Step
+from onceward.core.steps import Output, lock_target, result_digest
 from onceward.engine.bench import Bench
 from onceward.engine.outputs import Kept, read_back
 from onceward.engine.sagas import ActionTask
@@ -16,7 +17,7 @@ from onceward.engine.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended, Order
-from onceward.lifecycles.plan import Output, Stage, lock_target, result_digest
+from onceward.lifecycles.stage import Stage
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 

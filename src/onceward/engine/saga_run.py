@@ -18,16 +18,18 @@ from onceward.core.grants import Scope
 from onceward.core.limits import LEASE_SECONDS
 from onceward.core.records import Move
 from onceward.core.sagas import Lease, Run, Side, Step
+from onceward.core.text import described
 from onceward.engine import attest, child_dispatch, grants
+from onceward.engine.foreground import serving
 from onceward.engine.kernel import Kernel
 from onceward.engine.outputs import written
 from onceward.engine.saga_act import Act, upstream
 from onceward.engine.sagas import Judge, Saga, Seen
 from onceward.engine.task import Inputs
-from onceward.engine.work import described
 from onceward.errors import LeaseLost, LockConflict, LockLost, OncewardError, StorageError
 from onceward.lifecycles import saga as rules
 from onceward.lifecycles.child import Ended
+from onceward.processes.prints import overheard
 from onceward.store.port import Transient
 from onceward.store.tables.sagas import (
     Runs,
@@ -352,3 +354,18 @@ def _refusal(ask: Callable[[], Any], what: str) -> Why | None:
         message = said[:1000].encode("utf-8", "replace").decode()
         return {"reason": f"{what}_failed", "error": code, "message": message}
     return None if allowed else {"reason": f"{what}_failed", "message": f"its {what} said no"}
+
+
+def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None) -> Run:
+    """Run a saga until it is over or stuck; answers how it stands."""
+
+    def on_stop() -> None:
+        saga.stop()
+        saga.children.stop()
+
+    kernel.streams.look_over()
+    try:
+        with overheard(), serving(kernel, stop or threading.Event(), on_stop):
+            return saga.run()
+    finally:
+        saga.children.close()

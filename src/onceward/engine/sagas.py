@@ -17,9 +17,9 @@ from onceward.core.sagas import Side
 from onceward.engine.code_version import code_version
 from onceward.engine.task import Task
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.plan import Stage
 from onceward.lifecycles.plan_words import limits_of, stage_of
 from onceward.lifecycles.saga import Place, Shape
+from onceward.lifecycles.stage import Stage
 from onceward.store.port import Reads
 
 Call = TypeVar("Call", bound=Callable[..., Any])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from onceward.artifacts.file_names import os_path
+from onceward.engine.parts import Part
 from onceward.engine.trees import FOLDER, Tree
 from onceward.errors import InvalidConfig, Recovery
 from onceward.lifecycles.manifest import TREE
@@ -57,6 +58,9 @@ def clear_leftovers(rows: Reads, folder: Path, home: Path) -> None:
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     for change_set_id, target in Changes(rows).unfinished_sets(TREE):
         remove_folder(in_tree(home / os_path(target), change_set_id))
+
+
+PART = Part(name="change", clear=clear_leftovers)
 
 
 def in_tree(root: Path, change_set_id: str) -> Path:

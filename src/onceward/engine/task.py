@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.core.steps import Output
+from onceward.core.text import text_of
 from onceward.engine.outputs import value_of
-from onceward.engine.work import ChildTask, text_of
+from onceward.engine.work import ChildTask
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.plan import Output
 
 Upstream = Mapping[str, Mapping[str, tuple[Output, ...]]]
 """What the steps before left, by stage and target."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onceward.core import faults
 from onceward.core.records import Tenure
 from onceward.core.sources import Micros, from_iso, iso, steady_micros
+from onceward.engine.parts import PARTS
 from onceward.errors import LockConflict, Recovery
-from onceward.lifecycles.build import crash, orphan
 from onceward.locks.identity import Identity, Verdict, boot_id, exe_sha256, judge, own_identity
 from onceward.locks.program import runs_another_program
 from onceward.locks.writer import Standing, judge_tenure
@@ -65,8 +65,7 @@ def acquire(
         tx.fence = fence
         if seen is not None:
             note_last_seen(tx, fence, from_iso(seen.last_heartbeat_at))
-        for build in tx.builds.in_state("ACTIVE"):
-            tx.move(orphan(build, actor))
+        PARTS.orphan(tx, actor)
         faults.point("lock.recovered")
         return Tenure(token, fence)
 
@@ -76,7 +75,7 @@ def acquire(
 def crash_active(store: Store, actor: str) -> None:
     """Move what was not brought to its end to CRASHED, with the lock still held; a lost tenure moves nothing."""
     if store.tenure is not None:
-        store.write(lambda tx: _crash_active(tx, actor))
+        store.write(lambda tx: PARTS.crash(tx, actor))
 
 
 def release(store: Store, actor: str) -> None:
@@ -86,15 +85,10 @@ def release(store: Store, actor: str) -> None:
         return
 
     def give(tx: Transaction) -> None:
-        _crash_active(tx, actor)
+        PARTS.crash(tx, actor)
         free_lock(tx, tenure.token)
 
     store.write(give)
-
-
-def _crash_active(tx: Transaction, actor: str) -> None:
-    for build in tx.builds.in_state("ACTIVE"):
-        tx.move(crash(build, actor))
 
 
 def require_nobody(store: Store) -> None:

@@ -13,9 +13,10 @@ import msgspec
 
 from onceward.artifacts.blobs import Blob
 from onceward.core.canon import canonical, sha256_hex
-from onceward.core.changes import Affected, ChangeSet, Entry, Unit, VerifyResult
+from onceward.core.changes import Affected, ChangeSet, Entry, Unit, VerifyResult, result_digest
 from onceward.core.limits import MAX_NAMED_PATHS
 from onceward.engine import attest, changes
+from onceward.engine.change_authority import objection_to_cut
 from onceward.engine.changes import Proposed
 from onceward.engine.cutting import (
     listing_of,
@@ -43,7 +44,6 @@ from onceward.engine.trees import ODD, File, Tree, after, before, folders_of, un
 from onceward.engine.work import Command
 from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
 from onceward.lifecycles import change as rules
-from onceward.lifecycles.change import result_digest
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, beneath
 from onceward.store.port import Reads
@@ -212,7 +212,7 @@ def _require_verifiable(
         for one in Changes(rows).decisions(entry.entry_id)
         if one.decision_id == change_set.decision_id
     ]
-    doubt = kernel.authority.objection_to_cut(rows, entry, change_set, decision, signature)
+    doubt = objection_to_cut(kernel.authority, rows, entry, change_set, decision, signature)
     if doubt:
         raise GuardFailed(
             "G-VERIFY-CUT",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from onceward.core.records import Build
+from onceward.core.steps import result_digest, step_name
 from onceward.engine.code_changes import difference, recorded_environments, resumed_code
 from onceward.engine.outputs import read_back
 from onceward.lifecycles.choices import choices_of, is_chosen
-from onceward.lifecycles.plan import result_digest, step_name
 from onceward.lifecycles.plan_changes import CODE_CHANGED, Body, step_changes
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body

@@ -17,13 +17,13 @@ import msgspec
 from onceward.artifacts.redaction import Redactor
 from onceward.core.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.core.records import Token
+from onceward.core.text import text_of
 from onceward.errors import ChildCancelled, InvalidConfig, OncewardError
 from onceward.lifecycles.child import Ended, Order
 from onceward.people.credentials import Credential
 from onceward.processes.launcher import Process
 from onceward.store.transaction import Transaction
 
-LONGEST_NOTE = 10_000
 Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
 
 
@@ -216,26 +216,6 @@ def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command
         spoken,
     )
     return Command(argv=argv, **{"cwd": Path.cwd(), "env": ("PYTHONPATH",), **words})
-
-
-def described(error: BaseException) -> str:
-    """An error in a line, whatever it does when asked for its text."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(it has no text)"
-    return f"{type(error).__name__}: {text[:1000]}"
-
-
-def text_of(value: object, longest: int = LONGEST_NOTE) -> str:
-    """Something to be shown to people, as plain text of a bounded length, whatever it is."""
-    if value is None:
-        return ""
-    try:
-        text = str.__str__(value) if isinstance(value, str) else str(value)
-        return text[:longest].encode("utf-8", "replace").decode()
-    except Exception:
-        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _spoken(word: bytes) -> str:

@@ -13,13 +13,13 @@ from onceward.core.changes import Entry, PairSignature
 from onceward.core.merkle import included
 from onceward.core.records import Build
 from onceward.core.sagas import Run
+from onceward.core.steps import manifest_line
 from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.members import stream_of
 from onceward.evidence.seal import Head, read_receipt, seal_said
 from onceward.evidence.verify import readable, verify
-from onceward.lifecycles.plan import manifest_line
 from onceward.people.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.store.schema import bundled
 from onceward.store.tables.artifacts import ArtifactRow, RefRow

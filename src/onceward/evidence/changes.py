@@ -8,12 +8,12 @@ import msgspec
 
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import Event
-from onceward.core.changes import Decision, Entry, Envelope, History
+from onceward.core.changes import DECISIONS, Decision, Entry, Envelope, History
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
-from onceward.lifecycles.change import CHANGE, CHANGE_SET, DECISIONS
+from onceward.lifecycles.change import CHANGE, CHANGE_SET
 from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.store.tables.artifacts import RefRow
 from onceward.store.tables.changes import DependencyRow, SweepRow, UnitRow

@@ -12,10 +12,12 @@ from onceward.core.changes import (
     Envelope,
     PairSignature,
     VerifyResult,
+    result_digest,
+    said_of_pair,
 )
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
-from onceward.lifecycles.change import result_digest, said_of_pair, units_of
+from onceward.lifecycles.change import units_of
 from onceward.lifecycles.manifest import REGISTRY, manifest_of
 from onceward.store.tables.artifacts import RefRow
 

@@ -13,12 +13,12 @@ import msgspec
 
 from onceward.core.canon import canonical
 from onceward.core.durable import publish
+from onceward.core.steps import manifest_line
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
 from onceward.evidence.bundle import FORMAT, Member, Page, header, line_of, padding
 from onceward.evidence.members import file_of
 from onceward.evidence.records import Rows
 from onceward.evidence.selection import Selection, selected
-from onceward.lifecycles.plan import manifest_line
 from onceward.store.tables.artifacts import ArtifactRow
 
 _README: Final = Path(__file__).parent / "BUNDLE.md"

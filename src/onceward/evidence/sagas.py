@@ -11,13 +11,13 @@ from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.machine import MachineError
 from onceward.core.sagas import Step
+from onceward.core.steps import result_digest
 from onceward.core.vocabulary import Audit
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
 from onceward.evidence.steps import outputs_of
-from onceward.lifecycles.plan import result_digest
 from onceward.lifecycles.saga import Shape, failure, machine_of
 
 if TYPE_CHECKING:

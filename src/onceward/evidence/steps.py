@@ -11,9 +11,9 @@ import msgspec
 from onceward.core.canon import digest
 from onceward.core.chain import Event
 from onceward.core.sagas import Step
+from onceward.core.steps import Output, manifest_line, result_digest, step_name
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, batches
-from onceward.lifecycles.plan import Output, manifest_line, result_digest, step_name
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -21,6 +20,7 @@ from onceward.evidence.verify import verify_rows
 from onceward.gate import script
 from onceward.gate.script import Fixture
 from onceward.gate.stage import Stage
+from onceward.scratch import Scratch
 from onceward.store.copy import pages
 from onceward.store.port import Database, Reads
 from onceward.store.schema import TABLES
@@ -31,18 +31,6 @@ from onceward.store.tables.events import events_after
 from onceward.store.writer import commit_plainly
 
 _PAGE = 500
-
-
-class Scratch(Protocol):
-    """A store and a folder for one play, gone afterwards."""
-
-    folder: Path
-
-    def database(self, sources: ScriptedSources) -> Database: ...
-
-
-class Scratches(Protocol):
-    def __call__(self) -> AbstractContextManager[Scratch]: ...
 
 
 class Play(msgspec.Struct, frozen=True):

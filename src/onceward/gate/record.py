@@ -13,9 +13,10 @@ from onceward.evidence.records import Records
 from onceward.gate import script
 from onceward.gate.manifest import Entry, read_manifest
 from onceward.gate.manifest import written as manifest_text
-from onceward.gate.play import Play, Scratches, play
+from onceward.gate.play import Play, play
 from onceward.gate.script import SCHEMA, Fixture, read_fixture, written
 from onceward.gate.telling import Telling
+from onceward.scratch import Scratches
 
 
 def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:

@@ -15,8 +15,9 @@ import msgspec
 from onceward.core import faults
 from onceward.errors import InvalidConfig, OncewardError
 from onceward.gate.manifest import Entry, Judged, Manifest, Outcome, judge, read_manifest, report
-from onceward.gate.play import Scratches, play
+from onceward.gate.play import play
 from onceward.gate.script import read_fixture
+from onceward.scratch import Scratches
 from onceward.settings import check_url
 
 WORLDS: Final[Sequence[Mapping[str, str]]] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from onceward.core.limits import GRANT_SECONDS, MAX_NOTE_CHARS
 from onceward.engine import grants
 from onceward.errors import InvalidConfig, PermissionDenied, PermitInvalid
 from onceward.lifecycles import permit as rules
-from onceward.lifecycles.registry import plan_of, schema_digest
 from onceward.store.port import Reads
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.principals import Principals
@@ -60,17 +60,20 @@ def draft(tx: Transaction, actor: str, asked: DraftGrant) -> dict[str, Any]:
     return _answer(tx, grant_id)
 
 
+DIGESTS: dict[str, Callable[[Any], tuple[str, str]]] = {}
+"""How the digests of a scope are made from what the grant is for, by its kind; the registry names its own."""
+
+
+def _digests_of_saga(about: Any) -> tuple[str, str]:
+    return digest(about["input"]), digest(about["work"])
+
+
 def _require_about(scope: Scope, about: Any) -> None:
     if about is None:
         return
     try:
-        if about["kind"] == "assembly":
-            plan = plan_of(about["plan"])
-            made = (plan.manifest_digest, plan.schema_digest)
-        elif about["kind"] == "rollback":
-            made = (digest(about["plan"]), schema_digest(about["plan"]["collection"]))
-        else:
-            made = (digest(about["input"]), digest(about["work"]))
+        digests = DIGESTS.get(about["kind"], _digests_of_saga)
+        made = digests(about)
     except (KeyError, TypeError, InvalidConfig):
         made = ("", "")
     if made != (scope.manifest_digest, scope.schema_digest):

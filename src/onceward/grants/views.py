@@ -8,9 +8,10 @@ import msgspec
 
 from onceward.core.grants import Grant
 from onceward.core.sources import Micros, iso
-from onceward.core.views import View
-from onceward.engine.explanation import Explanation, Kind, story, who_may
+from onceward.core.views import Explanation, View
 from onceward.engine.grants import about
+from onceward.engine.reading import Kind, story
+from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.grants import Grants

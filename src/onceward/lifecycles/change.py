@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from onceward.core.canon import digest
 from onceward.core.changes import (
-    IGNORED_NAMES,
     Affected,
     ChangeSet,
     Decision,
     Entry,
     PairSignature,
-    VerifyResult,
+    Policy,
 )
-from onceward.core.limits import APPROVAL_SECONDS, PERMIT_SECONDS
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Move
 from onceward.core.sources import Micros
 from onceward.lifecycles.manifest import Manifest, place_of
-
-DECISIONS: Final = {
-    "ENTRY_APPROVED": "approve",
-    "ENTRY_DEFERRED": "defer",
-    "ENTRY_REJECTED": "reject",
-}
-"""The decision that each event of a review tells of; others say it in their detail."""
 
 CHANGE = Machine.parse(
     "change",
@@ -85,59 +74,6 @@ CHANGE_SET = Machine.parse(
 )
 
 WORDS: Final = {"approve": "approved", "defer": "deferred", "reject": "rejected"}
-
-
-class PathRule(msgspec.Struct, frozen=True):
-    """What changes to some paths need beside: approvals by different people, one of them with a role."""
-
-    glob: str
-    approvals: int = 1
-    role: str = ""
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """What a workspace wants of its changes, as its settings say."""
-
-    authors_may_review: bool = False
-    approvals: int = 1
-    approval_seconds: int = APPROVAL_SECONDS
-    drift: Literal["files", "tree"] = "files"
-    ignore: tuple[str, ...] = IGNORED_NAMES
-    path: tuple[PathRule, ...] = ()
-
-    def rules(self, places: Sequence[str]) -> list[PathRule]:
-        """What these places need, as seen from the workspace's own folder; the general rule first."""
-        some = [rule for rule in self.path if any(_fits(place, rule.glob) for place in places)]
-        return [PathRule("*", self.approvals), *some]
-
-    def with_recorded(self, recorded: Mapping[str, Any]) -> Policy:
-        """What satisfies both these settings and those that were signed last."""
-        signed = [msgspec.convert(rule, PathRule) for rule in recorded["path"]]
-        return msgspec.structs.replace(
-            self,
-            approval_seconds=min(self.approval_seconds, recorded["approval_seconds"]),
-            approvals=max(self.approvals, recorded["approvals"]),
-            authors_may_review=self.authors_may_review and recorded["authors_may_review"],
-            path=(*self.path, *(rule for rule in signed if rule not in self.path)),
-        )
-
-
-def recorded_policy(policy: Policy, confirmation_seconds: int = PERMIT_SECONDS) -> dict[str, Any]:
-    """What of the settings says who may do what and for how long, as it is recorded."""
-    return {
-        "confirmation_seconds": confirmation_seconds,
-        "approval_seconds": policy.approval_seconds,
-        "approvals": policy.approvals,
-        "authors_may_review": policy.authors_may_review,
-        "path": [msgspec.to_builtins(rule) for rule in policy.path],
-    }
-
-
-def _fits(place: str, glob: str) -> bool:
-    """A glob is for a place however deep it lies: whoever marks a change chooses the tree, and must not choose the
-    rules with it."""
-    parts = place.split("/")
-    return any(fnmatch.fnmatchcase("/".join(parts[at:]), glob) for at in range(len(parts)))
 
 
 def mark(
@@ -361,28 +297,3 @@ def verify_objection(
 def _move(entry: Entry, target: str, reason: str, actor: str, said: Mapping[str, Any]) -> Move:
     CHANGE.follow(entry.status, target, reason)
     return Move(CHANGE, entry.entry_id, entry.status, target, entry.version, actor, reason, said)
-
-
-def result_digest(result: VerifyResult) -> str:
-    """All that a result says."""
-    return digest(msgspec.to_builtins(result))
-
-
-def said_of_pair(
-    row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
-) -> dict[str, Any]:
-    """What a signature on a change must say of itself, whoever asks."""
-    said: dict[str, Any] = {
-        **{
-            "signature_id": row.signature_id,
-            "entry_id": row.entry_id,
-            "role": row.role,
-            "principal": row.principal,
-        },
-        **{"key": row.fingerprint, "tool_revision": row.tool_revision},
-        **{"change_set_id": change_set.change_set_id, "decision_id": change_set.decision_id},
-    }
-    if result is not None:
-        said |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}
-        said |= {"passed": bool(result.passed)}
-    return said

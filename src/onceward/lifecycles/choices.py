@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.steps import step_name
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.plan import Stage, Steps, step_name
+from onceward.lifecycles.plan import Steps
 from onceward.lifecycles.plan_words import config_of
+from onceward.lifecycles.stage import Stage
 
 
 class Choices(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -11,105 +10,17 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.canon import canonical_config, canonical_of_checked, digest, sha256_hex
-from onceward.core.limits import CHILD_TIMEOUT_SECONDS, MAX_STEPS, MAX_TARGET_CHARS
+from onceward.core.canon import canonical_config, canonical_of_checked, sha256_hex
+from onceward.core.limits import MAX_STEPS
+from onceward.core.steps import check_target_name, step_name
 from onceward.errors import InvalidConfig, InvalidDependency
+from onceward.lifecycles.stage import Stage
 
 MAIN: Final = "main"
 """The target of a stage that has no other."""
 
-_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]+")
-_NOTHING: Mapping[str, Any] = {}
 BESIDE: Final = ("inputs_of", "unfollowed")
 """What is kept of a stage only to tell why: which step has which inputs, and what of its code cannot be followed."""
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """At most `count` starts within any `seconds`."""
-
-    count: int
-    seconds: int
-
-
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of work, as a plan says it. Exactly one of `run`, `call`, and `approve` is there."""
-
-    name: str
-    needs: tuple[str, ...] = ()
-    """Stages whose same-named target each step depends on, and whose value it gets."""
-    collect: tuple[str, ...] = ()
-    """Stages all of whose targets each step depends on; it gets a mapping by target."""
-    after: tuple[str, ...] = ()
-    """Stages that must be done before, and that pass nothing on."""
-    targets: tuple[str, ...] | None = None
-    glob: str = ""
-    """Targets are the files that match, each an input of its own step."""
-    run: tuple[str, ...] = ()
-    call: Callable[[Any], Any] | None = None
-    version: str = ""
-    """Of the function: a digest of its code and what it reaches, or what somebody said instead."""
-    environment: tuple[str, ...] = ()
-    """Python and the other packages that the function imports, each with its version."""
-    environment_hash: str = ""
-    unfollowed: tuple[str, ...] = ()
-    """What the function reaches and could change without being noticed, in words."""
-    approve: str = ""
-    inputs: tuple[str, ...] = ()
-    config: Mapping[str, Any] = _NOTHING
-    target_config: Mapping[str, Mapping[str, Any]] = _NOTHING
-    estimate: Mapping[str, int] = _NOTHING
-    timeout: float = CHILD_TIMEOUT_SECONDS
-    attempts: int = 3
-    on_crash: str = "rerun"
-    env: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    jobs: int | None = None
-    rate: Rate | None = None
-    operation: str = ""
-    """The registered operation that it is, as code@version."""
-    effect: str = ""
-    """The kind of act that it is; the operation must be for it."""
-
-    @property
-    def dependencies(self) -> tuple[str, ...]:
-        """Every stage that must come before."""
-        return (*self.needs, *self.collect, *self.after)
-
-    @property
-    def code_version(self) -> str | None:
-        """The version of its function; None if it has none."""
-        return self.version if self.call is not None else None
-
-    def work(self) -> dict[str, Any]:
-        """What is done, as far as it decides what comes out."""
-        named = {"operation": self.operation} if self.operation else {}
-        if self.run:
-            return {
-                "run": list(self.run),
-                **({"version": self.version} if self.version else {}),
-                **named,
-            }
-        return {"approve": self.approve} if self.approve else {"function": self.version, **named}
-
-
-class Output(msgspec.Struct, frozen=True, gc=False):
-    """One thing that a step left: a value (`json`, `text`, `bytes`, `path`), a `file`, or a `program`."""
-
-    name: str
-    kind: str
-    sha256: str
-    size: int
-
-
-def fill(word: str, target: str) -> str:
-    """A word of a command or an input with its target put in."""
-    return word.replace("{target}", target)
-
-
-def step_name(stage: str, target: str) -> str:
-    return f"{stage}:{target}"
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,34 +35,6 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
                 else value
             )
     return merged
-
-
-def check_stage_name(name: object) -> str:
-    if not isinstance(name, str) or not _STAGE.fullmatch(name) or ".." in name:
-        raise InvalidConfig(
-            f"{str(name)[:60]!a} is no name for a stage: 1 to 64 letters, digits, . _ or -, no sign first",
-            context={"field": "name"},
-        )
-    return name
-
-
-def check_target_name(name: object) -> str:
-    """A target may be any text that is also a safe relative path."""
-    fits = (
-        isinstance(name, str)
-        and 1 <= len(name) <= MAX_TARGET_CHARS
-        and name.isprintable()
-        and name == name.strip()
-    )
-    if not fits or any(
-        part in ("", ".", "..") or len(part.encode()) > 255 for part in str(name).split("/")
-    ):
-        raise InvalidConfig(
-            f"{str(name)[:60]!a} is no name for a target: 1 to {MAX_TARGET_CHARS} printable characters that make a"
-            " relative path, without . and .. in it",
-            context={"field": "targets"},
-        )
-    return str(name)
 
 
 def ordered(stages: Sequence[Stage]) -> list[Stage]:
@@ -191,16 +74,6 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
 def _word_of(stage: Stage, need: str) -> str:
     """Under which word a stage names another."""
     return next(word for word in ("needs", "collect", "after") if need in getattr(stage, word))
-
-
-def lock_target(plan: str, stage: str, target: str) -> str:
-    """The target lock of a step: its name where that is one, else a slug and a digest."""
-    parts = (plan, stage, target)
-    name = ".".join(parts)
-    if all(_PLAIN.fullmatch(part) for part in parts) and len(name) <= 128:
-        return name
-    slug = ".".join(_NOT_PLAIN.sub("-", part).strip("-_")[:30] or "x" for part in parts)
-    return f"{slug}-{digest(list(parts))[:16]}"
 
 
 class Steps:
@@ -350,16 +223,6 @@ def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
                     context={"field": "targets"},
                 )
     return some
-
-
-def manifest_line(stage: str, target: str, outputs: str) -> bytes:
-    """A step in the list of what a build made: which, and its outputs as its checkpoint holds them."""
-    return canonical_of_checked([stage, target])[:-1] + b"," + outputs.encode() + b"]\n"
-
-
-def result_digest(outputs: Sequence[Output]) -> str:
-    """What a step made, as one digest: names, kinds and contents."""
-    return sha256_hex(canonical_of_checked([[out.name, out.kind, out.sha256] for out in outputs]))
 
 
 class Context:

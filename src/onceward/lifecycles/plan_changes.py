@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.lifecycles.plan import BESIDE, fill, merge
+from onceward.core.steps import fill
+from onceward.lifecycles.plan import BESIDE, merge
 
 CODE_CHANGED: Final = "its code changed"
 

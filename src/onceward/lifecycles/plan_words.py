@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from onceward.core.canon import canonical_config
+from onceward.core.steps import check_target_name
 from onceward.core.vocabulary import key_of
 from onceward.errors import InvalidConfig
 from onceward.lifecycles.budget import amounts
-from onceward.lifecycles.plan import Rate, Stage, check_stage_name, check_target_name
+from onceward.lifecycles.stage import Rate, Stage, check_stage_name
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOWS: Final = {

@@ -15,25 +15,19 @@ from onceward.core.acts import Claim, disagreement, find_act, misfit
 from onceward.core.bodies import Body, decode_body
 from onceward.core.canon import ZERO_HASH, digest
 from onceward.core.chain import Event, first_break
-from onceward.core.changes import ChangeSet, Decision, Entry, PairSignature
-from onceward.core.grants import Grant
-from onceward.core.limits import MAX_INTEGER
+from onceward.core.changes import (
+    Policy,
+    recorded_policy,
+)
 from onceward.core.machine import NEW, Machine
-from onceward.core.records import Permit, Principal
+from onceward.core.records import Principal
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
-from onceward.lifecycles.build import BUILD
-from onceward.lifecycles.change import CHANGE, DECISIONS, Policy, recorded_policy, said_of_pair
-from onceward.lifecycles.permit import GRANT
-from onceward.lifecycles.plan import step_name
 from onceward.people.principals import authorize
 from onceward.people.signing import ACT, STATEMENT, Envelope, fingerprint, genuine
-from onceward.people.signing import CHANGE as CHANGE_STATEMENT
 from onceward.people.trust import Root
 from onceward.store.port import Reads
-from onceward.store.tables.approvals import Approval
-from onceward.store.tables.events import events_of, hash_at, newest_of
+from onceward.store.tables.events import events_of, hash_at
 from onceward.store.tables.keys import find_signature, keys_of, workspace_id
-from onceward.store.tables.permits import statement_of
 from onceward.store.tables.principals import Principals
 from onceward.store.tables.tokens import Token
 
@@ -45,7 +39,8 @@ _WITHDRAWING = {
     "builds.confirm": "build",
 }
 """Acts that may take back what was allowed before, and the field that names what they are about."""
-_UNREADABLE = (InvalidConfig, KeyError, TypeError, ValueError, IndexError, AttributeError)
+UNREADABLE = (InvalidConfig, KeyError, TypeError, ValueError, IndexError, AttributeError)
+"""What reading a statement that lacks something raises."""
 
 
 class _Key(msgspec.Struct):
@@ -82,7 +77,7 @@ class Doubt(Exception):
     """Why a statement, or what follows from it, is not to be believed."""
 
 
-def _require_life(machine: Machine, events: list[Event]) -> None:
+def require_life(machine: Machine, events: list[Event]) -> None:
     """A subject's moves follow one another as its machine allows, and none follows twice from the same statement."""
     state, version = NEW, 0
     followed: set[tuple[str, str]] = set()
@@ -146,7 +141,7 @@ class Authority:
 
     def vouch(self, rows: Reads, name: str) -> None:
         """Roles and keys of a principal are those that signed acts gave it; else nothing is done in its name."""
-        what = self._edited(rows, name)
+        what = self.edited(rows, name)
         if what:
             raise IntegrityFault(
                 f"the {what} of {name} in the database are not those that signed acts gave: somebody edited the rows,"
@@ -155,7 +150,7 @@ class Authority:
                 recovery=[Recovery("see what was edited", "onceward verify")],
             )
 
-    def _edited(self, rows: Reads, name: str) -> str:
+    def edited(self, rows: Reads, name: str) -> str:
         """Whether roles or keys of a principal are not those that signed acts gave it; empty if neither."""
         with self._mutex:
             self._advance(rows)
@@ -174,104 +169,10 @@ class Authority:
         }
         return "keys" if stored != keys else ""
 
-    def objection_to_decision(
-        self, rows: Reads, entry: Entry, decision: Decision, *, begun: bool = False
-    ) -> str:
-        """Why a decision about a change is not to be believed; empty where its reviewer signed exactly that, might
-        then, and may now, and the entry is what its history says. What was `begun` on it is finished also when its
-        reviewer has left since."""
-        try:
-            events = self._entry(rows, entry)
-            asked = self._decided(rows, events, decision, now=not begun)
-            edited = self._edited(rows, decision.reviewer)
-            if edited:
-                return f"the {edited} of {decision.reviewer} were edited"
-            self._require_kept(rows, asked, entry.entry_id, events)
-            return ""
-        except Doubt as doubt:
-            return str(doubt)
-        except _UNREADABLE:
-            return "a statement about it lacks something"
-
-    def objection_to_cut(
-        self, rows: Reads, entry: Entry, cut: ChangeSet, decision: Decision, signed: PairSignature
-    ) -> str:
-        """Why it is not to be believed that an approved change was carried out; empty where a reviewer signed for
-        exactly this proposal, and an executor for having carried it out."""
-        try:
-            events = self._entry(rows, entry)
-            self._decided(rows, events, decision, now=False)
-            told = self._pair(rows, signed)
-            wanted = {
-                **said_of_pair(signed, cut, None),
-                "act": "change.cut",
-                "manifest": decision.content_hash,
-                "workspace": workspace_id(rows),
-            }
-            if any(told.get(name) != value for name, value in wanted.items()):
-                return "the executor signed for another change"
-            head = told["head"]
-            hashes = {event.seq: event.hash.hex() for event in events}
-            if head["stream"] != f"entry:{entry.entry_id}" or hashes[head["seq"]] != head["hash"]:
-                return "the executor signed after another history than this one"
-            return ""
-        except Doubt as doubt:
-            return str(doubt)
-        except _UNREADABLE:
-            return "a statement of its cut lacks something"
-
-    def _entry(self, rows: Reads, entry: Entry) -> list[Event]:
-        """The history of an entry, if it leads to what the entry is."""
-        events = self._events(rows, f"entry:{entry.entry_id}")
-        _require_life(CHANGE, events)
-        moves = [one.facts()["detail"] for one in events if one.source == CHANGE.name]
-        last = moves[-1] if moves else {}
-        if (last.get("to"), last.get("transition_seq")) != (entry.status, entry.version):
-            raise Doubt(f"the entry is not {entry.status} by its history")
-        return events
-
-    def _decided(self, rows: Reads, events: list[Event], decision: Decision, *, now: bool) -> Asked:
-        """What a reviewer signed, if it is what their decision says."""
-        for event in events:
-            said = event.facts()
-            if said["detail"].get("decision_id") != decision.decision_id:
-                continue
-            told = (
-                said["detail"].get("manifest"),
-                said["context"].get("actor"),
-                DECISIONS.get(said["event"], said["detail"].get("decision")),
-                said["context"].get("signed"),
-            )
-            stored = (
-                decision.content_hash,
-                decision.reviewer,
-                decision.decision,
-                decision.statement_hash,
-            )
-            if told != stored:
-                raise Doubt("it is not what its event says")
-            return self._believe(rows, event, now=now)
-        raise Doubt("no event tells of it")
-
-    def _pair(self, rows: Reads, signed: PairSignature) -> dict[str, Any]:
-        """What an executor signed, with a key in force and the role."""
-        with self._mutex:
-            self._advance(rows)
-            seq, key, envelope = self._envelope(rows, signed.statement_hash)
-            if not self._may(key.principal, "executor", seq):
-                raise Doubt(f"{key.principal} had no role that allows it")
-        said = envelope.said()
-        names = (said["_type"], said["predicateType"], signed.principal, signed.fingerprint)
-        if names != (STATEMENT, CHANGE_STATEMENT, key.principal, envelope.fingerprint):
-            raise Doubt("it is signed for somebody or something else")
-        return dict(said["predicate"])
-
-    def _require_kept(self, rows: Reads, asked: Asked, subject: str, events: list[Event]) -> None:
+    def require_kept(self, rows: Reads, asked: Asked, subject: str, events: list[Event]) -> None:
         """Whatever was signed about a subject since is in its history: nothing was taken out of it."""
         known = {event.facts()["context"].get("signed") for event in events}
-        with self._mutex:
-            later = [hash_ for seq, hash_ in self._withdrawals if seq > asked.seq]
-        for hash_ in later:
+        for hash_ in self.withdrawals(asked.seq):
             found = find_signature(rows, hash_) if hash_ not in known else None
             if found is None and hash_ not in known:
                 raise Doubt("something that was signed since is gone")
@@ -279,114 +180,6 @@ class Authority:
                 told = msgspec.json.decode(found.statement)["predicate"]
                 if told["payload"].get(_WITHDRAWING[told["act"]]) == subject:
                     raise Doubt("what was signed about it since is not in its history")
-
-    def objection_to_grant(self, rows: Reads, grant: Grant, root: str = "") -> str:
-        """Why a grant is not to be believed; empty where its granter signed exactly that, might then, and may now, and
-        nobody has used it. With `root`: where exactly that run used it."""
-        try:
-            issued: Event | None = None
-            since: list[dict[str, Any]] = []
-            events = self._events(rows, f"entry:{grant.grant_id}")
-            _require_life(GRANT, events)
-            for event in events:
-                if event.facts()["event"] == "GRANT_ISSUED":
-                    issued, since = event, []
-                elif issued is not None:
-                    since.append(event.facts())
-            if issued is None:
-                return "nobody signed it"
-            used = [one["detail"].get("root") for one in since if one["event"] == "GRANT_CONSUMED"]
-            if used != ([root] if root else []) or (since and not root):
-                return "its history says that it is used up or gone"
-            said = issued.facts()
-            told = (
-                said["detail"].get("scope"),
-                said["detail"].get("expires_at"),
-                said["context"].get("actor"),
-                said["context"].get("signed"),
-            )
-            stored = (grant.scope.digest(), grant.expires_at, grant.granter, grant.statement_hash)
-            if told != stored:
-                return "it is not what its event says"
-            asked = self._believe(rows, issued, now=not root)
-            self._require_kept(rows, asked, grant.grant_id, events)
-            return ""
-        except Doubt as doubt:
-            return str(doubt)
-        except _UNREADABLE:
-            return "its statement lacks something"
-
-    def objection_to_confirmation(self, rows: Reads, permit: Permit, seconds: int) -> str:
-        """Why a confirmation token is not to be believed; empty where whoever ran the build, or asked for another
-        token since it paused, signed for exactly this one."""
-        try:
-            moves = newest_of(rows, f"session:{permit.subject}", BUILD.name, MAX_INTEGER)
-            _require_life(BUILD, moves)
-            if not moves or moves[-1].facts()["event"] != "BUILD_PAUSED":
-                return "was not made by a pause that its history tells of"
-            pause = moves[-1]
-            paused = self._believe(rows, pause, now=False)
-            minted = pause.facts()["detail"]
-            if minted.get("permit_id") == permit.permit_id:
-                told = (paused.payload["token_hash"], paused.payload["expires_at"])
-                if told != (permit.secret_hash, permit.expires_at):
-                    return "is not the one that was signed for"
-                return self._voided(rows, permit.subject, paused.seq)
-            asked = self._statement(rows, statement_of(rows, permit.permit_id), now=True)
-            wanted = ("builds.confirm", permit.subject, permit.secret_hash)
-            if (asked.act, asked.payload["build"], asked.payload["token_hash"]) != wanted:
-                return "is not the one that was signed for"
-            if asked.seq < paused.seq:
-                return "is of an earlier pause"
-            if permit.expires_at > asked.at + seconds * 1_000_000:
-                return "is to last longer than was signed"
-            return self._voided(rows, permit.subject, asked.seq)
-        except Doubt as doubt:
-            return f"does not count: {doubt}"
-        except _UNREADABLE:
-            return "does not count: its statement lacks something"
-
-    def _voided(self, rows: Reads, build_id: str, seq: int) -> str:
-        """That a newer token of a build took the place of one that was signed for there; empty if none did."""
-        with self._mutex:
-            later = [hash_ for place, hash_ in self._withdrawals if place > seq]
-        for hash_ in later:
-            found = find_signature(rows, hash_)
-            if found is None:
-                return "is not the newest: something that was signed since is gone"
-            told = msgspec.json.decode(found.statement)["predicate"]
-            if told["act"] == "builds.confirm" and told["payload"]["build"] == build_id:
-                return "is void: a newer one was asked for"
-        return ""
-
-    def objection_to_approval(self, rows: Reads, approval: Approval) -> str:
-        """Why what a person is said to have decided about a step is not to be believed; empty where they signed it
-        and might. Work that goes on from it long since does not stop with their role."""
-        try:
-            asked = self._statement(rows, approval.statement_hash, now=False)
-            payload = asked.payload
-            said = (
-                asked.act,
-                asked.told["principal"],
-                payload["build"],
-                payload["digest"],
-                "refused" if payload.get("refuse") else "approved",
-            )
-            stored = (
-                "builds.approve",
-                approval.actor,
-                approval.build_id,
-                approval.digest,
-                approval.decision,
-            )
-            step = step_name(approval.stage, approval.target)
-            if said != stored or payload["step"] not in (step, approval.stage):
-                return "it is not what was signed"
-            return ""
-        except Doubt as doubt:
-            return str(doubt)
-        except _UNREADABLE:
-            return "its statement lacks something"
 
     def holder(self, rows: Reads, token: Token) -> str | None:
         """Whose a bearer token is, by what they signed; None where nobody who has a role did."""
@@ -415,26 +208,20 @@ class Authority:
             self._advance(rows)
             return self._roles_at(name, self._head[0])
 
-    def objection(self, rows: Reads, event: Event) -> str:
-        """Why an event is not what somebody who may has signed; empty where it is."""
-        try:
-            self._believe(rows, event)
-        except Doubt as doubt:
-            return str(doubt)
-        return ""
-
-    def _believe(self, rows: Reads, event: Event, *, now: bool = True) -> Asked:
+    def believe(self, rows: Reads, event: Event, *, now: bool = True) -> Asked:
+        """What somebody signed who might, if it is what an event tells of; with `now`, who may still."""
         with self._mutex:
             self._advance(rows)
             return self._require_asked(rows, event, decode_body(event.body), now=now)
 
-    def _statement(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+    def statement(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+        """What a genuine statement asks for, of somebody who might ask it; with `now`, who still may."""
         with self._mutex:
             self._advance(rows)
             return self._genuine(rows, hash_, now=now)
 
-    def _events(self, rows: Reads, stream: str) -> list[Event]:
-        """A stream that holds together."""
+    def history(self, rows: Reads, stream: str, machine: Machine | None = None) -> list[Event]:
+        """A stream that holds together, and whose moves are those of a machine."""
         try:
             events = list(events_of(rows, stream))
         except NotFound:
@@ -442,7 +229,23 @@ class Authority:
         broken = first_break(events)
         if broken:
             raise Doubt(f"its history does not hold: {broken}")
+        if machine is not None:
+            require_life(machine, events)
         return events
+
+    def envelope(self, rows: Reads, hash_: str, role: str) -> tuple[str, Envelope]:
+        """A statement that a key in force signed, and whose it is: of somebody who had a role then."""
+        with self._mutex:
+            self._advance(rows)
+            seq, key, envelope = self._envelope(rows, hash_)
+            if not self._may(key.principal, role, seq):
+                raise Doubt(f"{key.principal} had no role that allows it")
+        return key.principal, envelope
+
+    def withdrawals(self, seq: int) -> list[str]:
+        """Statements since a place of the workspace's stream that may take back what was allowed before."""
+        with self._mutex:
+            return [hash_ for place, hash_ in self._withdrawals if place > seq]
 
     def _advance(self, rows: Reads) -> None:
         seq, hash_ = self._head
@@ -569,7 +372,7 @@ class Authority:
         )
         try:
             why = disagreement(claim, asked.told)
-        except _UNREADABLE:
+        except UNREADABLE:
             why = "its statement lacks something"
         if why:
             raise Doubt(why)
@@ -584,7 +387,7 @@ class Authority:
             told = said["predicate"]
             why = self._unlike(rows, said, told, key, envelope.fingerprint)
             declared = find_act(told["act"])
-        except _UNREADABLE:
+        except UNREADABLE:
             raise Doubt("its statement lacks something") from None
         why = why or misfit(told) or ""
         if why:

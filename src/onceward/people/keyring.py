@@ -9,8 +9,8 @@ from pathlib import Path
 
 from onceward.core import faults
 from onceward.core.durable import sync_folder, write_aside
+from onceward.core.steps import step_name
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
-from onceward.lifecycles.plan import step_name
 from onceward.people.key_agent import agent_key, locked, passphrase_on_terminal
 from onceward.people.signing import Key as AnyKey
 from onceward.people.signing import SigningKey, is_locked

@@ -197,3 +197,12 @@ def _admins(rows: Reads, but: str) -> list[str]:
     had = {key.principal for key in keys}
     admins = [p.name for p in Principals(rows).all() if p.may("admin") and p.name != but]
     return [name for name in admins if name in able or name not in had]
+
+
+def who_may(rows: Reads, role: str) -> list[str]:
+    """Everybody who may act in a role."""
+    return [
+        f"{p.name} ({role if role in p.roles else 'admin'})"
+        for p in Principals(rows).all()
+        if p.may(role)
+    ] or [f"nobody: no principal has the role {role}"]

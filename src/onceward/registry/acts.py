@@ -5,7 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.core.acts import work
+from onceward.core.canon import digest
 from onceward.core.orders import Order
+from onceward.grants.acts import DIGESTS
+from onceward.lifecycles.registry import plan_of, schema_digest
+
+
+def _digests_of_plan(about: Any) -> tuple[str, str]:
+    plan = plan_of(about["plan"])
+    return plan.manifest_digest, plan.schema_digest
+
+
+def _digests_of_rollback(about: Any) -> tuple[str, str]:
+    return digest(about["plan"]), schema_digest(about["plan"]["collection"])
+
+
+DIGESTS["assembly"] = _digests_of_plan
+DIGESTS["rollback"] = _digests_of_rollback
 
 
 class ApplyPlan(Order, frozen=True):

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.views import View
+from onceward.core.views import Explanation, View
 from onceward.core.vocabulary import Value, key_of
 from onceward.engine.assembly import Assembly
-from onceward.engine.explanation import Explanation, Kind, story
 from onceward.engine.grants import doubt
+from onceward.engine.reading import Kind, story
 from onceward.errors import InvalidConfig, NotFound
 from onceward.lifecycles.permit import refusal
 from onceward.lifecycles.registry import objections

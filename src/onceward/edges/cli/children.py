@@ -51,7 +51,7 @@ def artifacts() -> None:
 def list_(given: Globals, owner: str | None) -> None:
     """The artifacts of OWNER (a child or build), or the newest of all."""
     from onceward.artifacts.views import artifact_list
-    from onceward.lifecycles.plan import step_name
+    from onceward.core.steps import step_name
 
     with given.workspace().reading() as store:
         found = artifact_list(store, owner)

@@ -9,7 +9,6 @@ from typing import Any
 import click
 import msgspec
 
-from onceward.databases import scratches
 from onceward.edges.cli import render
 from onceward.edges.cli.main import Command, Globals, Group, file_argument, means_file, pass_globals
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
@@ -18,6 +17,7 @@ from onceward.gate.record import listed, lock, locked, require_told, told, write
 from onceward.gate.run import once
 from onceward.gate.run import run as run_gate
 from onceward.gate.script import Fixture, read_fixture, written
+from onceward.scratch import scratches
 
 _SHORT = {"scheduler": 0, "orphan": 1, "budget": 2}
 

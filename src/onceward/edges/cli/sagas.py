@@ -89,7 +89,7 @@ def run(
     undone, 3 when it is stuck.
     """
     from onceward import running, saga_running
-    from onceward.engine.plan_file import saga_in
+    from onceward.engine.saga_file import saga_in
     from onceward.sagas.acts import RunSaga
 
     limits, value = limits_of(budgets), json_of(given_)

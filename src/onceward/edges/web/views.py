@@ -11,13 +11,13 @@ import msgspec
 from onceward.builds.views import BuildView, StepView
 from onceward.core.limits import LONG_LINE
 from onceward.core.money import to_usd
+from onceward.core.steps import step_name
 from onceward.dispatch.views import ChildView
 from onceward.edges.http import reads
 from onceward.edges.http.routes import Call
 from onceward.edges.web.rendering import lasting, seconds_of
 from onceward.engine.feeding import newest_events
 from onceward.engine.logs import tail_of
-from onceward.lifecycles.plan import step_name
 from onceward.processes.spool import Spool
 
 _BARS: Final = 60
