@@ -21,6 +21,7 @@ from onceward.changes.views import (
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import ChangeSet
 from onceward.core.paths import is_path_text
+from onceward.core.tree_paths import TREE
 from onceward.engine import git, proposals
 from onceward.engine.bases import Base, tree_name
 from onceward.engine.cutting import cut as cut_entry
@@ -33,7 +34,7 @@ from onceward.engine.trees import scan
 from onceward.engine.verifying import Verified
 from onceward.engine.verifying import verify as verify_entry
 from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recovery
-from onceward.lifecycles.manifest import TREE, Manifest, manifest_of
+from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.running import heard
 from onceward.saga_running import in_file, to_apply
 from onceward.sagas.views import saga_view

@@ -11,6 +11,7 @@ from backlog import PEOPLE
 from helpers import count
 from onceward.core.changes import LINK, PathRule, Policy, Unit
 from onceward.core.machine import NEW
+from onceward.core.tree_paths import check_link
 from onceward.errors import (
     IllegalTransition,
     InvalidConfig,
@@ -22,7 +23,7 @@ from onceward.errors import (
 )
 from onceward.evidence.verify import verify_rows
 from onceward.lifecycles.change import CHANGE
-from onceward.lifecycles.manifest import Manifest, check_link, checked, manifest_of
+from onceward.lifecycles.manifest import Manifest, checked, manifest_of
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.events import events_of
 

@@ -17,6 +17,7 @@ from onceward.core import faults
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import link
 from onceward.core.changes import PathRule, Policy
+from onceward.core.tree_paths import check_link
 from onceward.engine import git, staging, verifying
 from onceward.engine.cutters import TreeCutter
 from onceward.engine.diffs import compared
@@ -33,7 +34,7 @@ from onceward.errors import (
     PermissionDenied,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.manifest import Manifest, check_link, checked
+from onceward.lifecycles.manifest import Manifest, checked
 from onceward.store.tables.changes import Changes
 from typing_in import on_its_own, until
 

@@ -28,8 +28,8 @@ from onceward.errors import (
     StorageError,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.permit import hash_of
 from onceward.people.authority import Authority
+from onceward.people.permits import hash_of
 from onceward.people.tokens import bearer_of
 from onceward.people.views import principal_list
 from onceward.running import prepared

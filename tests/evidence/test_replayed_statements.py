@@ -25,7 +25,7 @@ from onceward.errors import (
     PermitInvalid,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.permit import hash_of
+from onceward.people.permits import hash_of
 from onceward.people.signing import ACT, SigningKey, fingerprint, statement
 from onceward.people.tokens import bearer_of
 from sites import site, workspace

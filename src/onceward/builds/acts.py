@@ -18,7 +18,7 @@ from onceward.engine import child_budget, child_dispatch
 from onceward.engine.approving import decided
 from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
 from onceward.lifecycles import build as rules
-from onceward.lifecycles import permit as permits
+from onceward.people import permits
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
 from onceward.store.tables.builds import Builds

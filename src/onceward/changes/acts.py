@@ -15,20 +15,13 @@ from onceward.core.canon import parse
 from onceward.core.changes import DECISIONS, LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Order, Seconds
+from onceward.core.tree_paths import REGISTRY, TREE, check_link, is_machinery
 from onceward.engine import changes, cutting
 from onceward.engine.bases import base_of
 from onceward.engine.changes import Proposed
 from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.manifest import (
-    REGISTRY,
-    TREE,
-    Manifest,
-    check_link,
-    checked,
-    is_machinery,
-    manifest_of,
-)
+from onceward.lifecycles.manifest import Manifest, checked, manifest_of
 from onceward.lifecycles.registry import plan_of
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds

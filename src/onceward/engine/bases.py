@@ -13,9 +13,9 @@ from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.file_names import recorded_path
 from onceward.core.changes import Unit
 from onceward.core.limits import MAX_UNITS
+from onceward.core.tree_paths import TREE
 from onceward.engine.tree_state import TreeState, after_cuts, changed, files_by, state_in, state_of
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.manifest import TREE
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes

@@ -24,9 +24,9 @@ from onceward.engine.outputs import Keeper, Kept, written
 from onceward.engine.plans import Resolved
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.lifecycles import build as rules
-from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, exhausted, judge, precheck
 from onceward.lifecycles.plan_changes import changes
+from onceward.people import permits
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body

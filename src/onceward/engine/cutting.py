@@ -16,6 +16,7 @@ from onceward.core import faults
 from onceward.core.canon import sha256_hex
 from onceward.core.changes import ChangeSet, Entry
 from onceward.core.sagas import Run
+from onceward.core.tree_paths import REGISTRY, TREE, overlap
 from onceward.engine import attest, changes
 from onceward.engine.change_authority import objection_to_decision
 from onceward.engine.cutters import (
@@ -45,7 +46,7 @@ from onceward.errors import (
 )
 from onceward.lifecycles import change as rules
 from onceward.lifecycles import saga as saga_rules
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, manifest_of, overlap
+from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.lifecycles.saga import CUT, UNDO, Shape
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import refs_of

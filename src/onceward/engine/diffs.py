@@ -11,7 +11,8 @@ import msgspec
 
 from onceward.core.changes import LINK, Unit
 from onceward.core.limits import DIFF_BYTES
-from onceward.lifecycles.manifest import TREE, Manifest
+from onceward.core.tree_paths import TREE
+from onceward.lifecycles.manifest import Manifest
 
 _CONTEXT: Final = 3
 _LARGER: Final = "larger than"

@@ -14,6 +14,7 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import LINK, Policy, Unit
+from onceward.core.tree_paths import REGISTRY, TREE, check_path
 from onceward.engine.bases import Base, base_of
 from onceward.engine.cutters import Place
 from onceward.engine.outputs import VALUES, read_back
@@ -21,14 +22,7 @@ from onceward.engine.patches import Patched, read_patch
 from onceward.engine.tree_state import drift_digest, named, rules_of, state_of
 from onceward.engine.trees import ODD, File, Tree, difference, scan, unit_of
 from onceward.errors import BaseDrift, InvalidConfig, Recovery
-from onceward.lifecycles.manifest import (
-    REGISTRY,
-    TREE,
-    Manifest,
-    Origin,
-    check_path,
-    checked,
-)
+from onceward.lifecycles.manifest import Manifest, Origin, checked
 from onceward.lifecycles.registry import RegistryPlan
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body

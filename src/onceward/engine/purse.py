@@ -13,11 +13,10 @@ from onceward.engine.children import Children
 from onceward.engine.estimates import EstimatesInFlight
 from onceward.engine.plans import Resolved
 from onceward.lifecycles import build as rules
-from onceward.lifecycles import permit as permits
 from onceward.lifecycles.budget import Refusal, median, out_of_time, overrun, precheck
 from onceward.lifecycles.child import Ended
 from onceward.lifecycles.stage import Stage
-from onceward.people import statements
+from onceward.people import permits, statements
 from onceward.people.keyring import Signer
 from onceward.store.port import Reads
 from onceward.store.store import Store

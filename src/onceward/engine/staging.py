@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from onceward.artifacts.file_names import os_path
+from onceward.core.tree_paths import TREE
 from onceward.engine.parts import Part
 from onceward.engine.trees import FOLDER, Tree
 from onceward.errors import InvalidConfig, Recovery
-from onceward.lifecycles.manifest import TREE
 from onceward.store.port import Reads
 from onceward.store.tables.changes import Changes
 

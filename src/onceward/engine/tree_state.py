@@ -18,9 +18,9 @@ from onceward.artifacts.file_names import recorded_path
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import Affected, Unit
 from onceward.core.limits import MAX_COMPARED_BYTES, MAX_IGNORE_BYTES
+from onceward.core.tree_paths import beneath
 from onceward.engine.trees import FOLDER, ODD, File, Tree, ignored, look_in, unit_of
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.manifest import beneath
 
 RULE_FILE: Final = ".gitignore"
 _GIT_SECONDS: Final = 60

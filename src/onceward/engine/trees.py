@@ -17,8 +17,8 @@ from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.core.canon import sha256_hex
 from onceward.core.changes import LINK, Unit
 from onceward.core.limits import MAX_OUTPUT_FILES
+from onceward.core.tree_paths import check_link, is_machinery
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.manifest import check_link, is_machinery
 
 _CHUNK: Final = 1 << 20
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

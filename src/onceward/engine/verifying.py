@@ -15,6 +15,7 @@ from onceward.artifacts.blobs import Blob
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import Affected, ChangeSet, Entry, Unit, VerifyResult, result_digest
 from onceward.core.limits import MAX_NAMED_PATHS
+from onceward.core.tree_paths import REGISTRY, TREE, beneath
 from onceward.engine import attest, changes
 from onceward.engine.change_authority import objection_to_cut
 from onceward.engine.changes import Proposed
@@ -45,7 +46,7 @@ from onceward.engine.work import Command
 from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
 from onceward.lifecycles import change as rules
 from onceward.lifecycles.child import Ended
-from onceward.lifecycles.manifest import REGISTRY, TREE, Manifest, beneath
+from onceward.lifecycles.manifest import Manifest
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import find
 from onceward.store.tables.changes import Changes, add_row

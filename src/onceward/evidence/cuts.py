@@ -15,10 +15,11 @@ from onceward.core.changes import (
     result_digest,
     said_of_pair,
 )
+from onceward.core.tree_paths import REGISTRY
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.lifecycles.change import units_of
-from onceward.lifecycles.manifest import REGISTRY, manifest_of
+from onceward.lifecycles.manifest import manifest_of
 from onceward.store.tables.artifacts import RefRow
 
 Expect = Callable[[str, Mapping[str, Any]], None]

@@ -18,7 +18,8 @@ from onceward.core.changes import (
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Move
 from onceward.core.sources import Micros
-from onceward.lifecycles.manifest import Manifest, place_of
+from onceward.core.tree_paths import place_of
+from onceward.lifecycles.manifest import Manifest
 
 CHANGE = Machine.parse(
     "change",

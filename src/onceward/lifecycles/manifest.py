@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,13 +10,15 @@ import msgspec
 
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import LINK, Unit
-from onceward.core.limits import MAX_OUTPUT_PATH, MAX_UNITS
-from onceward.core.paths import is_path_text, raw_path
+from onceward.core.limits import MAX_UNITS
+from onceward.core.tree_paths import (
+    TREE,
+    check_path,
+    check_tree_name,
+    place_of,
+)
 from onceward.errors import InvalidConfig
 
-TREE: Final = "tree"
-REGISTRY: Final = "registry"
-_PATH: Final = re.compile("[^\x00-\x1f\x7f\ud800-\udfff]+")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,22 +64,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return [place_of(self.target, unit.path) for unit in self.unit]
 
 
-def place_of(target: str, path: str) -> str:
-    return path if target == "." else f"{target}/{path}"
-
-
-def beneath(target: str, place: str) -> str | None:
-    """The path of a place in a tree; None if it lies elsewhere."""
-    if target == ".":
-        return None if place.startswith("/") else place
-    return place.removeprefix(f"{target}/") if place.startswith(f"{target}/") else None
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether two trees have files in common."""
-    return one == other or beneath(one, other) is not None or beneath(other, one) is not None
-
-
 def manifest_of(text: str | bytes) -> Manifest:
     return msgspec.json.decode(text, type=Manifest)
 
@@ -95,7 +80,7 @@ def checked(manifest: Manifest) -> Manifest:
             "the check of a change is a program and its words", context={"field": "check"}
         )
     if manifest.cutter == TREE:
-        _check_target(manifest.target)
+        check_tree_name(manifest.target)
     if manifest.base and not _DIGEST.fullmatch(manifest.base):
         raise InvalidConfig("the base of a change is a SHA-256", context={"field": "base"})
     units = sorted(manifest.unit, key=lambda unit: unit.path)
@@ -133,73 +118,6 @@ def _check_side(path: str, digest: str | None, mode: int | None, in_tree: bool) 
             f"{path[:80]} has the mode {mode:o}: only plain permissions are changed, and its owner can read it",
             context={"path": path},
         )
-
-
-def _check_target(target: str) -> None:
-    """A tree is spelled the one way it can be, so that two changes of it are seen to be that."""
-    if target == ".":
-        return
-    parts = target.removeprefix("/").split("/")
-    plain = _PATH.fullmatch(target) and all(part not in ("", ".", "..") for part in parts)
-    if not plain or not is_path_text(target) or len(target.encode()) > MAX_OUTPUT_PATH:
-        raise InvalidConfig(
-            f"{target[:80]!a} is not how a tree is named", context={"field": "target"}
-        )
-    if any(is_machinery(part) for part in parts):
-        raise InvalidConfig(
-            f"{target[:80]} belongs to the machinery: never changed", context={"field": "target"}
-        )
-
-
-def check_path(path: str, in_tree: bool = True) -> None:
-    """A path inside a tree, or at a place of the user's own, spelled the one way it can be."""
-    parts = path.split("/")
-    spelled = is_path_text(path) if in_tree else unicodedata.is_normalized("NFC", path)
-    if (
-        not _PATH.fullmatch(path)
-        or not spelled
-        or any(part in ("", ".", "..") or len(_raw(part, in_tree)) > 255 for part in parts)
-        or len(path.encode()) > MAX_OUTPUT_PATH
-    ):
-        raise InvalidConfig(f"{path[:80]!a} is no path inside a tree", context={"path": path[:200]})
-    if any(is_machinery(part) for part in parts):
-        raise InvalidConfig(
-            f"{path[:80]} belongs to the machinery, and is never part of a change",
-            context={"path": path},
-        )
-
-
-def _raw(part: str, in_tree: bool) -> bytes:
-    return raw_path(part) if in_tree else part.encode()
-
-
-def is_machinery(name: str) -> bool:
-    """What is never part of a change: ours, and git's."""
-    plain = name.casefold()
-    return plain in (".git", ".onceward", ".onceward.new") or plain.startswith(".onceward-cst_")
-
-
-def check_link(path: str, leads_to: str) -> None:
-    """A link of a change stays inside its tree: it goes up first, no higher than the tree, and then only down. So no
-    other link on its way can lead it out."""
-    parts = leads_to.split("/")
-    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    down = parts[up:]
-    odd = any(part in ("", ".", "..") or is_machinery(part) for part in down)
-    if (
-        leads_to.startswith("/")
-        or not leads_to
-        or odd
-        or up > path.count("/")
-        or not _PATH.fullmatch(leads_to)
-    ):
-        raise _leaving(path, leads_to)
-
-
-def _leaving(path: str, leads_to: str) -> InvalidConfig:
-    return InvalidConfig(
-        f"the link {path[:80]} leads out of the tree: {leads_to[:80]!a}", context={"path": path}
-    )
 
 
 def _check_nesting(units: Sequence[Unit]) -> None:

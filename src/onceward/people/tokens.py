@@ -8,8 +8,8 @@ from typing import Any, Final
 from onceward.core.limits import TOKEN_SECONDS
 from onceward.core.sources import Micros, iso
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.lifecycles.permit import hash_of
 from onceward.people.authority import Authority
+from onceward.people.permits import hash_of
 from onceward.people.principals import authorize
 from onceward.store.port import Reads
 from onceward.store.store import Store

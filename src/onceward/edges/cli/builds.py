@@ -176,7 +176,7 @@ def resume(
     from onceward import running
     from onceward.builds.acts import ResumeBuild
     from onceward.engine.builds import Offer
-    from onceward.lifecycles.permit import proof_of
+    from onceward.people.permits import proof_of
 
     offer = Offer(
         token=asked["token"],
@@ -339,7 +339,7 @@ def list_(given: Globals) -> None:
 @pass_globals
 def confirm(given: Globals, build: str) -> int:
     """Make a new confirmation token for BUILD, which is paused. Older ones are void. It is shown once."""
-    from onceward.lifecycles.permit import hash_of
+    from onceward.people.permits import hash_of
 
     secret = secrets.token_hex(32)
     # Only its hash is asked for: the token itself is in no request, no answer and no log.

@@ -105,7 +105,7 @@ def _own_token(given: Globals) -> str:
     """A token of whoever opens the pages, where the server is somebody else's; for as long as a browser's session."""
     from onceward.edges.cli.asking import ask
     from onceward.edges.cli.tokens import SIGN
-    from onceward.lifecycles.permit import hash_of
+    from onceward.people.permits import hash_of
 
     token = f"{SIGN}{given.workspace().sources.secret()}"
     asked = {"token_hash": hash_of(token), "seconds": _SESSION, "note": "onceward open"}

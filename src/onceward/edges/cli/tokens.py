@@ -32,8 +32,8 @@ def tokens() -> None:
 @pass_globals
 def new(given: Globals, lasting: str, note: str) -> int:
     """Make a token that lets whoever shows it act as you, or as the principal of --as. It is shown once."""
-    from onceward.lifecycles.permit import hash_of
     from onceward.lifecycles.plan_words import duration_of
+    from onceward.people.permits import hash_of
 
     seconds = int(duration_of("--for", int(lasting) if lasting.isdecimal() else lasting))
     token = f"{SIGN}{given.workspace().sources.secret()}"
