@@ -104,7 +104,7 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
 	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
 	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 ONCEWARD_HTTP_REQUESTS=1000 \
-	  $(BIN)/python -m pytest -q tests/crashes tests/server/test_killed.py tests/engine/test_children.py -n $(N)
+	  $(BIN)/python -m pytest -q tests/crashes tests/server/test_killed.py tests/dispatch/test_children.py -n $(N)
 
 powercut: $(VENV)/dev.stamp ## cut the power of a real ext4: ROUNDS=300 SEED=1 SLICE=1/1 (root); counts go to test-output/powercut.ndjson
 	@mkdir -p test-output

@@ -99,7 +99,7 @@ from onceward import Plan
 def held():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) / 1024
 imported = held()
-from onceward.engine.build_run import BuildRun
+from onceward.builds.run import BuildRun
 marks = []
 say = BuildRun._say
 def noted(self, step, status, *rest):

@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onceward.changes import lifecycle as changes
+from onceward.changes.cutters import TreeCutter
+from onceward.changes.lifecycle import Proposed
+from onceward.changes.manifest import Manifest
+from onceward.changes.proposals import Wish, from_folder
 from onceward.changes.views import change_counts, change_list
 from onceward.core.canon import sha256_hex
 from onceward.core.changes import Unit
-from onceward.engine import changes
-from onceward.engine.changes import Proposed
-from onceward.engine.cutters import TreeCutter
-from onceward.engine.proposals import Wish, from_folder
-from onceward.lifecycles.manifest import Manifest
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 
 def timed(act: Callable[[], Any]) -> float:

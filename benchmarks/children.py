@@ -12,9 +12,9 @@ from pathlib import Path
 
 from run import postgres
 
-from onceward.engine.children import Children
-from onceward.engine.work import Command, Function
-from onceward.wiring import Workspace
+from onceward.dispatch.children import Children
+from onceward.dispatch.work import Command, Function
+from onceward.workspace import Workspace
 
 HERE = Path(__file__).resolve().parent
 COUNT, ROUNDS = 600, 3

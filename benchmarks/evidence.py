@@ -24,10 +24,10 @@ from onceward.core.chain import body_of, link
 from onceward.core.records import Owner
 from onceward.core.sources import LiveSources
 from onceward.core.steps import manifest_line, result_digest
+from onceward.dispatch import machine as rules
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles import child as rules
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store

@@ -24,9 +24,9 @@ import apsw
 import msgspec
 import psycopg
 
+from onceward.builds import machine as rules
 from onceward.core.sources import LiveSources
-from onceward.engine.tenure import acquire
-from onceward.lifecycles import build as rules
+from onceward.kernel.tenure import acquire
 from onceward.store import migrate
 from onceward.store.postgres import PostgresDatabase
 from onceward.store.sqlite import SqliteDatabase
@@ -245,7 +245,7 @@ def flatness(folder: Path) -> list[tuple[int, float]]:
 
 def start_up() -> dict[str, float]:
     # Not ru_maxrss: it remembers the parent from before the exec.
-    code = "import onceward.wiring; print(int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20)"
+    code = "import onceward.workspace; print(int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20)"
     memory = float(
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -258,7 +258,7 @@ def start_up() -> dict[str, float]:
         return (time.perf_counter() - begun) * 1000
 
     return {
-        "import onceward.wiring, MB": memory,
+        "import onceward.workspace, MB": memory,
         "onceward --help, ms": statistics.median(
             took("-m", "onceward", "--help") for _ in range(7)
         ),

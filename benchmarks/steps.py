@@ -119,7 +119,7 @@ def onceward(job: str, place: str, count: int) -> None:
     """A build of no-op steps with a small output each. Its W1 dies before its last move, as DBOS's does."""
     folder, _, store = place.partition("|")
     from onceward import Plan
-    from onceward.engine.build_run import BuildRun
+    from onceward.builds.run import BuildRun
 
     plan = Plan("bench", folder=folder, jobs=1)
     plan.stage(name="step", targets=[f"t{number:06d}" for number in range(count)], version="1")(
@@ -142,7 +142,7 @@ def onceward(job: str, place: str, count: int) -> None:
         plan.run(**words)  # type: ignore[arg-type]
     else:
         from onceward.builds.views import build_list
-        from onceward.wiring import Workspace
+        from onceward.workspace import Workspace
 
         at = Workspace(Path(words["workspace"]), store_url=words["store"])  # type: ignore[arg-type]
         rows = at.store()

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from helpers import assert_sound, count
+from onceward.changes.cut import cut
+from onceward.changes.proposals import Wish, from_folder
+from onceward.changes.verify import verify
 from onceward.core.records import Request
-from onceward.engine.asker import sign_for
-from onceward.engine.cutting import cut
-from onceward.engine.proposals import Wish, from_folder
-from onceward.engine.verifying import verify
+from onceward.kernel.asker import sign_for
 from onceward.store.tables.changes import Changes
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 PEOPLE = {
     "ann": ["operator"],

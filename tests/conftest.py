@@ -16,14 +16,18 @@ from hypothesis import settings
 
 import forked
 import scene as scenes
+from backlog import backlog
 from onceward.core import faults
 from onceward.core.sources import LiveSources, Sources
-from onceward.engine.tenure import acquire
+from onceward.kernel.tenure import acquire
 from onceward.store import migrate
 from onceward.store.port import Database
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
+from sites import hook, kernel, site, workspace
 from typing_in import end_what_was_started
+
+__all__ = ["backlog", "hook", "kernel", "site", "workspace"]
 
 # Who starts tests in the background starts them deaf to Ctrl-C, and so everything they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,7 +41,11 @@ if ROOMY and "PYTEST_XDIST_WORKER" not in os.environ:
 PART = os.environ.get("ONCEWARD_PART", "some")
 """`some`: what never speaks to the store by itself is tried on PostgreSQL by a share of its tests, and of long series a
 share is run; `rest`: what `some` leaves out (CI runs both); `all`."""
-FAR_FROM_THE_STORE = ("engine", "evidence", "edges", "replays", "crashes", "server")
+FAR_FROM_THE_STORE = (
+    *("artifacts", "builds", "changes", "code", "crashes", "dispatch", "evidence", "grants"),
+    *("kernel", "maintenance", "people", "processes", "registry", "replays", "sagas", "server"),
+    "ui",
+)
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 _schemas = iter(range(1, 1_000_000))

@@ -18,9 +18,9 @@ import time
 import traceback
 from pathlib import Path
 
-from onceward.edges.cli.main import COMMANDS
-from onceward.edges.cli.main import run as run_command
 from onceward.locks.identity import exe_sha256
+from onceward.ui.cli.main import COMMANDS
+from onceward.ui.cli.main import run as run_command
 
 _EARLY = ("PYTHON", "LC_", "LANG")
 _server: subprocess.Popen[str] | None = None
@@ -86,8 +86,13 @@ def end():
 
 def _serve():
     for module in {module for module, _ in COMMANDS.values()}:
-        importlib.import_module(f"onceward.edges.cli.{module}")
-    for module in ("onceward.wiring", "onceward.store.postgres", "onceward.running", "rich.live"):
+        importlib.import_module(f"onceward.ui.cli.{module}")
+    for module in (
+        "onceward.workspace",
+        "onceward.store.postgres",
+        "onceward.running",
+        "rich.live",
+    ):
         importlib.import_module(module)
     exe_sha256()
     for line in sys.stdin:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from onceward import saga_running
-from onceward.engine.sagas import Saga
 from onceward.errors import OncewardError, PermitInvalid
-from onceward.wiring import Workspace
+from onceward.sagas.declaration import Saga
+from onceward.workspace import Workspace
 
 
 def saga(folder: Path) -> Saga:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from onceward import catalogue as _catalogue  # noqa: F401
+from onceward.builds import machine as rules
 from onceward.core.records import Build
 from onceward.errors import StorageError
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles import build as rules
 from onceward.store.port import Database, Reads
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store

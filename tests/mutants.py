@@ -37,14 +37,14 @@ class Mutant(NamedTuple):
 
 _IN_TWO = """session = token.parent_session_id
     with children.store.read() as rows:
-        known = child_budget.lanes(rows, session)
-        refusal = child_budget.judge(known, asked)
+        known = debits.lanes(rows, session)
+        refusal = debits.judge(known, asked)
 
     def add(tx: Transaction) -> None:
         for lane, amount in sorted(asked.items()):
             if lane not in known:
-                child_budget.set_limit(tx, session, lane, None, child_budget.MODE)
-            child_budget.add_debit(tx, session, lane, token.child_id, amount, 0, 0, tx.now)
+                debits.set_limit(tx, session, lane, None, debits.MODE)
+            debits.add_debit(tx, session, lane, token.child_id, amount, 0, 0, tx.now)
     if refusal is None:
         children.store.write(add)"""
 
@@ -134,7 +134,7 @@ MUTANTS = {
         reason="records_disagree",
         where="replay: debit ses_a tokens 3, total",
         symbol="spend_now",
-        old="refusal = children.store.write(lambda tx: child_budget.debit(tx, token, asked))",
+        old="refusal = children.store.write(lambda tx: debits.debit(tx, token, asked))",
         new=_IN_TWO,
     ),
     "cancel after the end": Mutant(

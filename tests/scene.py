@@ -19,15 +19,15 @@ import psycopg
 from backlog import Backlog, write
 from onceward.core.canon import canonical
 from onceward.core.records import Request
-from onceward.engine.backup import backup, restore
-from onceward.engine.registry import supersede
-from onceward.engine.saga_life import Wanted, begin
-from onceward.engine.saga_run import SagaRun, run_saga
-from onceward.engine.sagas import Saga
 from onceward.evidence.bundle import header, padding
-from onceward.lifecycles import registry
+from onceward.maintenance.backup import backup, restore
+from onceward.registry import machine as registry
+from onceward.registry.lifecycle import supersede
+from onceward.sagas.declaration import Saga
+from onceward.sagas.lifecycle import Wanted, begin
+from onceward.sagas.run import SagaRun, run_saga
 from onceward.store.tables.registry import MetaRow, Registry, note_meta
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from sites import Site
 
 OTHERS = Path(__file__).parents[1] / "tools" / "check_bundle.py"

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from onceward import Plan, running
+from onceward.builds.choices import Choices
+from onceward.builds.lifecycle import Offer
+from onceward.builds.plan_file import load
+from onceward.builds.plans import Resolved
 from onceward.builds.views import build_list, build_view
 from onceward.core import faults
 from onceward.core.records import Request
 from onceward.core.views import document
-from onceward.engine.builds import Offer
-from onceward.engine.plan_file import load
-from onceward.engine.plans import Resolved
-from onceward.engine.reading import stream_lines
-from onceward.lifecycles.choices import Choices
-from onceward.wiring import Workspace
+from onceward.kernel.views import stream_lines
+from onceward.workspace import Workspace
 from typing_in import until
 
 

@@ -20,24 +20,25 @@ from onceward import settings
 from onceward.client import snake
 from onceward.core import faults, limits
 from onceward.core.sources import LiveSources
-from onceward.edges.cli.main import COMMANDS, cli
-from onceward.edges.http.api import ROUTES
-from onceward.edges.http.openapi import document
+from onceward.dispatch import budget
+from onceward.dispatch import machine as child
 from onceward.errors import CODES
 from onceward.evidence.findings import RULES
 from onceward.gate import script
-from onceward.lifecycles import budget, child
-from onceward.lifecycles.machines import MACHINES
+from onceward.machines import MACHINES
 from onceward.store import migrate
 from onceward.store.schema import TABLES
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.table import WHOLE_TABLE, Table
+from onceward.ui.cli.main import COMMANDS, cli
+from onceward.ui.http.api import ROUTES
+from onceward.ui.http.openapi import document
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 
 def machines() -> str:
-    text = ["# Lifecycles", "", "Made by `make docs` from `src/onceward/lifecycles/`.", ""]
+    text = ["# Lifecycles", "", "Made by `make docs` from the `machine.py` of each slice.", ""]
     for machine in MACHINES:
         text += [f"## {machine.name}", "", "```mermaid", machine.mermaid(), "```", ""]
         text += ["| from | to | reason | event |", "|---|---|---|---|"]

@@ -9,16 +9,17 @@ if sys.platform == "win32":
         " cannot be locked the way it needs. On Windows, use it inside WSL 2."
     )
 
+from onceward.core.version import VERSION
 from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, OncewardError, RateLimit
 
 if TYPE_CHECKING:
-    from onceward.engine.cutters import Place
-    from onceward.engine.task import Task
+    from onceward.changes.cutters import Place
+    from onceward.dispatch.task import Task
     from onceward.plan import BuildStopped, Plan, Result
     from onceward.saga import Saga, SagaStopped
-    from onceward.wiring import Workspace
+    from onceward.workspace import Workspace
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "BudgetExceeded",
     "BuildStopped",
@@ -37,14 +38,14 @@ __all__ = [
 ]
 
 _LATE = {
-    "Place": "onceward.engine.cutters",
+    "Place": "onceward.changes.cutters",
     "Plan": "onceward.plan",
     "Result": "onceward.plan",
     "BuildStopped": "onceward.plan",
     "Saga": "onceward.saga",
     "SagaStopped": "onceward.saga",
-    "Task": "onceward.engine.task",
-    "Workspace": "onceward.wiring",
+    "Task": "onceward.dispatch.task",
+    "Workspace": "onceward.workspace",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m onceward`."""
 
-from onceward.edges.cli import main
+from onceward.ui.cli import main
 
 main()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from onceward.builds import acts as _builds
+from onceward.builds import recovery as _build_recovery
 from onceward.changes import acts as _changes
+from onceward.changes import staging as _staging
 from onceward.core.acts import REGISTRY
 from onceward.dispatch import acts as _dispatch
-from onceward.engine import build_recovery as _build_recovery
-from onceward.engine import staging as _staging
-from onceward.engine.parts import PARTS
 from onceward.evidence import acts as _evidence
 from onceward.grants import acts as _grants
 from onceward.kernel import acts as _kernel
+from onceward.kernel.parts import PARTS
 from onceward.people import acts as _people
 from onceward.registry import acts as _registry
 from onceward.sagas import acts as _sagas

@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from onceward.artifacts.bases import Base, tree_name
 from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.artifacts.trees import scan
+from onceward.changes import git, proposals
+from onceward.changes.cut import cut as cut_entry
+from onceward.changes.cut import manifest_for, own_place, tree_of
+from onceward.changes.diffs import FileDiff, diffs_of
+from onceward.changes.manifest import Manifest, manifest_of
+from onceward.changes.proposals import Proposal, Wish, oldest_base
+from onceward.changes.verify import Verified
+from onceward.changes.verify import verify as verify_entry
 from onceward.changes.views import (
     ChangeView,
     VerdictView,
@@ -22,25 +32,15 @@ from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import ChangeSet
 from onceward.core.paths import is_path_text
 from onceward.core.tree_paths import TREE
-from onceward.engine import git, proposals
-from onceward.engine.bases import Base, tree_name
-from onceward.engine.cutting import cut as cut_entry
-from onceward.engine.cutting import manifest_for, own_place, tree_of
-from onceward.engine.diffs import FileDiff, diffs_of
-from onceward.engine.kernel import Kernel
-from onceward.engine.proposals import Proposal, Wish, oldest_base
-from onceward.engine.saga_run import Told
-from onceward.engine.trees import scan
-from onceward.engine.verifying import Verified
-from onceward.engine.verifying import verify as verify_entry
 from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recovery
-from onceward.lifecycles.manifest import Manifest, manifest_of
+from onceward.kernel.kernel import Kernel
 from onceward.running import heard
 from onceward.saga_running import in_file, to_apply
+from onceward.sagas.run import Told
 from onceward.sagas.views import saga_view
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.sagas import Runs
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 T = TypeVar("T")
 

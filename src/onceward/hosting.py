@@ -12,28 +12,24 @@ from typing import Any
 import msgspec
 
 from onceward import changing, running, saga_running
+from onceward.builds import lifecycle as builds
 from onceward.builds.acts import ResumeBuild, RunBuild
+from onceward.builds.choices import Choices
+from onceward.builds.lifecycle import Offer
+from onceward.builds.machine import crash
+from onceward.builds.run import BuildRun, run_build
 from onceward.changes.acts import CutChange, VerifyChange
+from onceward.changes.cut import cut, own_code, require_cuttable
+from onceward.changes.verify import require_verifiable, verify
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.orders import Order, order_of, seconds_of
 from onceward.core.records import Request
 from onceward.core.sagas import Lease, Run
 from onceward.dispatch.acts import Spawn
+from onceward.dispatch.budget import amounts
+from onceward.dispatch.queue import chosen_cap
+from onceward.dispatch.recovery import end_session
 from onceward.dispatch.spawning import commands_of
-from onceward.engine import builds, foreground
-from onceward.engine.answers import Accept, Subject
-from onceward.engine.assembly import shipped
-from onceward.engine.build_run import BuildRun, run_build
-from onceward.engine.builds import Offer
-from onceward.engine.child_dispatch import chosen_cap
-from onceward.engine.child_recovery import end_session
-from onceward.engine.cutting import cut, own_code, require_cuttable
-from onceward.engine.kernel import Kernel
-from onceward.engine.open_sessions import OpenSessions
-from onceward.engine.saga_life import Wanted, begin, take_up
-from onceward.engine.saga_run import SagaRun, run_saga
-from onceward.engine.sagas import Saga
-from onceward.engine.verifying import require_verifiable, verify
 from onceward.environments import Environments
 from onceward.errors import (
     InvalidConfig,
@@ -42,18 +38,23 @@ from onceward.errors import (
     PermissionDenied,
     Recovery,
 )
-from onceward.lifecycles.budget import amounts
-from onceward.lifecycles.build import crash
-from onceward.lifecycles.choices import Choices
+from onceward.kernel import foreground
+from onceward.kernel.answers import Accept, Subject
+from onceward.kernel.kernel import Kernel
+from onceward.kernel.open_sessions import OpenSessions
 from onceward.loading import Loader
 from onceward.registry.acts import ApplyPlan
+from onceward.registry.assembly import shipped
 from onceward.sagas.acts import ResumeSaga, RunSaga
+from onceward.sagas.declaration import Saga
+from onceward.sagas.lifecycle import Wanted, begin, take_up
+from onceward.sagas.run import SagaRun, run_saga
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.children import Sessions, Tokens
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 Do = Callable[[threading.Event], Any]
 Begun = tuple[Subject, Do | None]

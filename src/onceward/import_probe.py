@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from onceward.engine.plan_file import load
-from onceward.engine.python_file import imported
-from onceward.engine.saga_file import saga_in
+from onceward.builds.choices import Choices
+from onceward.builds.plan_file import load
+from onceward.code.python_file import imported
 from onceward.errors import ExecutionFailed, OncewardError
-from onceward.lifecycles.choices import Choices
 from onceward.processes.standby import prctl
+from onceward.sagas.saga_file import saga_in
 
 _PDEATHSIG = 1
 _SPARE_SECONDS = 30

@@ -19,10 +19,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from onceward.engine.plan_file import load, runs_code
-from onceward.engine.plans import Resolved
-from onceward.engine.saga_file import saga_in
-from onceward.engine.sagas import Saga
+from onceward.builds.choices import Choices
+from onceward.builds.plan_file import load, runs_code
+from onceward.builds.plans import Resolved
 from onceward.errors import (
     ExecutionFailed,
     InvalidConfig,
@@ -33,9 +32,10 @@ from onceward.errors import (
     StoredError,
 )
 from onceward.import_probe import Probe, ProbeReport
-from onceward.lifecycles.choices import Choices
 from onceward.locks.identity import own_identity
 from onceward.processes import tree
+from onceward.sagas.declaration import Saga
+from onceward.sagas.saga_file import saga_in
 
 T = TypeVar("T")
 _POLL_SECONDS: Final = 0.02

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from onceward.builds.machine import why_paused
 from onceward.builds.views import build_summary
 from onceward.changes.views import change_list
 from onceward.core.money import to_usd
@@ -13,9 +14,8 @@ from onceward.core.records import Build
 from onceward.core.sources import iso
 from onceward.core.steps import step_name
 from onceward.core.views import View
-from onceward.engine.spending import DAY_MICROS
-from onceward.engine.tenure import vacant
-from onceward.lifecycles.build import why_paused
+from onceward.dispatch.spending import DAY_MICROS
+from onceward.kernel.tenure import vacant
 from onceward.sagas.views import SagaSummary, saga_list
 from onceward.store.store import Store
 from onceward.store.tables.approvals import wanted_approvals

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onceward.engine.plans import Plan as _Plan
-from onceward.engine.python_file import LOADED_AS
+from onceward.builds.plans import Plan as _Plan
+from onceward.code.python_file import LOADED_AS
 from onceward.errors import InvalidConfig, OncewardError
 
 
@@ -52,7 +52,7 @@ class Result:
 
     def _values(self, stage: str, target: str | None) -> dict[str, Any]:
         from onceward.builds.views import values_of_stage
-        from onceward.wiring import Workspace
+        from onceward.workspace import Workspace
 
         with Workspace(
             self._folder, store_url=self._store_url or os.environ.get("ONCEWARD_STORE")
@@ -83,9 +83,9 @@ class Plan(_Plan):
 
         Raises BuildStopped if the build does not succeed; the same as `onceward run FILE`."""
         from onceward import running
-        from onceward.engine.plans import Resolved
-        from onceward.lifecycles.choices import Choices
-        from onceward.lifecycles.plan_words import limits_of
+        from onceward.builds.choices import Choices
+        from onceward.builds.plans import Resolved
+        from onceward.dispatch.stage_words import limits_of
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
             raise InvalidConfig(
@@ -120,8 +120,8 @@ class Plan(_Plan):
 
         Code that changed meanwhile runs what is left; what is done is kept. `strict_code` refuses instead."""
         from onceward import running
-        from onceward.engine.builds import Offer
-        from onceward.lifecycles.plan_words import limits_of
+        from onceward.builds.lifecycle import Offer
+        from onceward.dispatch.stage_words import limits_of
 
         place, display = workspace_at(workspace, store), _display(quiet)
         offer = Offer(
@@ -146,14 +146,14 @@ class _Quiet:
 
 
 def _display(quiet: bool) -> Any:
-    from onceward.edges.cli.build_display import build_display
+    from onceward.ui.cli.build_display import build_display
 
     return _Quiet() if quiet else build_display(as_json=False)
 
 
 def workspace_at(folder: Path | str | None, store: str | None) -> Any:
     from onceward.settings import find_workspace, ignored_settings
-    from onceward.wiring import Workspace
+    from onceward.workspace import Workspace
 
     named = str(folder) if folder is not None else os.environ.get("ONCEWARD_WORKSPACE")
     store = store or os.environ.get("ONCEWARD_STORE")

@@ -15,29 +15,30 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from onceward.artifacts.redaction import check_secret
+from onceward.builds import lifecycle as builds
+from onceward.builds import machine as build_rules
+from onceward.builds.choices import Choices, choices_of
+from onceward.builds.code_changes import code_changes
+from onceward.builds.lifecycle import Offer
+from onceward.builds.plan_file import load
+from onceward.builds.plans import Plan, Resolved
+from onceward.builds.progress import Begun, begun
+from onceward.builds.ready_queue import At
+from onceward.builds.run import BuildRun, Told, run_build
 from onceward.builds.views import build_named, build_summary, next_command
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.money import to_usd
 from onceward.core.records import Build
-from onceward.engine import builds, child_budget
-from onceward.engine.board import At
-from onceward.engine.build_run import BuildRun, Told, run_build
-from onceward.engine.builds import Offer
-from onceward.engine.child_dispatch import chosen_cap
-from onceward.engine.code_changes import code_changes
-from onceward.engine.foreground import cap_of
-from onceward.engine.glance import Begun, begun
-from onceward.engine.kernel import Kernel
-from onceward.engine.plan_file import load
-from onceward.engine.plans import Plan, Resolved
-from onceward.engine.reading import outbox_status
-from onceward.engine.signals import Signals
+from onceward.dispatch import debits
+from onceward.dispatch.budget import Lane
+from onceward.dispatch.queue import chosen_cap
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
-from onceward.lifecycles import build as build_rules
-from onceward.lifecycles.budget import Lane
-from onceward.lifecycles.choices import Choices, choices_of
+from onceward.kernel.foreground import cap_of
+from onceward.kernel.kernel import Kernel
+from onceward.kernel.signals import Signals
+from onceward.kernel.views import outbox_status
 from onceward.store.store import Store
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 
 class Display(Protocol):
@@ -263,7 +264,7 @@ def _told(workspace: Workspace, build_id: str, ran: _Ran) -> dict[str, Any]:
     with workspace.reading() as store:
         found = build_summary(store, build_id)
         with store.read() as rows:
-            lanes = child_budget.lanes(rows, build_id)
+            lanes = debits.lanes(rows, build_id)
         undelivered = _undelivered(store, workspace.settings.sinks())
     said: dict[str, Any] = {
         "build_id": found.build_id,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onceward.code.python_file import LOADED_AS
 from onceward.core.views import document
-from onceward.engine.python_file import LOADED_AS
-from onceward.engine.sagas import Saga as _Saga
 from onceward.errors import InvalidConfig, OncewardError, Recovery
 from onceward.plan import workspace_at
+from onceward.sagas.declaration import Saga as _Saga
 
 
 class Ran(dict[str, Any]):
@@ -70,7 +70,7 @@ class Saga(_Saga):
         The same `root` is the same run for ever: one that is done is not done again, one that was cut off goes on.
         Raises SagaStopped if it does not come to its end; the same as `onceward saga run FILE`."""
         from onceward import saga_running
-        from onceward.lifecycles.plan_words import limits_of
+        from onceward.dispatch.stage_words import limits_of
 
         if sys._getframe(1).f_globals.get("__name__") == LOADED_AS:
             raise InvalidConfig(
@@ -93,7 +93,7 @@ class Saga(_Saga):
     ) -> Ran:
         """Go on with a run of this saga, by its id or root; with `retry`, with one that is stuck."""
         from onceward import saga_running
-        from onceward.lifecycles.plan_words import limits_of
+        from onceward.dispatch.stage_words import limits_of
 
         place = workspace_at(workspace, store)
         outcome, signal = saga_running.resume(

@@ -9,23 +9,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onceward.code.toml_lines import Lines
 from onceward.core.sagas import Lease, Run
-from onceward.engine.assembly import Assembly, Rollback, Shipped, shipped
-from onceward.engine.kernel import Kernel
-from onceward.engine.saga_file import saga_in
-from onceward.engine.saga_life import Wanted, begin, take_up
-from onceward.engine.saga_run import SagaRun, Told, run_saga
-from onceward.engine.sagas import Saga
-from onceward.engine.toml_lines import Lines
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
-from onceward.lifecycles import rollback
-from onceward.lifecycles.registry import plan_of, schema_digest
-from onceward.lifecycles.saga import CARRIED, given_of
+from onceward.kernel.kernel import Kernel
+from onceward.registry import rollback
+from onceward.registry.assembly import Assembly, Rollback, Shipped, shipped
+from onceward.registry.machine import plan_of, schema_digest
 from onceward.running import heard, place_of
+from onceward.sagas.declaration import Saga
+from onceward.sagas.lifecycle import Wanted, begin, take_up
+from onceward.sagas.machine import CARRIED, given_of
+from onceward.sagas.run import SagaRun, Told, run_saga
+from onceward.sagas.saga_file import saga_in
 from onceward.sagas.views import SagaView, saga_view
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.sagas import Runs
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 M = TypeVar("M")
 Outcome = tuple[SagaView, int]

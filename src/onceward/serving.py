@@ -11,16 +11,16 @@ from typing import Any, Final
 from onceward.artifacts.blobs import Artifacts
 from onceward.core.limits import REQUEST_WAIT_SECONDS, STANDBY_SECONDS
 from onceward.core.records import Answer, Request
-from onceward.engine.answers import Pending
-from onceward.engine.asker import sign_for
-from onceward.engine.kernel import Kernel
-from onceward.engine.tenure import show_where, vacant
 from onceward.errors import LockConflict, LockLost, OncewardError
 from onceward.hosting import Hosted
+from onceward.kernel.answers import Pending
+from onceward.kernel.asker import sign_for
+from onceward.kernel.kernel import Kernel
+from onceward.kernel.tenure import show_where, vacant
 from onceward.people.authority import Authority
 from onceward.store.store import Store
 from onceward.store.tables.requests import Requests
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 NOTE: Final = "serve.json"
 """Where whoever runs a server finds it: its address, and the socket at which they get a token to act as themselves. No

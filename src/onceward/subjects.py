@@ -9,13 +9,13 @@ from onceward.builds import explain as builds
 from onceward.changes import views as changes
 from onceward.core.views import Explanation
 from onceward.dispatch import views as dispatch
-from onceward.engine import explain_evidence
-from onceward.engine.reading import Kind
 from onceward.errors import NotFound, Recovery
+from onceward.evidence import explain as explain_evidence
 from onceward.grants import views as grants
 from onceward.registry import views as registry
 from onceward.sagas import views as sagas
 from onceward.store.store import Store
+from onceward.store.subject import Kind
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.sagas import Runs

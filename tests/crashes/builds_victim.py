@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import onceward.running as running
+from onceward.builds.lifecycle import Offer
+from onceward.builds.plan_file import load
 from onceward.core import faults
-from onceward.engine.builds import Offer
-from onceward.engine.plan_file import load
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 
 def live(order: dict) -> None:

@@ -9,10 +9,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from onceward.changes.cut import cut
+from onceward.changes.verify import verify
 from onceward.core import faults
-from onceward.engine.cutting import cut
-from onceward.engine.verifying import verify
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 WHO = {"cut": "max", "verify": "vic"}
 

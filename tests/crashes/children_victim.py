@@ -12,8 +12,8 @@ from pathlib import Path
 
 from onceward.core import faults
 from onceward.core.records import Request
-from onceward.engine.work import Command, Function
-from onceward.wiring import Workspace
+from onceward.dispatch.work import Command, Function
+from onceward.workspace import Workspace
 
 
 def live(order: dict) -> None:

@@ -11,10 +11,10 @@ import sys
 import threading
 from pathlib import Path
 
-from onceward.engine.work import Command
+from onceward.dispatch.work import Command
 from onceward.errors import LockConflict
 from onceward.store.tables.children import last_detail_of
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 
 def run(workspace: Workspace, command: str, target: str | None) -> None:

@@ -14,8 +14,8 @@ import msgspec
 
 from onceward import saga_running
 from onceward.core import faults
-from onceward.engine.sagas import Saga
-from onceward.wiring import Workspace
+from onceward.sagas.declaration import Saga
+from onceward.workspace import Workspace
 
 NAMES = ("a", "b", "c")
 

@@ -14,11 +14,11 @@ import pytest
 
 from helpers import assert_sound
 from onceward.core import faults
-from onceward.engine.reading import stream_lines
+from onceward.kernel.views import stream_lines
 from onceward.store.tables.budgets import spent_by
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 VICTIM = "builds_victim.py"
 HERE = Path(__file__).parent

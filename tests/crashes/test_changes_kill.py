@@ -10,10 +10,10 @@ import signal
 import pytest
 
 from backlog import Backlog, write
-from onceward.engine.trees import scan
-from onceward.lifecycles.change import CHANGE
+from onceward.artifacts.trees import scan
+from onceward.changes.machine import CHANGE
 from onceward.store.tables.changes import Changes
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 VICTIM = "changes_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))

@@ -13,10 +13,10 @@ import pytest
 
 from helpers import assert_sound
 from onceward.core import faults
-from onceward.lifecycles.child import CODES
+from onceward.dispatch.machine import CODES
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_by_name, streams
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 VICTIM = "children_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))

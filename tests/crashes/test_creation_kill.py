@@ -19,7 +19,7 @@ from onceward.core import faults
 from onceward.core.sources import LiveSources
 from onceward.errors import InvalidConfig, NotFound
 from onceward.store import migrate
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from typing_in import BIN, Typed
 
 ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", "8"))

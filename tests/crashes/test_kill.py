@@ -14,8 +14,8 @@ from crashes.victim import open_store, work_of
 from helpers import count
 from onceward.core import faults
 from onceward.core.records import Request
-from onceward.engine.tenure import acquire, release
 from onceward.evidence.verify import verify_rows
+from onceward.kernel.tenure import acquire, release
 from onceward.store import migrate
 from onceward.store.tables.requests import Requests
 

@@ -19,7 +19,7 @@ from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry
 from onceward.store.tables.sagas import Runs, find_lease
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 
 VICTIM = "sagas_victim.py"
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))

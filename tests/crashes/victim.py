@@ -9,11 +9,12 @@ import json
 import os
 from pathlib import Path
 
+from onceward import catalogue as _catalogue  # noqa: F401
+from onceward.builds import machine as rules
 from onceward.core import faults
 from onceward.core.records import Request
 from onceward.core.sources import LiveSources
-from onceward.engine.tenure import acquire
-from onceward.lifecycles import build as rules
+from onceward.kernel.tenure import acquire
 from onceward.store.sqlite import SqliteDatabase
 from onceward.store.store import Store
 

@@ -21,11 +21,11 @@ from securesystemslib.signer import SSlibKey
 
 from conftest import schema_url
 from onceward.core.canon import canonical
-from onceward.engine.backup import backup, restore
 from onceward.errors import IntegrityFault, InvalidConfig, OncewardError
 from onceward.evidence.bundle_check import verify_bundle
+from onceward.maintenance.backup import backup, restore
 from onceward.people.signing import SigningKey
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import copied, files_of, others_say, packed, plan, seal
 from sites import Site
 
@@ -75,7 +75,7 @@ def test_every_kind_of_build_is_exported_and_found_sound_by_us_and_by_others(sce
 
 @pytest.mark.rule("E-2")
 def test_the_session_of_a_command_is_exported_too(scene, tmp_path):
-    from onceward.engine.work import Command
+    from onceward.dispatch.work import Command
 
     kernel = scene.kernel()
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from backlog import backlog
 from forger import Forger
-from onceward.engine import cutting
+from onceward.changes import cut as cutting
 from onceward.errors import GuardFailed, IntegrityFault
 from onceward.evidence.verify import verify_rows
 from onceward.people.signing import SigningKey

@@ -11,14 +11,12 @@ import pytest
 
 from forger import Forger
 from onceward import Plan
+from onceward.builds import lifecycle as builds
+from onceward.builds.lifecycle import Offer
+from onceward.builds.run import run_build
 from onceward.core.grants import Scope
 from onceward.core.records import Request
 from onceward.core.views import document
-from onceward.engine import builds, grants
-from onceward.engine.asker import sign_for
-from onceward.engine.build_run import run_build
-from onceward.engine.builds import Offer
-from onceward.engine.grant_authority import objection_to_grant
 from onceward.errors import (
     IntegrityFault,
     InvalidResumeState,
@@ -28,13 +26,16 @@ from onceward.errors import (
     StorageError,
 )
 from onceward.evidence.verify import verify_rows
+from onceward.grants import lifecycle as grants
+from onceward.grants.authority import objection_to_grant
+from onceward.kernel.asker import sign_for
 from onceward.people.authority import Authority
 from onceward.people.permits import hash_of
 from onceward.people.tokens import bearer_of
 from onceward.people.views import principal_list
 from onceward.running import prepared
 from onceward.store.tables.grants import Grants
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from sites import site, workspace
 from typing_in import until
 

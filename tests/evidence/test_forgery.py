@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from backlog import backlog
+from onceward.builds.lifecycle import Offer
 from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import link
 from onceward.core.records import Request
 from onceward.core.views import document
-from onceward.engine.builds import Offer
 from onceward.errors import IntegrityFault, InvalidConfig, PermissionDenied
 from onceward.evidence.bundle_check import verify_bundle
 from onceward.evidence.seal import read_receipt
@@ -25,7 +25,7 @@ from onceward.people import statements
 from onceward.people.signing import SEAL, SigningKey, statement
 from onceward.people.views import key_list, principal_list
 from onceward.store.tables.requests import Requests
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import ask, files_of, others_say, packed, plan, seal
 from sites import Site
 

@@ -13,13 +13,13 @@ from onceward.core.records import Request
 from onceward.core.views import document
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.duties import unseparated
 from onceward.people import statements
+from onceward.people.duties import unseparated
 from onceward.people.keyring import Keyring
 from onceward.people.signing import SigningKey, read_envelope
 from onceward.people.views import duties_left, key_list, principal_list
 from onceward.store.tables.requests import Requests
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import ask
 
 

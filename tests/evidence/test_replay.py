@@ -10,7 +10,7 @@ from onceward.core.chain import link
 from onceward.evidence.export import export
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay, replay_bundle
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import files_of, packed
 
 

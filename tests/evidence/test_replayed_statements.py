@@ -12,11 +12,9 @@ import pytest
 from backlog import backlog
 from forger import Forger
 from onceward import Plan
+from onceward.builds.lifecycle import Offer
 from onceward.core.grants import Scope
 from onceward.core.records import Request
-from onceward.engine import grants
-from onceward.engine.asker import sign_for
-from onceward.engine.builds import Offer
 from onceward.errors import (
     GuardFailed,
     IntegrityFault,
@@ -25,6 +23,8 @@ from onceward.errors import (
     PermitInvalid,
 )
 from onceward.evidence.verify import verify_rows
+from onceward.grants import lifecycle as grants
+from onceward.kernel.asker import sign_for
 from onceward.people.permits import hash_of
 from onceward.people.signing import ACT, SigningKey, fingerprint, statement
 from onceward.people.tokens import bearer_of
@@ -427,7 +427,7 @@ def test_a_delivery_under_a_made_up_key_is_found(workspace):
     (workspace.folder.parent / "onceward.toml").write_text(
         '[[sink]]\nname = "log"\nkind = "ndjson"\npath = "log.ndjson"\n'
     )
-    from onceward.wiring import Workspace
+    from onceward.workspace import Workspace
 
     told = Workspace(workspace.folder, store_url=workspace.settings.store.url, principal="tester")
     ask(told, "principals.add", name="ann", roles=["viewer"])

@@ -14,7 +14,7 @@ from onceward.core import faults
 from onceward.core.records import Request
 from onceward.core.views import document
 from onceward.dispatch.views import session_view
-from onceward.engine.work import Command, Function
+from onceward.dispatch.work import Command, Function
 from onceward.errors import NetworkError
 from scene import copied, files_of
 from schemas import SPEC, validator, violations, violations_in_lines

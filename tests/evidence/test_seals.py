@@ -9,7 +9,6 @@ import pytest
 
 from helpers import create
 from onceward.core.canon import canonical, parse
-from onceward.engine.doctor import examine_store
 from onceward.errors import (
     IntegrityFault,
     InvalidConfig,
@@ -19,8 +18,9 @@ from onceward.errors import (
 )
 from onceward.evidence.seal import follows, read_receipt
 from onceward.evidence.workspace import verify_workspace
+from onceward.maintenance.doctor import examine_store
 from onceward.people.signing import SigningKey
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import ask, seal
 
 

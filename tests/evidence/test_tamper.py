@@ -13,7 +13,7 @@ from onceward.core.chain import link
 from onceward.evidence.verify import verify_rows
 from onceward.evidence.workspace import verify_workspace
 from onceward.store.schema import TABLES
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import Bare, copied, seal
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))

@@ -13,10 +13,10 @@ from onceward.evidence.files import verify_artifacts
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.machines import MACHINES
+from onceward.machines import MACHINES
 from onceward.store.schema import TABLES
 from onceward.store.table import WHOLE_TABLE
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from scene import Bare
 
 SEED = int(os.environ.get("ONCEWARD_SEED", "1"))

@@ -17,13 +17,13 @@ from hypothesis.stateful import (
 
 from conftest import schema_url
 from helpers import get, orphan_lock
+from onceward.builds.machine import BUILD, create
 from onceward.core import faults
 from onceward.core.records import Move, Request
 from onceward.core.sources import ScriptedSources
-from onceward.engine.tenure import acquire
 from onceward.errors import IllegalTransition, LockLost, RequestConflict, StaleVersion
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.build import BUILD, create
+from onceward.kernel.tenure import acquire
 from onceward.store import migrate
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds

@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 
 from onceward.core.views import document
-from onceward.edges.cli.main import run as run_command
-from onceward.edges.http.access import Caller, Doors
-from onceward.edges.http.api import ROUTES
-from onceward.edges.http.feed import Feed
-from onceward.edges.http.routes import Call, query_of
-from onceward.edges.web.answering import Web
-from onceward.edges.web.pages import PAGES
-from onceward.engine.backup import backup
-from onceward.engine.reading import stream_list
+from onceward.kernel.views import stream_list
+from onceward.maintenance.backup import backup
 from onceward.serving import Service
 from onceward.store.schema import TABLES
+from onceward.ui.cli.main import run as run_command
+from onceward.ui.http.access import Caller, Doors
+from onceward.ui.http.api import ROUTES
+from onceward.ui.http.feed import Feed
+from onceward.ui.http.routes import Call, query_of
+from onceward.ui.web.answering import Web
+from onceward.ui.web.pages import PAGES
 from scene import files_of
 
 KEPT = Path(__file__).resolve().parents[2] / "fixtures" / "oracles"

@@ -17,7 +17,7 @@ import pytest
 
 import scene as scenes
 from onceward.core.sources import LiveSources
-from onceward.wiring import Workspace
+from onceward.workspace import Workspace
 from oracles import looks
 from oracles.happened import happened
 from oracles.looks import KEPT, NOW, SCENE, Kept

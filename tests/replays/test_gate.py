@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 import forked
 from conftest import schema_url
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, ROOT, SCHEDULER, onceward, planted, python
-from onceward.engine.work import Function
+from onceward.dispatch.work import Function
 from onceward.errors import InvalidConfig
 from onceward.evidence.records import Rows
 from onceward.evidence.replay import replay

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from onceward.edges.http.access import CODE_SECONDS, SESSION_SECONDS, Doors, Refused
-from onceward.edges.http.feed import Feed, Listening
-from onceward.engine.feeding import Feeding, position_now
+from onceward.kernel.feed import Feeding, position_now
 from onceward.serving import Service
+from onceward.ui.http.access import CODE_SECONDS, SESSION_SECONDS, Doors, Refused
+from onceward.ui.http.feed import Feed, Listening
 
 pytestmark = [pytest.mark.rule("I-3"), pytest.mark.parametrize("scene", ["sqlite"], indirect=True)]
 
@@ -121,8 +121,8 @@ def test_what_happens_while_the_feed_wakes_up_is_told(service, monkeypatch):
 
 
 def test_who_takes_nothing_is_let_go_of_and_others_miss_nothing(service, monkeypatch):
-    monkeypatch.setattr("onceward.edges.http.feed._BEHIND", 3)
-    monkeypatch.setattr("onceward.edges.http.feed.FEED_SECONDS", 0.02)
+    monkeypatch.setattr("onceward.ui.http.feed._BEHIND", 3)
+    monkeypatch.setattr("onceward.ui.http.feed.FEED_SECONDS", 0.02)
     feed, stuck, good = Feed(service), Line(takes=False), Line()
     before = position_now(service.store)
 

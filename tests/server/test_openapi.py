@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from onceward.client import snake
-from onceward.edges.http.api import ROUTES
-from onceward.edges.http.openapi import document
+from onceward.ui.http.api import ROUTES
+from onceward.ui.http.openapi import document
 
 ST = Path(sys.executable).parent / "st"
 CHECKS = (

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from onceward.edges.cli.main import COMMANDS
-from onceward.edges.http.api import ROUTES
-from onceward.edges.web.forms import acts
-from onceward.edges.web.pages import PAGES
+from onceward.ui.cli.main import COMMANDS
+from onceward.ui.http.api import ROUTES
+from onceward.ui.web.forms import acts
+from onceward.ui.web.pages import PAGES
 from scene import plan
 from server.browsing import Tab
 from typing_in import until

@@ -8,15 +8,15 @@ from itertools import product
 import pytest
 
 from helpers import count, create, everything, step
+from onceward.builds.machine import BUILD
+from onceward.changes.machine import CHANGE, CHANGE_SET
 from onceward.core.canon import ZERO_HASH, canonical
 from onceward.core.chain import link
 from onceward.core.machine import NEW
 from onceward.errors import IntegrityFault, OncewardError
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles.build import BUILD
-from onceward.lifecycles.change import CHANGE, CHANGE_SET
-from onceward.lifecycles.permit import GRANT
-from onceward.lifecycles.registry import COLLECTION, VALUE
+from onceward.grants.machine import GRANT
+from onceward.registry.machine import COLLECTION, VALUE
 from onceward.store.schema import LIFECYCLES, TABLES
 
 

@@ -17,12 +17,12 @@ import psycopg
 import pytest
 
 from helpers import count, create, get, step
+from onceward.builds import machine as rules
 from onceward.core import faults
 from onceward.core.records import Move, Request
-from onceward.engine.tenure import acquire
 from onceward.errors import OncewardError, RequestConflict, StaleVersion, StorageError
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles import build as rules
+from onceward.kernel.tenure import acquire
 from onceward.store import writer
 from onceward.store.port import Transient
 from onceward.store.store import Store
@@ -236,7 +236,8 @@ def test_a_commit_still_under_way_when_the_connection_breaks_is_waited_for(store
 FAILING_SYNC = """
 import os, sys, apsw
 from pathlib import Path
-from onceward.engine.tenure import acquire
+import onceward.catalogue
+from onceward.kernel.tenure import acquire
 from onceward.core.sources import LiveSources
 from onceward.store import migrate
 from onceward.store.sqlite import SqliteDatabase
@@ -299,7 +300,8 @@ import os, random, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from crashes.victim import open_store
-from onceward.engine.tenure import acquire
+import onceward.catalogue
+from onceward.kernel.tenure import acquire
 from onceward.errors import OncewardError
 from onceward.store import migrate
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from helpers import count, create, everything, get, lines, step
+from onceward.builds import machine as rules
 from onceward.core.machine import NEW
 from onceward.core.records import Move
 from onceward.core.sources import ScriptedSources
@@ -21,7 +22,6 @@ from onceward.errors import (
     StaleVersion,
 )
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles import build as rules
 
 
 @pytest.mark.rule("K-4", "K-5", "K-6", "B-1")
@@ -183,7 +183,7 @@ def test_streams_are_chained_each_on_its_own(store):
 
 @pytest.mark.rule("K-2")
 def test_updated_at_never_goes_backwards_when_the_clock_does(make_database):
-    from onceward.engine.tenure import acquire
+    from onceward.kernel.tenure import acquire
     from onceward.store import migrate
     from onceward.store.store import Store
 
@@ -204,7 +204,7 @@ def test_updated_at_never_goes_backwards_when_the_clock_does(make_database):
 @pytest.mark.rule("K-2", "K-12")
 def test_the_same_script_gives_the_same_bytes_on_either_database(tmp_path, postgres_url):
     from conftest import schema_url
-    from onceward.engine.tenure import acquire
+    from onceward.kernel.tenure import acquire
     from onceward.store import migrate
     from onceward.store.postgres import PostgresDatabase
     from onceward.store.sqlite import SqliteDatabase

@@ -155,7 +155,7 @@ def test_a_server_that_is_not_there_is_a_storage_error_without_the_password(sour
 @pytest.mark.rule("K-13")
 def test_two_workspaces_on_one_server_do_not_see_each_other(store, postgres_url, sources):
     from conftest import schema_url
-    from onceward.engine.tenure import acquire
+    from onceward.kernel.tenure import acquire
     from onceward.store import migrate
     from onceward.store.store import Store
 

@@ -15,9 +15,9 @@ from onceward.errors import (
     NotFound,
     OncewardError,
 )
-from onceward.lifecycles import registry as rules
-from onceward.lifecycles.registry import Meaning, manifest_digest
-from onceward.lifecycles.rollback import RollbackPlan, Step, judge
+from onceward.registry import machine as rules
+from onceward.registry.machine import Meaning, manifest_digest
+from onceward.registry.rollback import RollbackPlan, Step, judge
 from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
 
 ROOT = "root-1"

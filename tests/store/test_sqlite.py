@@ -14,9 +14,9 @@ import pytest
 
 from helpers import count, create, everything, orphan_lock, step
 from onceward.core.limits import WAL_CHECKPOINT_PAGES
-from onceward.engine.tenure import acquire
 from onceward.errors import CorruptState, InvalidConfig, StorageError
 from onceward.evidence.verify import verify_rows
+from onceward.kernel.tenure import acquire
 from onceward.store import migrate
 from onceward.store.filesystems import filesystem_of, is_network
 from onceward.store.sqlite import SqliteDatabase, require_safe_version

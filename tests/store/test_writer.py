@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helpers import count, create, everything, get, orphan_lock, step
+from onceward.builds import machine as rules
 from onceward.core import faults
 from onceward.core.records import Request
-from onceward.engine.tenure import acquire, release
 from onceward.errors import CommitUnknown, LockConflict, LockLost, StaleVersion, StorageError
 from onceward.evidence.verify import verify_rows
-from onceward.lifecycles import build as rules
+from onceward.kernel.tenure import acquire, release
 from onceward.store.port import CommitFailed
 from onceward.store.store import Store
 

@@ -19,11 +19,17 @@ from onceward.store.schema import LIFECYCLES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SLICES = ("builds", "changes", "dispatch", "grants", "people", "registry", "sagas")
+PURE_FILES = {
+    *("machine.py", "rules.py", "budget.py", "choices.py", "duties.py", "manifest.py"),
+    *("permits.py", "plan.py", "plan_changes.py", "rollback.py", "stage.py", "stage_words.py"),
+}
+"""Decisions of a slice, wherever it stands: functions of values."""
 PURE = [
     f
     for f in SOURCES
-    if f.parent.name in ("core", "lifecycles")
-    and f.name not in ("sources.py", "faults.py", "durable.py")
+    if (f.parent.name == "core" and f.name not in ("sources.py", "faults.py", "durable.py"))
+    or (f.parent.name in SLICES and f.name in PURE_FILES)
 ]
 
 

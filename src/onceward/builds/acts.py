@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.builds import machine as rules
+from onceward.builds.approvals import decided
 from onceward.core.acts import Claim, Payload, act, all_of, ends, on, own, says, work
 from onceward.core.canon import digest
 from onceward.core.limits import MAX_NOTE_CHARS
@@ -14,10 +16,8 @@ from onceward.core.orders import Jobs, Order
 from onceward.core.records import Build, check_name
 from onceward.core.sources import iso
 from onceward.core.steps import step_name
-from onceward.engine import child_budget, child_dispatch
-from onceward.engine.approving import decided
+from onceward.dispatch import debits, queue
 from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
-from onceward.lifecycles import build as rules
 from onceward.people import permits
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
@@ -30,7 +30,7 @@ from onceward.store.transaction import Transaction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.engine.kernel import Kernel
+    from onceward.kernel.kernel import Kernel
 
 
 def _whole_id(rows: Reads, name: str) -> str:
@@ -137,7 +137,7 @@ def _mint(tx: Transaction, actor: str, asked: Confirm, seconds: int) -> dict[str
         )
     if len(asked.token_hash) != 64:
         raise InvalidConfig("the hash of a token has 64 letters", context={"field": "token_hash"})
-    lane = child_budget.lanes(tx, build.build_id).get("usd_micros")
+    lane = debits.lanes(tx, build.build_id).get("usd_micros")
     permit = permits.mint(
         tx.sources.new_id("prm"),
         subject=build.build_id,
@@ -187,7 +187,7 @@ def _abandon(
 ) -> dict[str, Any]:
     move = rules.abandon(build, failed, actor)
     receipts = [
-        child_dispatch.cancel(tx, token.child_id, request_id, actor)
+        queue.cancel(tx, token.child_id, request_id, actor)
         for token in Tokens(tx).open_in(build.build_id)
     ]
     tx.move(move)
@@ -329,5 +329,5 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> dict[str, Any]:
                 recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
             )
     children = resolve(tx, asked.subject)
-    receipts = [child_dispatch.cancel(tx, child_id, request_id, actor) for child_id in children]
+    receipts = [queue.cancel(tx, child_id, request_id, actor) for child_id in children]
     return {"cancel_request_id": request_id, "receipts": receipts}

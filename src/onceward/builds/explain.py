@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from onceward.builds.machine import why_paused
+from onceward.builds.plan_changes import Body
 from onceward.builds.views import (
     BuildView,
     StepView,
@@ -17,17 +19,15 @@ from onceward.builds.views import (
     gathered,
     next_command,
 )
+from onceward.builds.why import about_code, why_it_ran
 from onceward.core.records import Build
 from onceward.core.steps import fill, step_name
 from onceward.core.views import Explanation, View, cost_of
-from onceward.engine.reading import Kind, story
-from onceward.engine.why import about_code, why_it_ran
 from onceward.errors import InvalidConfig, NotFound, Recovery
-from onceward.lifecycles.build import why_paused
-from onceward.lifecycles.plan_changes import Body
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.approvals import find_approval
 from onceward.store.tables.builds import Builds, plan_body
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint

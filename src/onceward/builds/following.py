@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onceward.builds.machine import why_paused
+from onceward.builds.progress import Begun
 from onceward.builds.views import BuildView, next_command
 from onceward.core.money import to_micros, to_usd
-from onceward.engine import child_budget
-from onceward.engine.glance import Begun
-from onceward.lifecycles.build import why_paused
-from onceward.lifecycles.child import Ended
+from onceward.dispatch import debits
+from onceward.dispatch.machine import Ended
 
 _DONE = {
     "SUCCESS": "executed",
@@ -29,7 +29,7 @@ def begun_of(workspace: Any, build: BuildView, how: str) -> Begun:
 
     def lanes() -> Mapping[str, Any]:
         with workspace.reading() as store, store.read() as rows:
-            return child_budget.lanes(rows, build.build_id)
+            return debits.lanes(rows, build.build_id)
 
     return Begun(build.build_id, build.name, list(stages.items()), how, lambda: [], lanes)
 

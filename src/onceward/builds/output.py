@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.outputs import read_back
 from onceward.builds.handoff import as_html, as_markdown
 from onceward.builds.views import build_view
 from onceward.core import faults
@@ -21,7 +22,6 @@ from onceward.core.canon import canonical, sha256_hex
 from onceward.core.durable import sync_all
 from onceward.core.limits import MAX_OUTPUT_FILES, MAX_OUTPUT_PATH
 from onceward.core.records import Build
-from onceward.engine.outputs import read_back
 from onceward.errors import IntegrityFault, InvalidConfig, Recovery, StorageError
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds

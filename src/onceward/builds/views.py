@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.outputs import read_back, value_of
+from onceward.builds import machine as rules
 from onceward.core.money import to_usd
 from onceward.core.records import Build, Permit
 from onceward.core.sources import Micros, iso
 from onceward.core.steps import step_name
 from onceward.core.views import LaneView, View
-from onceward.engine import child_budget
-from onceward.engine.cut_off import step_of
-from onceward.engine.outputs import read_back, value_of
-from onceward.engine.tenure import vacant
+from onceward.dispatch import debits
+from onceward.dispatch.cut_off import step_of
 from onceward.errors import NotFound, Recovery
-from onceward.lifecycles import build as rules
+from onceward.kernel.tenure import vacant
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.approvals import Approval, approvals_of
@@ -157,7 +157,7 @@ def build_view(store: Store, prefix: str) -> BuildView:
         build = Builds(rows).named(prefix)
         summary = _summary(rows, build, nobody)
         stages = _stages_of(rows, build)
-        lanes = child_budget.lanes(rows, build.build_id).values()
+        lanes = debits.lanes(rows, build.build_id).values()
         return BuildView(
             **{name: getattr(summary, name) for name in BuildSummary.__struct_fields__},
             # What a dead kernel left running runs no more, and nobody can say since when.
@@ -220,7 +220,7 @@ def values_of_stage(
 
 
 def _summary(rows: Reads, build: Build, nobody: bool) -> BuildSummary:
-    lanes = child_budget.lanes(rows, build.build_id)
+    lanes = debits.lanes(rows, build.build_id)
     detail = last_detail(rows, build.build_id)
     why = {name: value for name, value in detail.items() if name not in _KEPT_OF_MOVE}
     doubts = (

@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceward.artifacts.bases import base_of
 from onceward.artifacts.file_names import os_path, recorded_path
+from onceward.artifacts.tree_state import rules_of
+from onceward.changes import cut as cutting
+from onceward.changes import lifecycle as changes
+from onceward.changes.lifecycle import Proposed
+from onceward.changes.manifest import Manifest, checked, manifest_of
 from onceward.core.acts import Agrees, Claim, Payload, act, all_of, anything, on, says, work
 from onceward.core.canon import parse
 from onceward.core.changes import DECISIONS, LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Order, Seconds
 from onceward.core.tree_paths import REGISTRY, TREE, check_link, is_machinery
-from onceward.engine import changes, cutting
-from onceward.engine.bases import base_of
-from onceward.engine.changes import Proposed
-from onceward.engine.tree_state import rules_of
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.lifecycles.manifest import Manifest, checked, manifest_of
-from onceward.lifecycles.registry import plan_of
+from onceward.registry.machine import plan_of
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
 from onceward.store.transaction import Transaction
 
 if TYPE_CHECKING:
-    from onceward.engine.kernel import Kernel
+    from onceward.kernel.kernel import Kernel
 
 Run = Callable[[Transaction, str], Any]
 

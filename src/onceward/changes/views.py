@@ -9,6 +9,9 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.file_names import recorded_path
+from onceward.changes.diffs import FileDiff, diffs_of
+from onceward.changes.lifecycle import approvals_of
+from onceward.changes.manifest import Origin, manifest_of
 from onceward.core.changes import (
     ChangeSet,
     Decision,
@@ -23,14 +26,11 @@ from onceward.core.changes import (
 from onceward.core.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.core.sources import iso
 from onceward.core.views import Explanation, View
-from onceward.engine.changes import approvals_of
-from onceward.engine.diffs import FileDiff, diffs_of
-from onceward.engine.reading import Kind, story
 from onceward.errors import NotFound
-from onceward.lifecycles.manifest import Origin, manifest_of
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.events import events_of
 

@@ -11,7 +11,7 @@ from onceward.artifacts.redaction import check_secret
 from onceward.core.orders import seconds_of
 from onceward.core.vocabulary import key_of
 from onceward.dispatch.acts import Spawn
-from onceward.engine.work import Command
+from onceward.dispatch.work import Command
 from onceward.errors import InvalidConfig, Recovery
 from onceward.locks.claims import check_target
 

@@ -12,15 +12,15 @@ from onceward.core.records import Token
 from onceward.core.sources import iso
 from onceward.core.steps import step_name
 from onceward.core.views import Explanation, LaneView, View, cost_of
-from onceward.engine import child_budget
-from onceward.engine.child_dispatch import exported
-from onceward.engine.cut_off import step_of
-from onceward.engine.reading import Kind, story
+from onceward.dispatch import debits
+from onceward.dispatch.budget import Lane
+from onceward.dispatch.cut_off import step_of
+from onceward.dispatch.queue import exported
 from onceward.errors import NotFound, Recovery
-from onceward.lifecycles.budget import Lane
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.budgets import lanes_of, spent_by
 from onceward.store.tables.children import Sessions, Tokens, last_detail_of, resolve
 
@@ -141,7 +141,7 @@ def session_view(store: Store, subject: str) -> SessionView:
             tokens = [Tokens(rows).get(child_id) for child_id in resolve(rows, subject)]
             session = Sessions(rows).find(tokens[0].parent_session_id)
             assert session is not None
-        lanes = child_budget.lanes(rows, session.session_id)
+        lanes = debits.lanes(rows, session.session_id)
         children = [_child(rows, token, lanes) for token in tokens]
         return SessionView(
             session_id=session.session_id,

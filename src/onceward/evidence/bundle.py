@@ -16,10 +16,10 @@ from onceward.core.chain import Event
 from onceward.core.limits import MAX_PAYLOAD_BYTES
 from onceward.core.records import ChildRecord
 from onceward.core.sources import from_iso
+from onceward.dispatch.budget import LATE, Debited
 from onceward.errors import InvalidConfig
 from onceward.evidence.lives import Life, debited
 from onceward.evidence.members import BUNDLED, KINDS, file_of
-from onceward.lifecycles.budget import LATE, Debited
 from onceward.people.signing import Envelope, read_envelope
 from onceward.store.port import Value
 from onceward.store.schema import table_of

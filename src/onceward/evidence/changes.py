@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from onceward.changes.machine import CHANGE, CHANGE_SET
+from onceward.changes.manifest import Manifest, manifest_of
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import Event
 from onceward.core.changes import DECISIONS, Decision, Entry, Envelope, History
@@ -13,8 +15,6 @@ from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
-from onceward.lifecycles.change import CHANGE, CHANGE_SET
-from onceward.lifecycles.manifest import Manifest, manifest_of
 from onceward.store.tables.artifacts import RefRow
 from onceward.store.tables.changes import DependencyRow, SweepRow, UnitRow
 

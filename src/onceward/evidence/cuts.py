@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from onceward.changes.machine import units_of
+from onceward.changes.manifest import manifest_of
 from onceward.core.changes import (
     Affected,
     ChangeSet,
@@ -18,8 +20,6 @@ from onceward.core.changes import (
 from onceward.core.tree_paths import REGISTRY
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
-from onceward.lifecycles.change import units_of
-from onceward.lifecycles.manifest import manifest_of
 from onceward.store.tables.artifacts import RefRow
 
 Expect = Callable[[str, Mapping[str, Any]], None]

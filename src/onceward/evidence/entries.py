@@ -12,8 +12,8 @@ from onceward.core.vocabulary import Value
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
-from onceward.lifecycles.permit import GRANT
-from onceward.lifecycles.registry import COLLECTION, VALUE, meaning_of
+from onceward.grants.machine import GRANT
+from onceward.registry.machine import COLLECTION, VALUE, meaning_of
 from onceward.store.tables.registry import MetaRow
 
 if TYPE_CHECKING:

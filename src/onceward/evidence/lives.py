@@ -9,7 +9,7 @@ import msgspec
 from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.records import ChildRecord
-from onceward.lifecycles.budget import Debited
+from onceward.dispatch.budget import Debited
 from onceward.store.tables.budgets import Debit
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 from onceward.core.chain import Event
 from onceward.core.records import ChildRecord
+from onceward.dispatch.budget import LATE, Debited
 from onceward.evidence.lives import Life
-from onceward.lifecycles.budget import LATE, Debited
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.port import Value as Cell

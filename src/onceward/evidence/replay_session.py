@@ -10,21 +10,21 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from onceward.builds.machine import BUILD
 from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
 from onceward.core.fold import CARRIED, Said, carry
 from onceward.core.records import Build, ChildRecord, Move, Owner, Token
+from onceward.dispatch import machine as rules
+from onceward.dispatch.budget import LANES, MODE, debits_digest
+from onceward.dispatch.machine import CHILD, Order
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
 from onceward.evidence.lives import Life, cancel_mismatch
 from onceward.evidence.records import Records, batches
 from onceward.evidence.steps import TOLD, Steps
-from onceward.lifecycles import child as rules
-from onceward.lifecycles.budget import LANES, MODE, debits_digest
-from onceward.lifecycles.build import BUILD
-from onceward.lifecycles.child import CHILD, Order
 from onceward.store.schema import LIFECYCLES, context_of
 from onceward.store.tables.budgets import Debit, LaneTotal
 from onceward.store.tables.checkpoints import Checkpoint

@@ -18,7 +18,7 @@ from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
 from onceward.evidence.steps import outputs_of
-from onceward.lifecycles.saga import Shape, failure, machine_of
+from onceward.sagas.machine import Shape, failure, machine_of
 
 if TYPE_CHECKING:
     from onceward.core.bodies import Body

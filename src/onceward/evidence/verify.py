@@ -9,19 +9,19 @@ from typing import Final
 
 import msgspec
 
+from onceward.builds.plan import hash_of_body
 from onceward.core.bodies import decode_body
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import Event
 from onceward.core.limits import MAX_INTEGER
 from onceward.core.records import Build, ChildRecord
 from onceward.core.steps import step_name
+from onceward.dispatch.budget import ASKED, LATE, MODE
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, Rows, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
-from onceward.lifecycles.budget import ASKED, LATE, MODE
-from onceward.lifecycles.plan import hash_of_body
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import RefRow

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from onceward.builds.machine import BUILD
 from onceward.core.acts import signed_events
 from onceward.core.bodies import Body, Detail, decode_body
 from onceward.core.canon import ZERO_HASH
@@ -14,6 +15,8 @@ from onceward.core.chain import STREAM, Event, link
 from onceward.core.limits import PERMIT_SECONDS
 from onceward.core.machine import Machine
 from onceward.core.records import ChildRecord
+from onceward.dispatch.budget import LANES, SETTLED, debits_digest
+from onceward.dispatch.machine import CHILD
 from onceward.evidence.ahead import Ahead, mark, weight
 from onceward.evidence.changes import PREFIXES, Backlog
 from onceward.evidence.entries import Entries
@@ -24,9 +27,6 @@ from onceward.evidence.rows import FoldedRows
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import SignatureCheck
 from onceward.evidence.steps import TOLD, Steps
-from onceward.lifecycles.budget import LANES, SETTLED, debits_digest
-from onceward.lifecycles.build import BUILD
-from onceward.lifecycles.child import CHILD
 from onceward.store.schema import LIFECYCLES
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint

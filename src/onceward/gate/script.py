@@ -12,9 +12,9 @@ from onceward.core import faults
 from onceward.core.canon import parse
 from onceward.core.limits import MAX_INTEGER
 from onceward.core.sources import Micros
+from onceward.dispatch.budget import LANES
+from onceward.dispatch.machine import CHILD
 from onceward.errors import InvalidConfig
-from onceward.lifecycles.budget import LANES
-from onceward.lifecycles.child import CHILD
 
 SCHEMA: Final = "stop_gate.fixture@1"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

@@ -18,16 +18,17 @@ from onceward.builds.acts import Cancel, cancel
 from onceward.core import faults
 from onceward.core.records import Token
 from onceward.core.sources import ScriptedSources
-from onceward.engine import child_dispatch, child_workflow, tenure
-from onceward.engine.child_recovery import recover
-from onceward.engine.children import Children
-from onceward.engine.held_targets import HeldTargets
-from onceward.engine.work import Command, Function, Work
+from onceward.dispatch import child_run, queue
+from onceward.dispatch.children import Children
+from onceward.dispatch.held_targets import HeldTargets
+from onceward.dispatch.machine import Ended
+from onceward.dispatch.recovery import recover
+from onceward.dispatch.work import Command, Function, Work
 from onceward.errors import BudgetExceeded, OncewardError
 from onceward.gate import script
 from onceward.gate.script import Fixture, Op
 from onceward.gate.turnstile import PacedStore, Turnstile
-from onceward.lifecycles.child import Ended
+from onceward.kernel import tenure
 from onceward.locks import TargetLock
 from onceward.locks.identity import Identity
 from onceward.processes.launcher import Processes
@@ -113,7 +114,7 @@ class Stage:
             return {"skipped": "it is open"}
         here = self._here
         with self.store.read() as rows:
-            cap = op.cap or child_dispatch.cap_of(rows, op.session)
+            cap = op.cap or queue.cap_of(rows, op.session)
         self.sessions[op.session] = Staged(
             *(self.store, Processes(here=here), Artifacts(self.folder / "artifacts", self.store)),
             *(
@@ -164,9 +165,7 @@ class Stage:
         if self.sessions[place.session].running[child_id].asked:
             return {"skipped": "it was asked to end"}
         place.token = self.store.write(
-            lambda tx: child_dispatch.start(
-                tx, Tokens(tx).get(child_id), ACTOR, 1000 + place.slot, "1"
-            )
+            lambda tx: queue.start(tx, Tokens(tx).get(child_id), ACTOR, 1000 + place.slot, "1")
         )
         return {"started": op.child}
 
@@ -184,7 +183,7 @@ class Stage:
         )
         ended = Ended(op.reason, detail, op.retryable)
         micros = op.micros if token.phase == "started" else None
-        closing = child_workflow.closing_of(children, token, ended, micros, {})
+        closing = child_run.closing_of(children, token, ended, micros, {})
         turn = children.turn(place.slot, closing)
         del self.places[op.child]
         again = {}
@@ -194,7 +193,7 @@ class Stage:
         assert turn.ended is not None
         return {"ended": turn.ended.reason, **again, **self._took(place.session, place.slot, turn)}
 
-    def _took(self, session: str, slot: int, turn: child_dispatch.Turn) -> dict[str, Any]:
+    def _took(self, session: str, slot: int, turn: queue.Turn) -> dict[str, Any]:
         if turn.next is None:
             return {"next": None}
         name = self.name_of(turn.next.child_id)
@@ -209,7 +208,7 @@ class Stage:
         children = self.sessions[place.session]
         running = children.running[place.token.child_id]
         try:
-            child_workflow.spend_now(children, place.token, running, op.spend, op.settled)
+            child_run.spend_now(children, place.token, running, op.spend, op.settled)
         except BudgetExceeded as error:
             running.refuse(error.context)
             return {"refused": error.code, **error.context}

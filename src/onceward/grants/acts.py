@@ -11,9 +11,9 @@ from onceward.core.acts import Claim, Payload, act, all_of, anything, on
 from onceward.core.canon import digest
 from onceward.core.grants import Grant, Scope
 from onceward.core.limits import GRANT_SECONDS, MAX_NOTE_CHARS
-from onceward.engine import grants
 from onceward.errors import InvalidConfig, PermissionDenied, PermitInvalid
-from onceward.lifecycles import permit as rules
+from onceward.grants import lifecycle as grants
+from onceward.grants import machine as rules
 from onceward.store.port import Reads
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.principals import Principals

@@ -9,11 +9,11 @@ import msgspec
 from onceward.core.grants import Grant
 from onceward.core.sources import Micros, iso
 from onceward.core.views import Explanation, View
-from onceward.engine.grants import about
-from onceward.engine.reading import Kind, story
+from onceward.grants.lifecycle import about
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.grants import Grants
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from onceward.core.views import View
 from onceward.errors import NotFound, Recovery
-from onceward.lifecycles.duties import unseparated
+from onceward.people.duties import unseparated
 from onceward.people.keyring import Keyring, inside_child
 from onceward.store.store import Store
 from onceward.store.tables.keys import Key, all_keys, keys_named, keys_of, workspace_id

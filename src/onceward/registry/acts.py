@@ -8,7 +8,7 @@ from onceward.core.acts import work
 from onceward.core.canon import digest
 from onceward.core.orders import Order
 from onceward.grants.acts import DIGESTS
-from onceward.lifecycles.registry import plan_of, schema_digest
+from onceward.registry.machine import plan_of, schema_digest
 
 
 def _digests_of_plan(about: Any) -> tuple[str, str]:

@@ -8,16 +8,16 @@ import msgspec
 
 from onceward.core.views import Explanation, View
 from onceward.core.vocabulary import Value, key_of
-from onceward.engine.assembly import Assembly
-from onceward.engine.grants import doubt
-from onceward.engine.reading import Kind, story
 from onceward.errors import InvalidConfig, NotFound
-from onceward.lifecycles.permit import refusal
-from onceward.lifecycles.registry import objections
-from onceward.lifecycles.rollback import RollbackPlan, Verdict, judge
+from onceward.grants.lifecycle import doubt
+from onceward.grants.machine import refusal
 from onceward.people.authority import Authority
+from onceward.registry.assembly import Assembly
+from onceward.registry.machine import objections
+from onceward.registry.rollback import RollbackPlan, Verdict, judge
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.registry import Registry
 from onceward.store.tables.sagas import Runs

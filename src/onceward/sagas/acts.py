@@ -9,7 +9,7 @@ import msgspec
 from onceward.core.acts import act, ends, work
 from onceward.core.canon import digest
 from onceward.core.orders import Order
-from onceward.engine import saga_life
+from onceward.sagas import lifecycle as saga_life
 from onceward.store.port import Reads
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction

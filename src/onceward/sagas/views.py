@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.outputs import read_back
+from onceward.artifacts.outputs import value_of as value_of_outputs
 from onceward.core.sagas import Run, Side, Step
 from onceward.core.sources import iso
 from onceward.core.views import Explanation, LaneView, View, cost_of
 from onceward.dispatch.views import lane_list
-from onceward.engine.outputs import read_back
-from onceward.engine.outputs import value_of as value_of_outputs
-from onceward.engine.reading import Kind, story
-from onceward.engine.tenure import vacant
 from onceward.errors import NotFound
-from onceward.lifecycles import saga as rules
+from onceward.kernel.tenure import vacant
 from onceward.people.principals import who_may
+from onceward.sagas import machine as rules
 from onceward.store.port import Reads
 from onceward.store.store import Store
+from onceward.store.subject import Kind, story
 from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_of
 from onceward.store.tables.sagas import Runs, find_lease

@@ -1,0 +1,445 @@
+"""A build's life around its run: begun, resumed, forked, confirmed, approved, abandoned (B-8 to B-11, B-15)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onceward.artifacts.bases import take_base
+from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.outputs import Keeper, Kept, written
+from onceward.builds import machine as rules
+from onceward.builds.authority import objection_to_confirmation
+from onceward.builds.code_changes import code_changes, environment_detail, environments_of
+from onceward.builds.plan_changes import changes
+from onceward.builds.plans import Resolved
+from onceward.core.canon import canonical
+from onceward.core.money import to_usd
+from onceward.core.records import Build
+from onceward.core.steps import step_name
+from onceward.dispatch import debits, operations, queue
+from onceward.dispatch.budget import Refusal, exhausted, judge, precheck
+from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
+from onceward.kernel.kernel import Kernel
+from onceward.people import permits
+from onceward.store.port import Reads
+from onceward.store.store import Store
+from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
+from onceward.store.tables.checkpoints import Checkpoint, in_doubt, put_checkpoint, told_of
+from onceward.store.tables.permits import consume, find_confirmation
+from onceward.store.tables.singleton import show_build
+from onceward.store.transaction import Transaction
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What somebody brings to a resume."""
+
+    token: str = ""
+    proof: str = ""
+    """What shows that somebody has the token, where the token itself must not travel."""
+    limits: Mapping[str, int] = {}
+    fork: bool = False
+    strict_code: bool = False
+    """Refuse to go on with other code than the build was begun with."""
+    rerun: Sequence[str] = ()
+    """Steps in doubt that are to run again."""
+    accept: Mapping[str, Path] = {}
+    """Steps in doubt that are done: what they made is in these files."""
+
+    @property
+    def shown(self) -> str:
+        """The hash of the token that is shown; empty if none is."""
+        proof = permits.proof_of(self.token) if self.token else self.proof
+        return permits.hash_of_proof(proof) if proof else ""
+
+
+def require_no_doubt(store: Store, name: str) -> None:
+    """A plan is not begun anew while a step of it may have had its effect: that would run it twice by accident."""
+    with store.read() as rows:
+        _require_no_doubt(rows, name)
+
+
+def _require_no_doubt(rows: Reads, name: str) -> None:
+    for build in (*Builds(rows).in_state("CRASHED"), *Builds(rows).in_state("BUDGET_PAUSE")):
+        doubts = (
+            [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)]
+            if build.name == name
+            else []
+        )
+        if doubts:
+            raise InvalidResumeState(
+                f"in build {build.build_id} of this plan a person has to decide about {', '.join(doubts[:5])}: what"
+                " was done there may be paid for, or have had its effect, and running the plan anew might repeat it",
+                context={"build_id": build.build_id, "in_doubt": doubts},
+                recovery=[
+                    Recovery(
+                        "decide there", f"onceward resume {build.build_id}{rules.deciding(doubts)}"
+                    ),
+                    Recovery(
+                        "or give that build up, then run",
+                        f"onceward abandon {build.build_id}",
+                        "medium",
+                    ),
+                ],
+            )
+
+
+def begin(
+    kernel: Kernel,
+    resolved: Resolved,
+    plan_file: str,
+    jobs: int,
+    limits: Mapping[str, int],
+    reuse: bool = True,
+    build_id: str = "",
+    accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
+    *,
+    foreground: bool = False,
+) -> str:
+    """Store a new build, open its session and start it; answers its id. In the `foreground` it is the one build that
+    this kernel carries, and the writer lock names it. `accept` is called in the same transaction."""
+    kernel.require("operator")
+    require_no_doubt(kernel.store, resolved.plan.name)
+    build_id = build_id or kernel.store.sources.new_id("bld")
+    plan = resolved.plan
+    base = None
+    if plan.tree is not None:
+        base = take_base(
+            plan.folder,
+            plan.tree,
+            kernel.home,
+            kernel.folder,
+            kernel.artifacts,
+            kernel.policy.ignore,
+        )
+
+    def work(tx: Transaction) -> None:
+        require_operations(tx, resolved, kernel.registered)
+        _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
+        if base is not None:
+            base.record(tx, kernel.artifacts, build_id, kernel.principal)
+        if foreground:
+            show_build(tx, kernel.fence, build_id)
+        accept(tx, build_id)
+
+    kernel.store.write(work)
+    return build_id
+
+
+def require_operations(rows: Reads, resolved: Resolved, required: bool) -> None:
+    """Every stage that does something is the operation it says it is, before any of them does (S-7)."""
+    stages = [stage for stage in resolved.steps.stages if not stage.approve]
+    named = [
+        operations.Named(f"stage {stage.name}", stage.operation, stage.effect) for stage in stages
+    ]
+    operations.require(rows, named, required)
+
+
+def _begin(
+    tx: Transaction,
+    build_id: str,
+    resolved: Resolved,
+    plan_file: str,
+    jobs: int,
+    limits: Mapping[str, int],
+    actor: str,
+    reuse: bool = True,
+    parent: str | None = None,
+) -> None:
+    keep_plan(tx, resolved.hash, resolved.body)
+    choices = resolved.choices.text()
+    tx.move(
+        rules.create(
+            build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse, choices
+        )
+    )
+    queue.open_(tx, build_id, jobs, limits, actor)
+    seen_in = environment_detail(environments_of(resolved))
+    tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor, seen_in))
+
+
+def resume(
+    kernel: Kernel,
+    build_id: str,
+    resolved: Resolved,
+    plan_file: str,
+    offer: Offer,
+    jobs: int,
+    accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
+    *,
+    foreground: bool = False,
+) -> str:
+    """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now, which
+    `accept` is told in the same transaction.
+
+    Everything else is checked before the token, and all of it is one transaction: a refusal changes nothing."""
+    kernel.require("operator")
+    with kernel.store.read() as rows:
+        build = Builds(rows).get(build_id)
+        rules.require_resumable(build)
+        before = plan_body(rows, build.plan_hash)
+        code = code_changes(rows, build, resolved)
+    changed = (
+        changes(before or "{}", resolved.body)
+        if before and build.plan_hash != resolved.hash
+        else []
+    )
+    if changed and not offer.fork:
+        raise InvalidResumeState(
+            f"the plan is not what it was when {build.build_id} began: {'; '.join(changed[:10])}",
+            context={"build_id": build.build_id, "changed": changed[:100]},
+            recovery=[
+                Recovery("put it back as it was"),
+                Recovery(
+                    "make a new build that reuses what still fits",
+                    f"onceward resume {build.build_id} --fork",
+                    "low",
+                ),
+            ],
+        )
+    if offer.strict_code and code.code:
+        raise InvalidResumeState(
+            f"the code of {build.build_id} is not what it was: {'; '.join(code.code[:10])}",
+            context={"build_id": build.build_id, "changed": list(code.code[:100])},
+            recovery=[
+                Recovery("put it back as it was"),
+                Recovery(
+                    "keep what is done and run the rest with the new code",
+                    f"onceward resume {build.build_id}",
+                    "low",
+                ),
+                Recovery(
+                    "make a new build that reuses what still fits",
+                    f"onceward resume {build.build_id} --fork",
+                    "low",
+                ),
+            ],
+        )
+    forks = bool(changed) or (offer.fork and bool(code.code))
+    functions = {stage.name for stage in resolved.steps.stages if stage.call is not None}
+    accepted = {
+        name: _accepted(kernel.artifacts, name, path, name.partition(":")[0] in functions)
+        for name, path in offer.accept.items()
+    }
+    child = kernel.store.sources.new_id("bld") if forks else build_id
+
+    def go_on(tx: Transaction) -> str:
+        if foreground:
+            show_build(tx, kernel.fence, child)
+        build = tx.builds.get(build_id)
+        rules.require_resumable(build)
+        require_operations(tx, resolved, kernel.registered)
+        _decide(tx, build, offer, accepted, kernel)
+        if forks:
+            permit = _require_token(tx, kernel, build, offer)
+            # What the parent was allowed goes on unless somebody says otherwise.
+            allowed = {
+                lane.lane: lane.limit
+                for lane in debits.lanes_to_write(tx, build_id).values()
+                if lane.limit is not None
+            }
+            limits = {**resolved.plan.limits, **allowed, **offer.limits}
+            _begin(
+                tx,
+                child,
+                resolved,
+                plan_file,
+                jobs,
+                limits,
+                kernel.principal,
+                bool(build.reuse),
+                build_id,
+            )
+            forked = {"child_build_id": child, **permit}
+            tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, forked)
+            accept(tx, child)
+            return child
+        queue.open_(tx, build_id, jobs, offer.limits, kernel.principal)
+        if build.state == "BUDGET_PAUSE":
+            _require_room(tx, build, offer)
+        permit = _require_token(tx, kernel, build, offer)
+        tx.move(rules.resume(build, tx.now, kernel.principal, {**code.detail(), **permit}))
+        accept(tx, build_id)
+        return build_id
+
+    return kernel.store.write(go_on)
+
+
+def _decide(
+    tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, list[Kept]], kernel: Kernel
+) -> None:
+    """Every step in doubt needs a person's word (B-8)."""
+    doubts = {step_name(c.stage, c.target): c for c in in_doubt(tx, build.build_id)}
+    for name in (*offer.rerun, *accepted):
+        if name not in doubts:
+            raise InvalidConfig(
+                f"step {name[:80]!a} is not in doubt"
+                + (f"; in doubt are {', '.join(doubts)}" if doubts else ""),
+                context={"step": name[:200]},
+            )
+        if name in offer.rerun and name in accepted:
+            raise InvalidConfig(
+                f"step {name} cannot be both rerun and accepted", context={"step": name}
+            )
+    open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
+    if open_:
+        again = " ".join((f"onceward resume {build.build_id}", *_given(build, offer)))
+        files = " ".join(f"--accept {shlex.quote(f'{name}=FILE')}" for name in open_)
+        raise InvalidResumeState(
+            f"a person has to decide about {', '.join(open_)}: nobody can say whether"
+            f" {'these steps' if len(open_) > 1 else 'this step'} had an effect before a crash, or what came of"
+            f" {'them' if len(open_) > 1 else 'it'} could not be recorded",
+            context={"build_id": build.build_id, "in_doubt": open_},
+            recovery=[
+                Recovery(
+                    "run again",
+                    " ".join((again, *(f"--rerun {shlex.quote(name)}" for name in open_))),
+                    "medium",
+                ),
+                Recovery(
+                    "or take a result from a file",
+                    f"{again} {files}",
+                    "low",
+                ),
+            ],
+        )
+    for name, checkpoint in doubts.items():
+        said: dict[str, Any] = {
+            "step": name,
+            "child_id": checkpoint.child_id or "",
+            "decision": "rerun",
+        }
+        if name in accepted:
+            said["decision"] = "accept"
+            said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
+            said |= told_of(checkpoint)
+            _accept(tx, checkpoint, accepted[name], kernel.artifacts)
+        else:
+            error = canonical({"reason": "terminated_on_restart"}).decode()
+            put_checkpoint(
+                tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now
+            )
+        tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
+
+
+def _given(build: Build, offer: Offer) -> list[str]:
+    """The words of a resume that somebody gave, to be given again; the token itself is not repeated."""
+    words = ["--token TOKEN"] if build.state == "BUDGET_PAUSE" else []
+    for lane, limit in offer.limits.items():
+        amount = to_usd(limit) if lane == "usd_micros" else str(limit)
+        words.append(f"--budget {'usd' if lane == 'usd_micros' else lane}={amount}")
+    return [*words, *_decisions(offer)]
+
+
+def _decisions(offer: Offer) -> list[str]:
+    return [
+        *(f"--rerun {shlex.quote(name)}" for name in offer.rerun),
+        *(f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()),
+    ]
+
+
+def _accept(
+    tx: Transaction, checkpoint: Checkpoint, kept: list[Kept], artifacts: Artifacts
+) -> None:
+    for output, blob in kept:
+        artifacts.record(
+            tx, checkpoint.child_id or checkpoint.build_id, output.name, output.kind, blob
+        )
+    outputs = written([output for output, _ in kept])
+    done = msgspec.structs.replace(
+        checkpoint, status="SUCCESS", how="accepted", outputs=outputs, error=None
+    )
+    put_checkpoint(tx, done, tx.now)
+
+
+def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[Kept]:
+    """A file as the result of a step: as the value a function would have returned, or as the file a command left."""
+    if not path.is_file():
+        raise InvalidConfig(
+            f"there is no file {path} to accept for {name}", context={"file": str(path)}
+        )
+    if not value:
+        return Keeper(artifacts).value({path.name: path})
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(
+            f"cannot read {path}: {error.strerror}", context={"file": str(path)}
+        ) from None
+    try:
+        return Keeper(artifacts).value(json.loads(data))
+    except ValueError as error:
+        if path.suffix == ".json":
+            raise InvalidConfig(
+                f"{path} is no JSON: {error}", context={"file": str(path)}
+            ) from None
+    try:
+        return Keeper(artifacts).value(data.decode())
+    except UnicodeDecodeError:
+        return Keeper(artifacts).value(data)
+
+
+def _require_room(tx: Transaction, build: Build, offer: Offer) -> None:
+    """A build that was paused goes on only if there is something to go on with."""
+    own, whole = debits.lanes(tx, build.build_id), debits.workspace(tx)
+    empty = exhausted(own) or exhausted(whole, "workspace")
+    pause = last_detail(tx, build.build_id)
+    if empty is not None and empty.lane == pause.get("lane"):
+        wanted = int(pause.get("estimate") or pause.get("asked") or 0)
+        empty = msgspec.structs.replace(empty, asked=wanted)
+    if empty is None and "estimate" in pause:
+        asked = {str(pause["lane"]): int(pause["estimate"])}
+        empty = precheck(own, asked) or precheck(whole, asked, "workspace")
+    elif empty is None and pause.get("asked"):
+        # Without more room than before the same debit would only be refused again.
+        asked = {str(pause["lane"]): int(pause["asked"])}
+        empty = judge(own, asked) or judge(whole, asked, "workspace")
+    if empty is not None:
+        raise _no_room(build, empty, offer)
+
+
+def _no_room(build: Build, empty: Refusal, offer: Offer) -> InvalidResumeState:
+    money = empty.lane == "usd_micros"
+    lane = "usd" if money else empty.lane
+    least_needed = max(empty.observed + 1, empty.observed + empty.asked)
+    amounts = (empty.observed, empty.limit, least_needed, empty.asked)
+    spent, limit, least, asked = (to_usd(n) if money else str(n) for n in amounts)
+    estimate = f", and the next step wants {asked}" if empty.asked else ""
+    if empty.scope:
+        way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
+    else:
+        words = ["--token TOKEN", f"--budget {lane}={least}", *_decisions(offer)]
+        way = Recovery("raise it", " ".join((f"onceward resume {build.build_id}", *words)))
+    return InvalidResumeState(
+        f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
+        " the budget must be raised first, here and not in the plan (no token is used up)",
+        context={"build_id": build.build_id, **empty.detail()},
+        recovery=[way, Recovery("if the token is lost", f"onceward confirm {build.build_id}")],
+    )
+
+
+def _require_token(tx: Transaction, kernel: Kernel, build: Build, offer: Offer) -> dict[str, str]:
+    """The last check of a resume, and the only one that uses something up (B-10). Answers what to say of it."""
+    if build.state != "BUDGET_PAUSE":
+        return {}
+    permit = find_confirmation(tx, offer.shown) if offer.shown else None
+    why = (
+        permits.objection(permit, build.build_id, build.version, tx.now)
+        if offer.shown
+        else "is missing"
+    )
+    if permit is not None and not why:
+        why = objection_to_confirmation(kernel.authority, tx, permit, kernel.confirmation_seconds)
+    if why or permit is None:
+        raise InvalidResumeState(
+            f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",
+            context={"build_id": build.build_id, "token": why},
+            recovery=[Recovery("get a new token", f"onceward confirm {build.build_id}")],
+        )
+    consume(tx, "confirmation_tokens", permit, tx.now)
+    return {"permit_id": permit.permit_id}

@@ -1,0 +1,107 @@
+"""Plans from files: TOML with the line of every mistake, or Python with one plan in it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from onceward.builds.choices import Choices
+from onceward.builds.plans import Plan, Resolved
+from onceward.code.python_file import imported, made_in, named_in, path_of
+from onceward.code.toml_lines import Lines
+from onceward.dispatch.stage_words import PLAN_WORDS, check_words, refuse
+from onceward.errors import InvalidConfig, OncewardError
+
+
+def load(path: Path, choices: Choices | None = None) -> Resolved:
+    """The plan in a file, resolved; INVALID_CONFIG or INVALID_DEPENDENCY with file and line where it is not one."""
+    file = path.absolute()
+    if not file.is_file():
+        what = "is no file" if file.exists() else "is not there"
+        raise InvalidConfig(f"the plan {path} {what}", context={"file": str(path)})
+    if file.suffix == ".py":
+        return named_in(file, lambda: Resolved(made_in(file, Plan, "plan"), choices))
+    return _load_toml(file, path, choices)
+
+
+def runs_code(path: Path) -> bool:
+    """Whether loading a plan runs somebody's Python: its own, or functions that its stages name."""
+    if path.suffix == ".py":
+        return path.is_file()
+    try:
+        stages = tomllib.loads(path.read_text("utf-8-sig")).get("stage", [])
+    except (OSError, ValueError, RecursionError):
+        return False  # Whoever loads it says what is wrong.
+    return isinstance(stages, list) and any("python" in stage for stage in stages)
+
+
+def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
+    try:
+        text = file.read_text("utf-8-sig")
+        words = tomllib.loads(text)
+    except RecursionError:
+        raise InvalidConfig(
+            f"{shown}: it is nested too deep to be a plan", context={"file": str(shown)}
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"cannot read {shown}: {error}", context={"file": str(shown)}) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{shown}: {error}", context={"file": str(shown)}) from None
+    lines = Lines(text)
+    plan = named_in(
+        shown, lambda: _plan_of(words, file.parent), lambda error: lines.of(path_of(error))
+    )
+    for number, stage in enumerate(_stages(words, shown)):
+        named_in(shown, partial(_add, plan, stage), partial(_line_of_stage, lines, number))
+    plan.file = file
+
+    def place(error: OncewardError) -> int:
+        names = [stage.name for stage in plan.stages]
+        stage = error.context.get("stage")
+        return lines.of(
+            ("stage", names.index(stage), *path_of(error)) if stage in names else path_of(error)
+        )
+
+    return named_in(shown, lambda: Resolved(plan, choices), place)
+
+
+def _plan_of(words: Mapping[str, Any], folder: Path) -> Plan:
+    check_words(words, PLAN_WORDS, "a plan")
+    if "name" not in words:
+        raise refuse("name", 'a plan has a name; write name = "catalogue" at its top')
+    rest = {key: value for key, value in words.items() if key not in ("name", "stage")}
+    return Plan(words["name"], folder=folder, **rest)
+
+
+def _stages(words: Mapping[str, Any], shown: Path) -> list[Mapping[str, Any]]:
+    stages = words.get("stage", [])
+    if (
+        not isinstance(stages, list)
+        or not stages
+        or not all(isinstance(stage, Mapping) for stage in stages)
+    ):
+        raise InvalidConfig(
+            f"{shown}: a plan has at least one stage; write [[stage]], with two brackets, above each",
+            context={"file": str(shown), "field": "stage"},
+        )
+    return stages
+
+
+def _add(plan: Plan, words: Mapping[str, Any]) -> None:
+    call = _function(words["python"], plan.folder) if words.get("python") else None
+    plan.add(words, call)
+
+
+def _function(name: object, folder: Path) -> Callable[[Any], Any]:
+    found = imported(name, folder)
+    if not callable(found):
+        raise refuse("python", f"{name} is a {type(found).__name__}, not a function")
+    call: Callable[[Any], Any] = found
+    return call
+
+
+def _line_of_stage(lines: Lines, number: int, error: OncewardError) -> int:
+    return lines.of(("stage", number, *path_of(error)))

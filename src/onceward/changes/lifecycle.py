@@ -1,0 +1,349 @@
+"""A change before it touches anything: marked, swept, reviewed, abandoned; each one transaction (H-2 to H-4, H-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onceward.artifacts.blobs import Artifacts, Blob
+from onceward.changes import machine as rules
+from onceward.changes.machine import Approvals
+from onceward.changes.manifest import Manifest, manifest_of
+from onceward.core.canon import canonical
+from onceward.core.changes import Decision, Entry, Envelope, History, Policy
+from onceward.core.machine import NEW
+from onceward.core.records import Move, check_name
+from onceward.errors import (
+    IllegalTransition,
+    InvalidConfig,
+    LockConflict,
+    PermissionDenied,
+    PermitInvalid,
+    Recovery,
+    RequestConflict,
+)
+from onceward.store.port import Reads, moment_of
+from onceward.store.tables.changes import Changes, add_dependency, add_row, add_sweep, add_units
+from onceward.store.tables.keys import find_key, find_signature
+from onceward.store.tables.principals import Principals
+from onceward.store.transaction import Transaction
+
+_SWEPT = 1000
+"""How many entries one pass brings up."""
+
+
+def step(tx: Transaction, moves: Sequence[Move], signature: str | None = None) -> Entry:
+    """Arrows of an entry's life, each with its history row, in one transaction (A-1)."""
+    for move in moves:
+        said = move.said()
+        row = History(
+            history_id=tx.sources.new_id("his"),
+            entry_id=move.subject,
+            from_state=None if move.source == NEW else move.source,
+            to_state=move.target,
+            actor=move.actor,
+            reason=move.reason or "marked",
+            at=tx.now,
+            detail=canonical(said).decode(),
+            signature_ref=signature,
+            seq=move.version + 1,
+        )
+        add_row(tx, row)
+    tx.through(moves)
+    return Changes(tx).get(moves[-1].subject)
+
+
+class Proposed:
+    """A manifest, and where every content that it names is kept."""
+
+    def __init__(self, manifest: Manifest, artifacts: Artifacts, blobs: Mapping[str, Blob]) -> None:
+        self.manifest, self.artifacts, self.blobs = manifest, artifacts, blobs
+
+
+def mark(
+    tx: Transaction,
+    author: str,
+    key: str,
+    what: Proposed,
+    reason: str,
+    depends_on: Sequence[str] = (),
+    child: str = "",
+) -> tuple[Entry, bool]:
+    """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there. `child` is
+    the one that proposes it in its author's name."""
+    check_name(key, "idempotency_key")
+    changes, manifest = Changes(tx), what.manifest
+    needed = sorted({changes.named(name).entry_id for name in depends_on})
+    known = changes.by_key(key)
+    if known is not None:
+        same = manifest.content_hash() in {
+            one.content_hash for one in changes.envelopes(known.entry_id)
+        }
+        if not same or (known.author, [e.entry_id for e in changes.depends_on(known.entry_id)]) != (
+            author,
+            needed,
+        ):
+            raise RequestConflict(
+                f"the key {key[:80]} is that of {known.entry_id}, which proposes something else",
+                context={"entry_id": known.entry_id},
+                recovery=[Recovery("choose another", "--key KEY")],
+            )
+        return known, True
+    entry_id = tx.sources.new_id("ent")
+    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, needed, child=child)])
+    for other in needed:
+        add_dependency(tx, entry_id, other)
+    propose(tx, entry, author, what, 1)
+    return entry, False
+
+
+def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: str) -> Entry:
+    """Propose something else in its place: what was said of the old counts no more (H-4)."""
+    changes = Changes(tx)
+    entry, last = changes.get(entry_id), changes.envelope(entry_id)
+    if entry.status not in rules.REVISABLE:
+        raise IllegalTransition(
+            f"the entry is {entry.status}; what it proposes cannot be changed now",
+            context={"entry_id": entry_id, "state": entry.status},
+            recovery=[
+                Recovery("have it deferred first", f"onceward change review {entry_id} --defer")
+            ]
+            if entry.status == "reviewed_approved"
+            else [],
+        )
+    if (what.manifest.cutter, what.manifest.target) != (entry.cutter, entry.target):
+        raise InvalidConfig("a change stays one of the same place", context={"entry_id": entry_id})
+    if last.content_hash != what.manifest.content_hash():
+        made = propose(tx, entry, author, what, last.revision + 1)
+        said = {
+            "manifest": made.content_hash,
+            "revision": made.revision,
+            "author": author,
+            "why": reason,
+        }
+        tx.append(f"entry:{entry_id}", "ENTRY_REVISED", author, said)
+    return entry
+
+
+def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision: int) -> Envelope:
+    """What exactly is proposed, as one more row; its contents are kept with it."""
+    manifest = what.manifest
+    envelope = Envelope(
+        *(
+            tx.sources.new_id("man"),
+            entry.entry_id,
+            revision,
+            manifest.content_hash(),
+            manifest.text(),
+            author,
+            tx.now,
+        )
+    )
+    add_row(tx, envelope)
+    add_units(tx, envelope.manifest_id, manifest.unit)
+    for unit in manifest.unit:
+        for side, digest in (("before", unit.before), ("after", unit.after)):
+            if digest is not None:
+                what.artifacts.record(tx, envelope.manifest_id, unit.path, side, what.blobs[digest])
+    return envelope
+
+
+def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
+    """Bring up what waits, as a pass of its own that is itself on the record (H-3)."""
+    changes = Changes(tx)
+    sweep_id = tx.sources.new_id("swp")
+    entries = changes.promotable(_SWEPT)
+    for entry in entries:
+        step(tx, [rules.sweep(entry, actor, sweep_id)])
+    waiting = changes.counts().get("review_pending", 0)
+    said = {"sweep_id": sweep_id, "promoted": len(entries), "waiting": waiting}
+    event = tx.append("workspace", "BACKLOG_SWEPT", actor, said)
+    if entries:
+        tx.append("workspace", "REVIEW_WANTED", actor, said)
+    add_sweep(tx, sweep_id, actor, tx.now, len(entries), waiting, event.position)
+    return {**said, "entries": [entry.entry_id for entry in entries]}
+
+
+def require_reviewable(
+    rows: Reads, reviewer: str, entry_id: str, decision: str, content_hash: str, policy: Policy
+) -> tuple[Entry, bool]:
+    """The entry, if somebody may say this of exactly these bytes now; and whether they had a hand in them."""
+    if decision not in rules.WORDS:
+        raise InvalidConfig("a review is approve, defer or reject", context={"field": "decision"})
+    changes = Changes(rows)
+    entry, envelope = changes.get(entry_id), changes.envelope(entry_id)
+    if envelope.content_hash != content_hash:
+        raise PermitInvalid(
+            "this is not the digest of what the entry proposes now",
+            context={"entry_id": entry_id, "manifest": envelope.content_hash},
+            recovery=[Recovery("look at it again", f"onceward change show {entry_id}")],
+        )
+    own = reviewer in authors_of(changes, entry)
+    if own and decision == "approve" and not policy.authors_may_review:
+        raise PermissionDenied(
+            f"{reviewer} proposed it, and authors do not approve their own changes here",
+            context={"entry_id": entry_id},
+            recovery=[
+                Recovery(
+                    "have somebody else review it, or, working alone, set authors_may_review under [changes]"
+                )
+            ],
+        )
+    arrow = f"reviewed_{rules.WORDS[decision]}"
+    said = _said_so(rows, entry, reviewer, decision, content_hash, policy)
+    if not (
+        said
+        or entry.status == "reviewed_approved" == arrow
+        or rules.CHANGE.allows(entry.status, arrow)
+    ):
+        raise IllegalTransition(
+            f"the entry is {entry.status}; it cannot be {rules.WORDS[decision]} now",
+            context={"entry_id": entry_id, "state": entry.status},
+            recovery=[Recovery("bring it up first", "onceward change sweep")]
+            if entry.status in ("marked", "reviewed_deferred")
+            else [],
+        )
+    return entry, own
+
+
+def review(
+    tx: Transaction,
+    reviewer: str,
+    entry_id: str,
+    decision: str,
+    content_hash: str,
+    reason: str,
+    policy: Policy,
+) -> dict[str, Any]:
+    """A person's word on exactly these bytes (H-4)."""
+    entry, own = require_reviewable(tx, reviewer, entry_id, decision, content_hash, policy)
+    known = _said_so(tx, entry, reviewer, decision, content_hash, policy)
+    if known is not None:
+        return _said(
+            entry, known, approvals_of(tx, entry, policy).lack() if decision == "approve" else ""
+        )
+    if decision == "defer":
+        require_no_cut(tx, entry_id)
+    made = Decision(
+        *(
+            tx.sources.new_id("dec"),
+            entry_id,
+            content_hash,
+            reviewer,
+            decision,
+            reason,
+            tx.statement(),
+            tx.now,
+        ),
+        entry.version,
+    )
+    add_row(tx, made)
+    approvals = approvals_of(tx, entry, policy)
+    lacks = approvals.lack() if decision == "approve" else ""
+    said: dict[str, Any] = {"decision_id": made.decision_id, "manifest": content_hash}
+    said |= {"why": reason} if reason else {}
+    said |= {"own": True} if own and decision == "approve" else {}
+    if decision == "approve":
+        # What was asked for, at the time: a rule that is changed later says nothing of what was decided before.
+        said["needs"] = [
+            [rule.glob, rule.approvals, rule.role] for rule in policy.rules(approvals.places)
+        ]
+    if lacks or (decision == "approve" and entry.status == "reviewed_approved"):
+        tx.append(
+            f"entry:{entry_id}",
+            "ENTRY_REVIEWED",
+            reviewer,
+            {**said, "decision": decision, "lacks": lacks},
+        )
+    else:
+        entry = step(tx, [rules.decide(entry, decision, reviewer, said)])
+    return _said(entry, made, lacks)
+
+
+def authors_of(changes: Changes, entry: Entry) -> set[str]:
+    """Everybody who had a hand in what an entry ever proposed."""
+    return {entry.author, *(one.author for one in changes.envelopes(entry.entry_id))}
+
+
+def require_no_cut(rows: Reads, entry_id: str) -> None:
+    """LOCK_CONFLICT while a cut is under way, or stuck: what it has begun is finished or undone first."""
+    live = Changes(rows).live_set(entry_id)
+    if live is not None and live.status in ("open", "stuck"):
+        raise LockConflict(
+            f"a cut of {entry_id} is {'stuck' if live.status == 'stuck' else 'under way'}; it must be over first",
+            context={"entry_id": entry_id, "change_set_id": live.change_set_id},
+            recovery=[Recovery("go on with it", f"onceward change cut {entry_id}")],
+        )
+
+
+def _said_so(
+    rows: Reads, entry: Entry, reviewer: str, decision: str, content_hash: str, policy: Policy
+) -> Decision | None:
+    """What somebody said already, if it is the same, still stands and is not too old."""
+    mine = [
+        one
+        for one in _since(rows, entry)
+        if one.reviewer == reviewer and one.content_hash == content_hash
+    ]
+    if not mine or mine[-1].decision != decision or not _stands(entry, decision):
+        return None
+    fresh = mine[-1].decided_at + policy.approval_seconds * 1_000_000 > moment_of(rows)
+    return (
+        mine[-1] if fresh or entry.status not in ("review_pending", "reviewed_approved") else None
+    )
+
+
+def _since(rows: Reads, entry: Entry) -> list[Decision]:
+    """What was said of an entry since it last came up: what was said before that is past."""
+    changes = Changes(rows)
+    since = max(
+        (row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"),
+        default=0,
+    )
+    return changes.decisions(entry.entry_id, since=since)
+
+
+def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
+    """What was said of an entry since it last came up, by people whose word counts now: reviewers still, with the key
+    they signed with still in force, and no authors where those may not."""
+    changes = Changes(rows)
+    envelope = changes.envelope(entry.entry_id)
+    roles = {one.name: one.roles for one in Principals(rows).all()}
+    authors = set() if policy.authors_may_review else authors_of(changes, entry)
+    counting = [
+        one
+        for one in _since(rows, entry)
+        if not roles.get(one.reviewer, frozenset()).isdisjoint(("reviewer", "admin"))
+        and one.reviewer not in authors
+        and _in_force(rows, one)
+    ]
+    return Approvals(
+        counting, envelope.content_hash, manifest_of(envelope.body).places(), policy, roles
+    )
+
+
+def _in_force(rows: Reads, decision: Decision) -> bool:
+    signed = find_signature(rows, decision.statement_hash or "")
+    key = find_key(rows, signed.fingerprint) if signed is not None else None
+    return key is not None and key.revoked_seq is None
+
+
+def _stands(entry: Entry, decision: str) -> bool:
+    """Whether a decision that was made is still what the entry says, or waits for others to say the same."""
+    return entry.status == f"reviewed_{rules.WORDS[decision]}" or decision == "approve"
+
+
+def _said(entry: Entry, decision: Decision, lacks: str) -> dict[str, Any]:
+    said = {"entry_id": entry.entry_id, "status": entry.status, "decision_id": decision.decision_id}
+    return {**said, "decision": decision.decision, **({"lacks": lacks} if lacks else {})}
+
+
+def abandon(tx: Transaction, actor: str, entry_id: str, why: str) -> dict[str, Any]:
+    """Give an entry up, from wherever it is; what is given up already stays so (H-7)."""
+    entry = Changes(tx).get(entry_id)
+    if not why.strip():
+        raise InvalidConfig("whoever gives a change up says why", context={"field": "reason"})
+    if entry.status != "abandoned":
+        require_no_cut(tx, entry_id)
+        entry = step(tx, [rules.abandon(entry, actor, why)])
+    return {"entry_id": entry_id, "status": entry.status}

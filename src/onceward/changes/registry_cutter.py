@@ -1,0 +1,108 @@
+"""A change of the registry: the approved plan, carried out by the assembly saga under its own grant (S-2, H-5)."""
+
+from __future__ import annotations
+
+from onceward.changes.cutters import Kept, Listing
+from onceward.changes.manifest import Manifest
+from onceward.core.canon import parse
+from onceward.errors import BaseDrift, ExecutionFailed, PermitInvalid, Recovery
+from onceward.grants import lifecycle as grants
+from onceward.kernel.kernel import Kernel
+from onceward.registry import lifecycle as registry
+from onceward.registry.assembly import Assembly
+from onceward.registry.machine import RegistryPlan, objections, plan_of
+from onceward.sagas.lifecycle import Wanted, begin
+from onceward.sagas.run import SagaRun
+from onceward.store.tables.grants import Grants
+from onceward.store.tables.registry import Registry
+from onceward.store.tables.sagas import Runs
+
+
+class RegistryCutter:
+    """Values enter the registry with the change, and are retired where it is taken back."""
+
+    module = __file__
+
+    def __init__(
+        self, kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None
+    ) -> None:
+        self._kernel, self._grant = kernel, grant
+        self._plan = plan_in(kernel, manifest)
+        self._root = root_of(change_set_id)
+
+    def check(self) -> None:
+        with self._kernel.store.read() as rows:
+            against = objections(self._plan, Registry(rows), self._root)
+            if against and Runs(rows).of_root(self._root) is None:
+                raise BaseDrift("; ".join(against[:5]), context={"objections": against[:50]})
+            self._granted()
+
+    def keep(self) -> Kept:
+        return Kept({}, Listing())
+
+    def stage(self) -> None:
+        """The saga of the registry stages by itself."""
+
+    def apply(self) -> None:
+        kernel = self._kernel
+        assembly = Assembly(self._plan, kernel.environment)
+        grant = self._granted()
+        run, lease = begin(
+            kernel,
+            Wanted(
+                assembly, self._root, assembly.given(), kernel.principal, kernel.environment, grant
+            ),
+        )
+        if not run.over and run.stuck is None:
+            carrying = SagaRun(kernel, assembly, run.saga_id, lease, lambda said: None)
+            try:
+                run = carrying.run()
+            finally:
+                carrying.children.close()
+        if run.state != "DONE":
+            raise ExecutionFailed(
+                f"the plan {self._plan.ref} stopped at {run.state}",
+                context={"saga_id": run.saga_id},
+                recovery=[Recovery("see why", f"onceward saga show {run.saga_id}")],
+            )
+
+    def restore(self) -> list[str]:
+        kernel = self._kernel
+        return kernel.store.write(lambda tx: registry.undo_values(tx, self._root, kernel.principal))
+
+    def clear(self) -> None:
+        """There is nothing beside it."""
+
+    def _granted(self) -> str:
+        """The grant for exactly this plan: one that can still be used, or that this very change used up."""
+        kernel = self._kernel
+        with kernel.store.read() as rows:
+            run = Runs(rows).of_root(self._root)
+            if run is not None and run.grant_id is not None:
+                return run.grant_id
+            if self._grant is None:
+                raise PermitInvalid(
+                    "a change of the registry needs a grant for exactly its plan",
+                    recovery=[
+                        Recovery("ask for one", "onceward grant draft PLAN"),
+                        Recovery("name it", "--grant GRANT"),
+                    ],
+                )
+            grant = Grants(rows).named(self._grant)
+            scope = Assembly(self._plan, kernel.environment).scope(
+                None, kernel.environment, kernel.principal
+            )
+            grants.require(rows, kernel.authority, grant.grant_id, scope, kernel.principal)
+            return grant.grant_id
+
+
+def root_of(change_set_id: str) -> str:
+    """The root under which a change set's values are in the registry."""
+    return f"registry:{change_set_id}"
+
+
+def plan_in(kernel: Kernel, manifest: Manifest) -> RegistryPlan:
+    """The plan that was approved, from its own bytes."""
+    (unit,) = manifest.unit
+    data = b"".join(kernel.artifacts.read(unit.after or ""))
+    return plan_of(parse(data))

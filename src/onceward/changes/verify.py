@@ -1,0 +1,489 @@
+"""Somebody else looks at what was really cut: exactly the approved set, every digest, nothing extra, and the entry's
+own check (H-6). What fails is taken back, and told to people as an entry of its own."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onceward.artifacts.blobs import Blob
+from onceward.artifacts.tree_state import (
+    TreeState,
+    after_cuts,
+    changed,
+    drift_digest,
+    files_by,
+    named,
+)
+from onceward.artifacts.trees import ODD, File, Tree, after, before, folders_of, unit_of
+from onceward.changes import lifecycle as changes
+from onceward.changes import machine as rules
+from onceward.changes.authority import objection_to_cut
+from onceward.changes.cut import (
+    listing_of,
+    manifest_for,
+    open_set,
+    own_place,
+    require_signer,
+    tool_revision,
+    tree_of,
+    undo,
+    unfinished,
+)
+from onceward.changes.lifecycle import Proposed
+from onceward.changes.manifest import Manifest
+from onceward.changes.registry_cutter import plan_in, root_of
+from onceward.core.canon import canonical, sha256_hex
+from onceward.core.changes import Affected, ChangeSet, Entry, Unit, VerifyResult, result_digest
+from onceward.core.limits import MAX_NAMED_PATHS
+from onceward.core.tree_paths import REGISTRY, TREE, beneath
+from onceward.dispatch.machine import Ended
+from onceward.dispatch.work import Command
+from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
+from onceward.kernel import attest
+from onceward.kernel.foreground import serving
+from onceward.kernel.kernel import Kernel
+from onceward.store.port import Reads
+from onceward.store.tables.artifacts import find
+from onceward.store.tables.changes import Changes, add_row
+from onceward.store.tables.events import events_of
+from onceward.store.tables.registry import Registry
+from onceward.store.tables.sagas import Runs
+from onceward.store.transaction import Transaction
+
+
+class Seen(msgspec.Struct):
+    """What somebody found: paths that differ, are missing or are too many, and how the check ended."""
+
+    units: int
+    different: list[str] = []
+    missing: list[str] = []
+    extra: list[str] = []
+    check: dict[str, Any] | None = None
+    drift: list[Unit] = []
+    """What is otherwise beside the change itself, and was so before anybody looked: refused, or accepted."""
+
+    @property
+    def passed(self) -> bool:
+        return not (self.different or self.missing or self.extra) and (
+            self.check is None or self.check["passed"]
+        )
+
+    def text(self) -> str:
+        """As it is kept: the first of each kind by name, all of them by number."""
+        said: dict[str, Any] = {
+            "units": self.units,
+            **({"check": self.check} if self.check is not None else {}),
+        }
+        for name in ("different", "missing", "extra"):
+            paths = getattr(self, name)
+            if paths:
+                said[name] = {"count": len(paths), "paths": paths[:MAX_NAMED_PATHS]}
+        if self.drift:
+            said["accepted_drift"] = {
+                "count": len(self.drift),
+                "digest": drift_digest(self.drift),
+                "paths": [unit.path for unit in self.drift[:MAX_NAMED_PATHS]],
+            }
+        return canonical(said).decode()
+
+    def add(self, later: Seen) -> None:
+        """What another look found: the change itself as it is then, and whatever became otherwise in between."""
+        self.different, self.missing, self.extra = later.different, later.missing, later.extra
+        # What was accepted before stays accepted as it was.
+        between = {unit.path: unit for unit in later.drift if unit not in self.drift}
+        between |= {
+            unit.path: unit_of(unit.path, after(unit), before(unit))
+            for unit in self.drift
+            if unit not in later.drift and unit.path not in between
+        }
+        self.find(between.values())
+
+    def find(self, units: Iterable[Unit]) -> None:
+        """Count files that became something else among what is wrong."""
+        for unit in units:
+            if unit.before is None:
+                self.extra.append(unit.path)
+            elif unit.after is None:
+                self.missing.append(unit.path)
+            else:
+                self.different.append(unit.path)
+        for paths in (self.different, self.missing, self.extra):
+            paths.sort()
+
+    def why(self) -> str:
+        """In a few words, what is wrong."""
+        said = [
+            f"{len(paths)} {name} ({paths[0]})"
+            for name in ("different", "missing", "extra")
+            if (paths := getattr(self, name))
+        ]
+        if self.check is not None and not self.check["passed"]:
+            said.append(f"its check failed: {self.check.get('last_line') or self.check['reason']}")
+        return ", ".join(said)
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What there is to say of a verification."""
+
+    result: VerifyResult
+    entry: Entry
+    undo: ChangeSet | None
+    """What takes the change back, where it failed."""
+    escalation: str | None
+    fresh: bool
+    """Whether it was found now, and not before."""
+
+
+def verify(
+    kernel: Kernel,
+    name: str,
+    *,
+    again: bool = False,
+    timeout: float | None = None,
+    stop: threading.Event | None = None,
+    result_id: str = "",
+    accept_drift: str = "",
+) -> Verified:
+    """Look at what an entry's cut really left. Asked again it answers the same, unless it is to look again: then one
+    more result follows the last. What else in the tree was changed since is refused, unless `accept_drift` is the
+    digest of exactly that."""
+    kernel.require("verifier")
+    require_signer(kernel)
+    with kernel.store.read() as rows:
+        entry_id = Changes(rows).named(name).entry_id
+    with kernel.alone(entry_id):
+        with kernel.store.read() as rows:
+            found = Changes(rows)
+            entry, change_set = found.get(entry_id), found.live_set(entry_id)
+            results = found.results(change_set.change_set_id) if change_set is not None else []
+        asked = [one for one in results if one.verify_result_id == result_id]
+        if change_set is not None and results and (asked or not again):
+            return _answer(kernel, entry_id, (asked or results)[-1], fresh=False)
+        with kernel.store.read() as rows:
+            _require_verifiable(rows, kernel, entry, change_set)
+            assert change_set is not None
+            manifest = manifest_for(rows, change_set)
+        assert change_set is not None
+        seen = look(kernel, change_set, manifest)
+        if seen.passed:
+            _require_no_drift(entry, seen, accept_drift, kernel.principal)
+        else:
+            seen.find(seen.drift)
+            seen.drift = []
+        if manifest.check and seen.passed:
+            seen.check = _run_check(
+                kernel, entry, change_set, manifest, timeout, stop or threading.Event()
+            )
+            # What is signed is what is there when all is said, whatever the check did to it.
+            seen.add(look(kernel, change_set, manifest))
+        result = kernel.store.write(
+            lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id)
+        )
+        return _answer(kernel, entry_id, result, fresh=True)
+
+
+def _require_verifiable(
+    rows: Reads, kernel: Kernel, entry: Entry, change_set: ChangeSet | None
+) -> None:
+    assert kernel.signer is not None
+    signature = (
+        Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
+    )
+    key = kernel.signer.key.fingerprint
+    hands = hands_in(rows, change_set) if change_set is not None else set()
+    why = rules.verify_objection(
+        entry, signature, hands, kernel.principal, key, tool_revision(__file__)
+    )
+    if why is not None:
+        other = Recovery(
+            "act as somebody else", f"onceward --as NAME change verify {entry.entry_id}"
+        )
+        show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
+        raise GuardFailed(
+            why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show]
+        )
+    assert change_set is not None and signature is not None
+    (decision,) = [
+        one
+        for one in Changes(rows).decisions(entry.entry_id)
+        if one.decision_id == change_set.decision_id
+    ]
+    doubt = objection_to_cut(kernel.authority, rows, entry, change_set, decision, signature)
+    if doubt:
+        raise GuardFailed(
+            "G-VERIFY-CUT",
+            f"what is said to have been approved and cut does not count: {doubt}",
+            entry.entry_id,
+            [Recovery("see what was edited", "onceward verify")],
+        )
+    others = unfinished(rows, entry)
+    if others:
+        raise LockConflict(
+            f"{others[0]} is being cut or taken back in the same place; what is there now says nothing",
+            context={"entry_id": entry.entry_id, "others": others[:10]},
+            recovery=[Recovery("see how it stands", f"onceward change show {others[0]}")],
+        )
+
+
+def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
+    """Everybody who had a hand in carrying a change set out."""
+    run = Runs(rows).of_root(change_set.change_set_id)
+    told = events_of(rows, f"saga:{run.saga_id}") if run is not None else ()
+    return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
+
+
+def _require_no_drift(entry: Entry, seen: Seen, accepted: str, principal: str) -> None:
+    """BASE_DRIFT where something else in the tree was changed since the cut, and nobody accepted exactly that."""
+    if not seen.drift or drift_digest(seen.drift) == accepted:
+        return
+    digest = drift_digest(seen.drift)
+    first = entry.status == "cut_applied"
+    again = f"onceward --as {shlex.quote(principal)} change verify {entry.entry_id}"
+    again += "" if first else " --again"
+    what = "it is not verified, and stays" if first else "nothing new is said of it, and it stays"
+    raise BaseDrift(
+        f"{named(seen.drift)}: not as it was after the cut of {entry.entry_id}, and not by a recorded cut;"
+        f" {what} {entry.status}",
+        context={
+            "entry_id": entry.entry_id,
+            "paths": [unit.path for unit in seen.drift[:MAX_NAMED_PATHS]],
+            "count": len(seen.drift),
+            "drift": digest,
+        },
+        recovery=[
+            Recovery("put it back as it was, then verify again", again),
+            Recovery("or accept exactly this", f"{again} --accept-drift {digest}", "medium"),
+        ],
+    )
+
+
+def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
+    """What is really there, held against what the change set, and those after it, should have left."""
+    if manifest.cutter == REGISTRY:
+        return _look_at_registry(kernel, change_set, manifest)
+    with kernel.store.read() as rows:
+        found = Changes(rows)
+        units, later = found.affected(change_set.change_set_id), found.since(change_set)
+    own = {unit.path for unit in units}
+    # The change's own paths count whatever is ignored.
+    wanted: dict[str, File | None] = {}
+    for row in (*units, *later):
+        path = beneath(manifest.target, row.place)
+        if path in own:
+            wanted[path] = _after(row)
+    expected = after_cuts(
+        listing_of(kernel, change_set.change_set_id).state,
+        manifest.target,
+        [*units, *later],
+        lambda digest: b"".join(kernel.artifacts.read(digest)),
+    )
+    present, others = _present(kernel, manifest, sorted(own), expected)
+    wrong = [path for path in wanted if present[path] != wanted[path]]
+    beside = {path: file for path, file in expected.files.items() if path not in own}
+    otherwise = changed(beside, {path: file for path, file in others.items() if path not in own})
+    # What lies where the change put or removed a file is of the change's own.
+    beneath_own = [unit for unit in otherwise if not own.isdisjoint(folders_of(unit.path))]
+    seen = Seen(
+        len(units),
+        different=[path for path in wrong if present[path] is not None],
+        missing=[path for path in wrong if present[path] is None],
+        extra=[],
+        drift=[unit for unit in otherwise if unit not in beneath_own],
+    )
+    seen.find(beneath_own)
+    return seen
+
+
+def _after(row: Affected) -> File | None:
+    return None if row.after is None else File(row.after, row.after_mode or 0)
+
+
+def _present(
+    kernel: Kernel, manifest: Manifest, paths: Sequence[str], expected: TreeState
+) -> tuple[dict[str, File | None], dict[str, File]]:
+    """What is at some paths, and everything that is there and counts; a place that is gone has nothing."""
+    if manifest.cutter != TREE:
+        place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
+        data = {path: place.read(path) for path in paths}
+        there = {path: expected.files.get(path, ODD) for path in place.paths()}
+        return {p: None if d is None else File(sha256_hex(d), 0) for p, d in data.items()}, there
+    root = tree_of(kernel.home, manifest)
+    try:
+        with Tree(root) as tree:
+            return {path: tree.look(path) for path in paths}, files_by(root, expected)
+    except InvalidConfig:
+        return dict.fromkeys(paths), {}
+
+
+def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
+    plan, root = plan_in(kernel, manifest), root_of(change_set.change_set_id)
+    wanted = {str(one.key): one.meaning.digest() for one in plan.value}
+    with kernel.store.read() as rows:
+        own = {
+            str(v.key): v.digest
+            for v in Registry(rows).of_root(root)
+            if v.status in ("active", "superseded")
+        }
+    return Seen(
+        len(wanted),
+        different=sorted(key for key in wanted.keys() & own.keys() if wanted[key] != own[key]),
+        missing=sorted(wanted.keys() - own.keys()),
+        extra=sorted(own.keys() - wanted.keys()),
+    )
+
+
+def _run_check(
+    kernel: Kernel,
+    entry: Entry,
+    change_set: ChangeSet,
+    manifest: Manifest,
+    timeout: float | None,
+    stop: threading.Event,
+) -> dict[str, Any]:
+    """The entry's own command, in the tree, as a child like any other: bounded, recorded, its output kept."""
+    folder = tree_of(kernel.home, manifest) if manifest.cutter == TREE else kernel.home
+    given = {"ONCEWARD_ENTRY": entry.entry_id, "ONCEWARD_CHANGE_SET": change_set.change_set_id}
+    terms: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    work = Command(
+        argv=manifest.check, cwd=Path(folder), given=given, said={"entry": entry.entry_id}, **terms
+    )
+    children = kernel.open_session(kernel.store.sources.new_id("vfy"), 1, role="verifier")
+    # It was approved with the change; it is no operation of its own.
+    children.registered = False
+    try:
+        with serving(kernel, stop, children.stop):
+            (child_id,) = children.spawn([work])
+            how = children.wait(child_id)
+    finally:
+        children.close()
+    if how.detail.get("stopped"):
+        raise LockConflict("the check was stopped before it ended; nothing is said of the change")
+    return {"passed": how.reason == "completed", "child_id": child_id, **_said(how)}
+
+
+def _said(how: Ended) -> dict[str, Any]:
+    names = ("exit", "message", "last_line")
+    return {
+        "reason": how.reason,
+        **{name: how.detail[name] for name in names if how.detail.get(name) is not None},
+    }
+
+
+def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") -> None:
+    """What stands against verifying an entry, told before anything is begun."""
+    kernel.require("verifier")
+    require_signer(kernel)
+    with kernel.store.read() as rows:
+        found = Changes(rows)
+        change_set = found.live_set(entry_id)
+        if change_set is not None and found.results(change_set.change_set_id):
+            return
+        entry = found.get(entry_id)
+        _require_verifiable(rows, kernel, entry, change_set)
+        assert change_set is not None
+        manifest = manifest_for(rows, change_set)
+    seen = look(kernel, change_set, manifest)
+    if seen.passed:
+        _require_no_drift(entry, seen, accept_drift, kernel.principal)
+
+
+def _record(
+    tx: Transaction, kernel: Kernel, entry_id: str, manifest: Manifest, seen: Seen, result_id: str
+) -> VerifyResult:
+    """What was found, and all that follows from it: one transaction."""
+    found, actor = Changes(tx), kernel.principal
+    entry, change_set = found.get(entry_id), found.live_set(entry_id)
+    kernel.authority.require(tx, actor, "verifier")
+    _require_verifiable(tx, kernel, entry, change_set)
+    assert change_set is not None
+    prior = found.results(change_set.change_set_id)
+    result = VerifyResult(
+        verify_result_id=result_id or tx.sources.new_id("vrf"),
+        change_set_id=change_set.change_set_id,
+        prior_verify_result_id=prior[-1].verify_result_id if prior else None,
+        passed=int(seen.passed),
+        detail=seen.text(),
+        verifier=actor,
+        verified_at=tx.now,
+    )
+    add_row(tx, result)
+    first = entry.status == "cut_applied"
+    to = (
+        ("verified_complete" if seen.passed else "verify_failed_escalated")
+        if first
+        else entry.status
+    )
+    told = attest.Pair("change.verify", entry, to, manifest.content_hash(), change_set, result)
+    signed = attest.pair(tx, told, tool_revision(__file__), kernel.signer)
+    said: dict[str, Any] = {
+        **{"change_set_id": change_set.change_set_id, "verify_result_id": result.verify_result_id},
+        **{"result": result_digest(result), "signature_id": signed.signature_id},
+    }
+    if not seen.passed:
+        if first:
+            taken = open_set(tx, entry_id, change_set.decision_id, actor, change_set.change_set_id)
+            said["undo"] = taken.change_set_id
+        said |= {"escalation": _escalate(tx, kernel, entry, change_set, manifest, seen.why())}
+        said |= {"manifest": manifest.content_hash()}
+    if first:
+        start = rules.start_verify(entry, actor, change_set.change_set_id)
+        end = rules.end_verify(rules.through(entry, start), actor, seen.passed, said)
+        changes.step(tx, [start, end], signed.signature_id)
+    else:
+        tx.append(f"entry:{entry_id}", "ENTRY_REVERIFIED", actor, {**said, "passed": seen.passed})
+    add_row(tx, signed)
+    return result
+
+
+def _escalate(
+    tx: Transaction,
+    kernel: Kernel,
+    entry: Entry,
+    change_set: ChangeSet,
+    manifest: Manifest,
+    why: str,
+) -> str:
+    """The same proposal once more, for people to look at with what went wrong; one at a time (X62)."""
+    found = Changes(tx)
+    waiting = [
+        one for one in found.escalations(entry.entry_id) if one.status not in rules.CHANGE.terminal
+    ]
+    if waiting:
+        return waiting[-1].entry_id
+    hash_ = manifest.content_hash()
+    proposer = [one.author for one in found.envelopes(entry.entry_id) if one.content_hash == hash_][
+        -1
+    ]
+    entry_id = tx.sources.new_id("ent")
+    reason = f"{entry.entry_id} failed its verification: {why}"
+    move = rules.mark(
+        *(entry_id, f"escalation:{entry_id}", manifest, entry.author, reason),
+        escalates=(entry.entry_id, kernel.principal, proposer),
+    )
+    born = changes.step(tx, [move])
+    digests = {
+        digest
+        for unit in manifest.unit
+        for digest in (unit.before, unit.after)
+        if digest is not None
+    }
+    blobs = {digest: Blob(digest, find(tx, digest)[1]) for digest in digests}
+    changes.propose(tx, born, proposer, Proposed(manifest, kernel.artifacts, blobs), 1)
+    return entry_id
+
+
+def _answer(kernel: Kernel, entry_id: str, result: VerifyResult, fresh: bool) -> Verified:
+    """After the fact: what failed is taken back, and what could not be is tried again."""
+    with kernel.store.read() as rows:
+        found = Changes(rows)
+        entry, taken = found.get(entry_id), found.undoing(result.change_set_id)
+        escalations = found.escalations(entry_id)
+    if taken is not None and taken.status in ("open", "stuck"):
+        taken = undo(kernel, taken)
+    return Verified(result, entry, taken, escalations[-1].entry_id if escalations else None, fresh)

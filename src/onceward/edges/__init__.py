@@ -1,1 +1,0 @@
-"""Ways in, thin: parse, call the engine, render."""

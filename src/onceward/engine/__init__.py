@@ -1,1 +1,0 @@
-"""The shell: read, decide, commit, act. Owns threads, processes, files and the network."""

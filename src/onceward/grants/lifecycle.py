@@ -1,0 +1,89 @@
+"""Using grants: an authority for exactly one thing, by somebody who may, once (S-3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceward.core.grants import Grant, Scope
+from onceward.errors import NotFound, PermitInvalid
+from onceward.grants import machine as rules
+from onceward.grants.authority import objection_to_grant
+from onceward.people.authority import Authority
+from onceward.store.port import Reads, moment_of
+from onceward.store.tables.events import events_of
+from onceward.store.tables.grants import Grants
+from onceward.store.transaction import Transaction
+
+
+def about(rows: Reads, grant_id: str) -> Any:
+    """What a grant is for, as people read it; None where nobody wrote it down."""
+    first = next(events_of(rows, f"entry:{grant_id}"), None)
+    return first.facts()["detail"].get("about") if first is not None else None
+
+
+def expire(tx: Transaction, actor: str) -> list[str]:
+    """Say of what nobody may use any more that its time has passed."""
+    late = [
+        one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now
+    ]
+    for grant in late:
+        tx.move(rules.expire(grant, actor))
+    return [grant.grant_id for grant in late]
+
+
+def consume(
+    tx: Transaction, authority: Authority, grant_id: str, scope: Scope, executor: str, root: str
+) -> bool:
+    """Use a grant up for a run, in the transaction of its first write; the run that used it may come again. Whether it
+    was used now."""
+    known = Grants(tx).find(grant_id)
+    if known is not None and known.consumed_by_root == root and known.scope == scope.check():
+        _require_believed(tx, authority, known, root)
+        return False
+    grant = require(tx, authority, grant_id, scope, executor)
+    tx.move(rules.consume_grant(grant, root, executor))
+    return True
+
+
+def require(rows: Reads, authority: Authority, grant_id: str, scope: Scope, executor: str) -> Grant:
+    """The grant, if it allows exactly this to this executor now, by what its granter signed; asking uses nothing up."""
+    grant = Grants(rows).find(grant_id)
+    why = rules.refusal(grant, scope, executor, moment_of(rows))
+    if why or grant is None:
+        raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
+    _require_believed(rows, authority, grant)
+    return grant
+
+
+def require_again(
+    rows: Reads, authority: Authority, grant_id: str, scope: Scope, root: str
+) -> None:
+    """Whoever goes on under a grant that a run used up does exactly what it was for, and is who it was for."""
+    grant = Grants(rows).named(grant_id)
+    if grant.consumed_by_root != root:
+        return
+    why = rules.difference(grant.scope, scope.check())
+    if why:
+        raise PermitInvalid(f"the grant of this run {why}", context={"grant_id": grant_id})
+    _require_believed(rows, authority, grant, root)
+
+
+def _require_believed(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> None:
+    why = doubt(rows, authority, grant, root)
+    if why:
+        raise PermitInvalid(why, context={"grant_id": grant.grant_id})
+
+
+def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> str:
+    """Why what somebody is said to have granted does not count; empty where they signed it."""
+    why = objection_to_grant(authority, rows, grant, root)
+    return f"what {grant.granter} is said to have granted does not count: {why}" if why else ""
+
+
+def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
+    """Stamp a grant that its run has come to the end of."""
+    grant = Grants(tx).named(grant_id)
+    if grant.consumed_by_root != root:
+        raise NotFound(f"{grant_id} was not used by this run", context={"grant_id": grant_id[:128]})
+    if grant.finalized_at is None:
+        tx.move(rules.finalize(grant, tx.now, actor))

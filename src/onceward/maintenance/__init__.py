@@ -1,0 +1,1 @@
+"""Keeping a workspace well: backups, the doctor, metrics and notices to people."""

@@ -1,0 +1,183 @@
+"""Looks the workspace over and says what to fix."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from onceward.errors import OncewardError
+from onceward.evidence.findings import Findings
+from onceward.evidence.seal import read_receipt
+from onceward.kernel import tenure
+from onceward.kernel.views import outbox_status
+from onceward.store.store import Store
+from onceward.store.tables.keys import newest_seal
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+def examine_machine(version: str) -> list[Check]:
+    """What can be said without a workspace."""
+    clock = time.time()
+    sane = 1_700_000_000 < clock < 4_000_000_000
+    system = platform.system()
+    return [
+        Check("onceward", "ok", version),
+        Check("python", "ok", platform.python_version()),
+        Check(
+            "system",
+            "ok" if system == "Linux" else "warn",
+            f"{system} {platform.release()}",
+            ""
+            if system == "Linux"
+            else "Linux is supported; macOS is best effort; Windows is not, use WSL 2",
+        ),
+        Check(
+            "clock",
+            "ok" if sane else "warn",
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock)),
+            "" if sane else "set the system clock; times are labels, nothing else depends on them",
+        ),
+        *_parts(),
+    ]
+
+
+def _parts() -> Iterable[Check]:
+    """What commands and stores need beside us."""
+    program = shutil.which("onceward")
+    yield Check(
+        *("program", "ok" if program else "warn", program or "onceward is not on the PATH"),
+        ""
+        if program
+        else "put it there: steps in shell call `onceward report`, and completion needs it",
+    )
+    driver = importlib.util.find_spec("psycopg") is not None
+    yield Check(
+        "postgresql",
+        "ok",
+        "driver installed" if driver else "no driver: pip install 'psycopg[binary]'",
+    )
+
+
+def examine_store(
+    store: Store,
+    sinks: Sequence[str],
+    verify: Callable[[], Findings],
+    seal_file: Path | None = None,
+) -> list[Check]:
+    """Every check of a workspace; one that cannot be made is itself a finding. `verify` is what `onceward verify` does:
+    the two never disagree."""
+    checks: list[Check] = []
+    for look in (
+        _database,
+        lambda s: _evidence(verify),
+        lambda s: _seal(s, seal_file),
+        _writer_lock,
+        lambda s: _outbox(s, sinks),
+    ):
+        checks += _looked(look, store)
+    return checks
+
+
+def _looked(look: Callable[[Store], Iterable[Check]], store: Store) -> list[Check]:
+    try:
+        return list(look(store))
+    except OncewardError as error:
+        fix = error.recovery[0] if error.recovery else None
+        return [
+            Check(
+                "store",
+                "fail",
+                f"{error.code}: {error.message}",
+                (fix.command or fix.action) if fix else "",
+            )
+        ]
+
+
+def _database(store: Store) -> Iterable[Check]:
+    for name, status, detail, fix in store.database.health():
+        yield Check(name, status, detail, fix if status != "ok" else "")
+
+
+def _evidence(verify: Callable[[], Findings]) -> Iterable[Check]:
+    found = verify()
+    if found.faults:
+        yield Check(
+            "evidence",
+            "fail",
+            found.first(),
+            "see all of it: onceward verify; then restore the last good backup",
+        )
+        return
+    seen = ", ".join(
+        f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures")
+    )
+    yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
+
+
+def _seal(store: Store, path: Path | None) -> Iterable[Check]:
+    """Whether what the settings want sealed elsewhere is."""
+    if path is None:
+        return
+    with store.read() as rows:
+        newest = newest_seal(rows)
+    try:
+        kept = read_receipt(path.read_bytes(), path.name).envelope.statement_hash
+    except (OSError, OncewardError) as error:
+        kept, why = (
+            "",
+            getattr(error, "message", None) or f"{path}: {getattr(error, 'strerror', error)}",
+        )
+        yield Check(
+            "seal", "warn", f"not kept: {why}", f"look at it, then: onceward seal --out {path}"
+        )
+        return
+    same = newest is not None and newest.statement_hash == kept
+    fix = (
+        ""
+        if same
+        else f"the file is of another history or an older one: onceward verify --against {path}"
+    )
+    yield Check(
+        "seal",
+        "ok" if same else "warn",
+        f"kept in {path}" if same else f"{path} is not the newest seal",
+        fix,
+    )
+
+
+def _writer_lock(store: Store) -> Iterable[Check]:
+    held = tenure.holder(store)
+    if held is None:
+        yield Check("writer lock", "ok", "free")
+        return
+    with store.read() as rows:
+        found = tenure.standing(rows, held, rows.now(), store.lock_ttl)
+    note = "" if found.stands else " (the next command takes it over)"
+    yield Check(
+        "writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}"
+    )
+
+
+def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
+    for entry in outbox_status(store, sinks):
+        fix = ""
+        if not entry.configured:
+            fix = "configure the sink again, or its events wait for ever"
+        elif entry.last_error:
+            fix = f"mend it ({entry.last_error}), then: onceward outbox flush"
+        detail = f"{entry.waiting} waiting, {entry.parked} parked"
+        yield Check(f"sink {entry.sink}", "warn" if fix else "ok", detail, fix)

@@ -1,0 +1,100 @@
+"""What is written to the registry, each in one transaction: made, superseded with its audit row, retired (S-5, S-6)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
+from onceward.errors import InvalidConfig
+from onceward.registry import machine as rules
+from onceward.registry.machine import Planned, RegistryPlan, schema_digest
+from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
+from onceward.store.transaction import Transaction
+
+
+def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collection:
+    """The collection of a name: its metadata first, then itself. One that is there is used as it is, whoever made it;
+    only who made it may undo it."""
+    registry, wanted = Registry(tx), schema_digest(name)
+    meta = registry.meta(name)
+    if meta is None:
+        note_meta(tx, MetaRow(name=name, schema_digest=wanted, root=root, created_at=tx.now))
+    elif meta[0] != wanted:
+        raise InvalidConfig(
+            f"the collection {name} has another schema", context={"collection": name}
+        )
+    if registry.collection(name) is None:
+        tx.move(rules.create(tx.sources.new_id("col"), name, root, actor))
+    found = registry.collection(name)
+    assert found is not None
+    return found
+
+
+def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: str) -> Value:
+    """A value of a plan, once; what it supersedes gives way in the same transaction."""
+    registry = Registry(tx)
+    known = registry.value(one.key)
+    if known is None:
+        collection = registry.collection(plan.collection)
+        if collection is None:
+            raise InvalidConfig(
+                f"there is no collection {plan.collection}", context={"collection": plan.collection}
+            )
+        if one.supersedes:
+            before = registry.meant(str(key_of(one.supersedes)))
+            supersede(tx, before, one.key, root, "S4_VALUES", plan.ref, actor)
+        vocab_id = tx.sources.new_id("voc")
+        tx.move(rules.admit(vocab_id, collection.collection_id, one.meaning, root, actor))
+        known = registry.meant(vocab_id)
+    if known.root != root:
+        raise InvalidConfig(
+            f"{one.key} is in the registry already, by another run", context={"value": str(one.key)}
+        )
+    return known
+
+
+def supersede(
+    tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str
+) -> None:
+    """A value gives way; the audit row that says for what is part of the same transaction."""
+    audit = Audit(
+        audit_id=tx.sources.new_id("aud"),
+        root=root,
+        state=state,
+        subject=value.vocab_id,
+        rollback_ref=ref,
+        position=0,
+        created_at=tx.now,
+    )
+    event = tx.move(rules.supersede(value, successor, actor, audit))
+    assert event is not None
+    note_audit(tx, msgspec.structs.replace(audit, position=event.position))
+
+
+def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:
+    """Retire what a run admitted. What others' values gave way to stays in force, and is answered: without it they
+    would point at nothing."""
+    registry = Registry(tx)
+    left = []
+    for value in registry.of_root(root):
+        if value.status != "active":
+            continue
+        if any(heir.root != root for heir in registry.heirs_of(value.key)):
+            left.append(str(value.key))
+        else:
+            tx.move(rules.retire(value, "compensated", actor))
+    return left
+
+
+def undo_collection(tx: Transaction, name: str, root: str, actor: str) -> str:
+    """Retire the collection that a run made, unless others put something into it; answers why not."""
+    registry = Registry(tx)
+    collection = registry.collection(name)
+    if collection is None:
+        return ""
+    if collection.root != root:
+        return "another run made it"
+    if any(value.root != root for value in registry.values(collection.collection_id)):
+        return "it holds values of other runs"
+    tx.move(rules.retire_collection(collection, "compensated", actor))
+    return ""

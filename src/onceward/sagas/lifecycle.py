@@ -1,0 +1,247 @@
+"""A run's life around its work: begun, taken up again, tried again, given up (S-1, S-3, S-4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onceward.core.canon import digest
+from onceward.core.grants import Scope
+from onceward.core.records import check_name
+from onceward.core.sagas import Lease, Run
+from onceward.dispatch import operations, queue
+from onceward.errors import InvalidResumeState, PermitInvalid, Recovery, RequestConflict
+from onceward.grants import lifecycle as grants
+from onceward.kernel.kernel import Kernel
+from onceward.sagas import machine as rules
+from onceward.sagas.declaration import Saga, given_text
+from onceward.sagas.run import reserve
+from onceward.store.port import Reads
+from onceward.store.tables.children import Tokens
+from onceward.store.tables.sagas import Runs, find_lease, release_lease
+from onceward.store.transaction import Transaction
+
+
+class Wanted:
+    """What a run is to be: a saga, its root, what it is given and under which grant."""
+
+    def __init__(
+        self,
+        saga: Saga,
+        root: str,
+        given: Any,
+        executor: str,
+        environment: str,
+        grant_id: str | None = None,
+    ) -> None:
+        self.saga, self.root, self.given = saga, check_name(root, "root"), given
+        self.text = given_text(given)
+        self.environment = environment
+        self.scope: Scope | None = (
+            saga.scope(given, environment, executor) if grant_id or saga.granted else None
+        )
+        self.grant_id = grant_id
+        if saga.granted and not grant_id:
+            raise PermitInvalid(
+                f"saga {saga.name} runs only under a grant",
+                context={"saga": saga.name},
+                recovery=[Recovery("ask for one", "onceward grant draft FILE")],
+            )
+
+    def digests(self) -> dict[str, str]:
+        if self.scope is not None:
+            return {
+                "manifest_digest": self.scope.manifest_digest,
+                "schema_digest": self.scope.schema_digest,
+            }
+        return {"manifest_digest": digest(self.given), "schema_digest": self.saga.shape.digest()}
+
+
+def begin(
+    kernel: Kernel,
+    wanted: Wanted,
+    file: str = "",
+    limits: Mapping[str, int] | None = None,
+    accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
+) -> tuple[Run, Lease | None]:
+    """The run of a root: a new one, or the one there is, taken up again where it is. The lease is ours with it, and the
+    grant used up, and `accept` told of the run, in the same transaction."""
+    kernel.require(wanted.saga.role)
+    saga, actor = wanted.saga, kernel.principal
+    fresh = kernel.store.sources.new_id("sga")
+    lanes = {**saga.limits, **(limits or {})}
+
+    def work(tx: Transaction) -> tuple[Run, Lease | None]:
+        run = Runs(tx).of_root(wanted.root)
+        if run is not None:
+            _require_same(run, wanted)
+            accept(tx, run)
+            return _enter(tx, kernel, run, saga, limits or {}, wanted.environment)
+        grants.expire(tx, actor)
+        require_operations(tx, saga, kernel.registered)
+        tx.move(
+            rules.create(
+                *(fresh, saga.shape, wanted.root, actor),
+                given=wanted.text,
+                file=file,
+                grant_id=wanted.grant_id,
+                lease=saga.lease(wanted.root),
+                digests=wanted.digests(),
+            )
+        )
+        queue.open_(tx, fresh, 1, lanes, actor)
+        run = Runs(tx).get(fresh)
+        lease = None if saga.reserves else reserve(tx, kernel, run, wanted.scope)
+        accept(tx, run)
+        return Runs(tx).get(fresh), lease
+
+    return kernel.store.write(work)
+
+
+def take_up(
+    kernel: Kernel,
+    saga: Saga,
+    saga_id: str,
+    environment: str,
+    limits: Mapping[str, int] | None = None,
+    *,
+    retry: bool = False,
+    accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
+) -> tuple[Run, Lease | None]:
+    """Go on with a run whose kernel went away, or try a compensation again that failed; `accept` is told of the run in
+    the same transaction."""
+    kernel.require(saga.role)
+
+    def work(tx: Transaction) -> tuple[Run, Lease | None]:
+        run = Runs(tx).get(saga_id)
+        _require_shape(run, saga)
+        if run.over:
+            raise InvalidResumeState(
+                f"run {saga_id} is over: it is {run.state}", context={"saga_id": saga_id}
+            )
+        if run.stuck is not None and not retry:
+            raise InvalidResumeState(
+                f"run {saga_id} is stuck at {run.state}, and waits for a person",
+                context={"saga_id": saga_id, "state": run.state},
+                recovery=[
+                    Recovery("see why", f"onceward saga show {saga_id}"),
+                    Recovery(
+                        "when the cause is gone, try it again",
+                        f"onceward saga retry {saga_id}",
+                        "low",
+                    ),
+                    Recovery("or take it as it is", f"onceward saga abandon {saga_id}", "medium"),
+                ],
+            )
+        if retry:
+            if run.stuck is None:
+                raise InvalidResumeState(
+                    f"run {saga_id} is not stuck",
+                    context={"saga_id": saga_id},
+                    recovery=[Recovery("go on with it", f"onceward saga resume {saga_id}")],
+                )
+            tx.move(rules.retry(run, kernel.principal))
+        accept(tx, run)
+        return _enter(tx, kernel, Runs(tx).get(saga_id), saga, limits or {}, environment)
+
+    return kernel.store.write(work)
+
+
+def _enter(
+    tx: Transaction,
+    kernel: Kernel,
+    run: Run,
+    saga: Saga,
+    limits: Mapping[str, int],
+    environment: str,
+) -> tuple[Run, Lease | None]:
+    """A new epoch of the lease under the same root; one that has not reserved yet does so by its own action."""
+    if run.over or run.stuck is not None:
+        return run, None
+    if run.grant_id is not None:
+        scope = saga.scope(rules.given_of(run), environment, kernel.principal)
+        grants.require_again(tx, kernel.authority, run.grant_id, scope, run.idempotency_root)
+    queue.open_(tx, run.saga_id, 1, limits, kernel.principal)
+    if saga.reserves and run.lease_fence == 0:
+        return run, None
+    lease = reserve(tx, kernel, run, None)
+    return Runs(tx).get(run.saga_id), lease
+
+
+def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
+    """Every action is the operation it says it is, before any of them is dispatched (S-7); what is shipped is ours."""
+    named = [
+        operations.Named(f"action {n}", a.do.operation, a.do.effect)
+        for n, a in saga.actions.items()
+    ]
+    operations.require(rows, named, required and not saga.reserves)
+
+
+def _require_same(run: Run, wanted: Wanted) -> None:
+    """One root is one run: of the same saga, given the same, under the same grant."""
+    for what, mine, theirs in (
+        ("saga", wanted.saga.name, run.name),
+        ("input", wanted.text, run.input),
+        ("grant", wanted.grant_id, run.grant_id),
+    ):
+        if mine != theirs:
+            raise RequestConflict(
+                f"the root {wanted.root[:100]} is that of run {run.saga_id}, which has another {what}",
+                context={"saga_id": run.saga_id, "root": wanted.root, "differs": what},
+                recovery=[
+                    Recovery(
+                        "go on with that run, which has all it needs",
+                        f"onceward saga resume {run.saga_id}",
+                    ),
+                    Recovery("or see what it is", f"onceward saga show {run.saga_id}"),
+                ],
+            )
+    _require_shape(run, wanted.saga)
+
+
+def _require_shape(run: Run, saga: Saga) -> None:
+    if run.shape != saga.shape.text():
+        before = [place.name for place in rules.shape_of(run).places]
+        raise InvalidResumeState(
+            f"saga {run.name} has other actions now than when {run.saga_id} began: {', '.join(before)}",
+            context={"saga_id": run.saga_id, "actions": before, "now": list(saga.actions)},
+            recovery=[Recovery("put them back as they were, then go on")],
+        )
+
+
+def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str, Any]:
+    """Give a run up. One on its way stops where it is, and what it did is to be undone; one at its stop is taken as it
+    is, with what is not undone."""
+    run = Runs(tx).named(name)
+    if run.over:
+        raise InvalidResumeState(
+            f"run {run.saga_id} is over: it is {run.state}", context={"saga_id": run.saga_id}
+        )
+    working = [token.child_id for token in Tokens(tx).open_in(run.saga_id)]
+    if rules.shape_of(run).place(run.state) is not None:
+        tx.move(
+            rules.stop(
+                run, "abandoned", actor, {"reason": "abandoned", "message": f"{actor} gave it up"}
+            )
+        )
+    else:
+        lease = find_lease(tx, run.lease)
+        if lease is not None and lease.holder == run.idempotency_root:
+            release_lease(tx, lease.name, lease.holder, lease.token)
+            tx.append(
+                f"saga:{run.saga_id}",
+                "LEASE_RELEASED",
+                actor,
+                {"lease": lease.name, "epoch": lease.fence},
+            )
+        tx.move(rules.settle(run, actor, {"not_undone": list(rules.remaining(run))}, given_up=True))
+    for child_id in working:
+        queue.cancel(tx, child_id, request_id, actor)
+    now = Runs(tx).get(run.saga_id)
+    said = {
+        "saga_id": now.saga_id,
+        "state": now.state,
+        "settled": bool(now.settled),
+        "at_work": bool(working),
+    }
+    return {**said, "undo": rules.pending(now), "not_undone": list(rules.remaining(now))}

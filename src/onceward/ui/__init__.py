@@ -1,0 +1,1 @@
+"""Ways in, thin: parse, ask the kernel, show what came of it."""

@@ -1,0 +1,209 @@
+"""`change mark`: what somebody has, as a proposal (H-2)."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from onceward.errors import InvalidConfig
+from onceward.ui.cli import render
+from onceward.ui.cli.asking import ask, tell
+from onceward.ui.cli.change_display import status_of
+from onceward.ui.cli.diffs import drift_digest, show_diffs, show_terms
+from onceward.ui.cli.main import Command, Globals, asking_options, file_argument, pass_globals
+
+
+@click.command(cls=Command)
+@click.option("--tree", metavar="DIR", help="A folder as the tree is to become.")
+@click.option(
+    "--patch", metavar="FILE", help="A unified diff, such as git diff makes; - for standard input."
+)
+@click.option(
+    "--build", metavar="BUILD", help="What a build made: each file at the path that is its name."
+)
+@click.option(
+    "--stage", "stages", multiple=True, metavar="STAGE", help="With --build: only of these stages."
+)
+@click.option("--registry", metavar="PLAN", help="A .toml plan for the registry.")
+@click.option(
+    "--base",
+    "--into",
+    "base",
+    metavar="DIR",
+    default=".",
+    help="The tree that is to change [default: here].",
+)
+@click.option(
+    "--cutter",
+    metavar="NAME",
+    default="",
+    help="A place of your own instead of a tree; --tree says what goes there.",
+)
+@click.option("--target", metavar="NAME", default="", help="Which one, for --cutter.")
+@click.option("--delete", multiple=True, metavar="PATH", help="Something that is to go.")
+@click.option(
+    "--check",
+    metavar="COMMAND",
+    help="The entry's own check: runs in the tree when it is verified.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever reviews it.")
+@click.option("--depends-on", multiple=True, metavar="ENTRY", help="What must be verified first.")
+@click.option("--links", is_flag=True, help="Symbolic links are meant, and stay inside the tree.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="The same key is the same entry [default: what is proposed, and by whom].",
+)
+@click.option(
+    "--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now."
+)
+@click.option(
+    "--since",
+    metavar="BUILD",
+    help="The tree before BUILD began is the base; what else changed since is shown [default: of --build].",
+)
+@click.option(
+    "--accept-drift",
+    default="",
+    metavar="DIGEST",
+    callback=drift_digest,
+    help="Accept that files of the proposal were changed since; the refusal names the digest.",
+)
+@click.option("--stat", is_flag=True, help="Show which files, not every line.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be proposed.")
+@asking_options
+@pass_globals
+def mark(
+    given: Globals,
+    tree: str | None,
+    patch: str | None,
+    build: str | None,
+    stages: tuple[str, ...],
+    registry: str | None,
+    base: str,
+    cutter: str,
+    target: str,
+    delete: tuple[str, ...],
+    check: str | None,
+    reason: str,
+    depends_on: tuple[str, ...],
+    links: bool,
+    key: str | None,
+    revise: str | None,
+    since: str | None,
+    accept_drift: str,
+    stat: bool,
+    dry_run: bool,
+) -> int:
+    """Propose a change: of a file tree, of the registry, or of a place of your own. Nothing is changed yet.
+
+    Say what from: --tree, --patch, --build, --registry or --delete. The same proposal again is the same entry.
+    """
+    from onceward import changing
+
+    named = {"--tree": tree, "--patch": patch, "--build": build, "--registry": registry}
+    found = [name for name, value in named.items() if value is not None]
+    _require_fitting(stages, build, target, cutter, depends_on, revise, delete, found)
+    if len(found) > 1 or (not found and not delete):
+        raise click.UsageError(
+            f"say what to propose, by one of {', '.join(named)}{' or --delete' if not found else ''}"
+        )
+    workspace = given.workspace()
+    if not dry_run:
+        workspace.ensure()
+    proposal = changing.propose(
+        workspace,
+        changing.Source(
+            base=file_argument(base),
+            tree=file_argument(tree) if tree is not None else None,
+            patch=_read(patch) if patch is not None else None,
+            build=build,
+            stages=stages,
+            plan=file_argument(registry) if registry is not None else None,
+            cutter=cutter,
+            target=target,
+            delete=delete,
+            check=_words(check),
+            links=links,
+            since=since,
+            accept_drift=accept_drift,
+        ),
+    )
+    diffs = changing.shown(proposal)
+    if not given.json:
+        show_diffs(diffs, stat)
+        manifest = proposal.manifest
+        show_terms(manifest.target, manifest.check, manifest.origin, set(manifest.paths()))
+        if build is not None and manifest.origin is None:
+            render.say(
+                "made on the tree as it is now; with `tree` in the plan its state is kept before the build begins"
+            )
+    digest = proposal.manifest.content_hash()
+    if dry_run:
+        if given.json:
+            import msgspec
+
+            render.document({"manifest": digest, "files": msgspec.to_builtins(diffs)})
+        return 0
+    changing.bring(workspace, proposal)
+    payload: dict[str, Any] = {"manifest": digest, "reason": reason}
+    if revise is not None:
+        payload |= {"revises": revise}
+    else:
+        key = key or changing.key_of(workspace.principal, proposal, depends_on)
+        payload |= {"key": key, "depends_on": list(depends_on)}
+    return tell(
+        given, ask(given, "changes.mark", payload), lambda value: _marked(value, bool(revise))
+    )
+
+
+def _require_fitting(
+    stages: Sequence[str],
+    build: str | None,
+    target: str,
+    cutter: str,
+    depends_on: Sequence[str],
+    revise: str | None,
+    delete: Sequence[str],
+    found: Sequence[str],
+) -> None:
+    """Refuse words that would be passed over."""
+    for odd, why in (
+        (bool(stages) and build is None, "--stage is for --build"),
+        (bool(target) and not cutter, "--target is for --cutter"),
+        (
+            bool(depends_on) and revise is not None,
+            "what an entry depends on is said when it is marked, not revised",
+        ),
+        (
+            bool(delete) and bool(found) and not cutter,
+            f"--delete stands alone, without {', '.join(found)}",
+        ),
+    ):
+        if odd:
+            raise click.UsageError(why)
+
+
+def _marked(value: Mapping[str, Any], revised: bool) -> None:
+    how = "revised" if revised else "known already, and" if value.get("known") else "marked:"
+    render.say(f"{value['entry_id']} {how} {status_of(value['status'])}")
+    render.say(f"manifest {value['manifest']}")
+    if value["status"] in ("marked", "reviewed_deferred"):
+        render.say("next: onceward change sweep")
+
+
+def _words(text: str | None) -> list[str]:
+    try:
+        return shlex.split(text) if text else []
+    except ValueError as error:
+        raise InvalidConfig(
+            f"--check cannot be read: {error}", context={"field": "--check"}
+        ) from None
+
+
+def _read(name: str) -> bytes:
+    return sys.stdin.buffer.read() if name == "-" else file_argument(name).read_bytes()

@@ -1,0 +1,164 @@
+"""Children from outside: cancel them, see what they left, speak for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from onceward.errors import InvalidConfig
+from onceward.ui.cli import render
+from onceward.ui.cli.asking import ask, pending
+from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+
+
+@click.command(cls=Command)
+@click.argument("subject", metavar="CHILD|SESSION|BUILD")
+@asking_options
+@pass_globals
+def cancel(given: Globals, subject: str) -> int:
+    """Ask a child, or all children of a session or build, to end. Works from anywhere, whoever runs them."""
+    request_id = given.request_id = given.new_request_id()
+    asked = ask(given, "children.cancel", {"subject": subject, "cancel_request_id": request_id})
+    if asked.pending:
+        return pending(given, asked)
+    if given.json:
+        render.document(asked.value)
+    elif asked.value.get("build_id"):
+        render.say(f"{asked.value['build_id']} is {asked.value['state']}")
+    elif asked.value["receipts"]:
+        render.table(("child", "outcome"), list(map(_receipt, asked.value["receipts"])))
+    else:
+        render.say("Nothing of it is running.")
+    return 0
+
+
+def _receipt(receipt: dict[str, str]) -> tuple[str, str]:
+    first = receipt.get("joined_request_id")
+    joined = f" (joined request {render.plain(first)})" if first else ""
+    return receipt["child_id"], f"{receipt['outcome']}{joined}"
+
+
+@click.group(cls=Group)
+def artifacts() -> None:
+    """What children and builds left: logs and outputs, by content."""
+
+
+@artifacts.command("list", cls=Command)
+@click.argument("owner", required=False)
+@pass_globals
+def list_(given: Globals, owner: str | None) -> None:
+    """The artifacts of OWNER (a child or build), or the newest of all."""
+    from onceward.artifacts.views import artifact_list
+    from onceward.core.steps import step_name
+
+    with given.workspace().reading() as store:
+        found = artifact_list(store, owner)
+    if given.json:
+        render.document(found)
+    elif found:
+        steps = found[0].stage is not None
+        rows = [
+            (
+                step_name(one.stage or "", one.target or "") if steps else one.owner,
+                one.name,
+                one.kind,
+                one.size,
+                one.sha256[:12],
+            )
+            for one in found
+        ]
+        render.table(("step" if steps else "owner", "name", "kind", "bytes", "sha256"), rows)
+    else:
+        render.say(
+            "No artifacts yet." if owner is None else f"{render.plain(owner)} has no artifacts."
+        )
+
+
+@artifacts.command(cls=Command)
+@click.argument("digest")
+@pass_globals
+def cat(given: Globals, digest: str) -> None:
+    """Print an artifact's bytes; DIGEST may be its first letters."""
+    with given.workspace().artifacts() as kept:
+        for piece in kept.read(digest):
+            sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+@artifacts.command(cls=Command)
+@click.argument("digest")
+@click.argument("file")
+@pass_globals
+def get(given: Globals, digest: str, file: str) -> None:
+    """Write an artifact's bytes into FILE, which must not be there yet."""
+    path = Path(file).expanduser()
+    if path.exists():
+        raise InvalidConfig(
+            f"{path} is there already; nothing was written", context={"file": str(path)}
+        )
+    if not path.parent.is_dir():
+        raise InvalidConfig(
+            f"there is no folder {path.parent}; nothing was written", context={"file": str(path)}
+        )
+    fresh = path.with_name(f".{path.name}.new")
+    with given.workspace().artifacts() as kept:
+        try:
+            with fresh.open("xb") as out:
+                for piece in kept.read(digest):
+                    out.write(piece)
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    if given.json:
+        render.document({"file": str(path), "bytes": path.stat().st_size})
+    else:
+        render.say(f"{path}: {render.counted(path.stat().st_size, 'byte')}, verified")
+
+
+@click.command(cls=Command)
+@pass_globals
+def gc(given: Globals) -> None:
+    """Remove artifacts that nothing refers to any more. Never one that something does."""
+    kernel = given.workspace().kernel()
+    try:
+        count, freed = kernel.gc()
+    finally:
+        kernel.close()
+    if given.json:
+        render.document({"removed": count, "bytes": freed})
+    else:
+        render.say(f"removed {render.counted(count, 'artifact')}, {render.counted(freed, 'byte')}")
+
+
+@click.command(cls=Command)
+@click.option("--usd", metavar="AMOUNT", help="Money, as in 0.01.")
+@click.option("--tokens", metavar="N")
+@click.option("--solver-calls", metavar="N")
+@click.option("--settled", is_flag=True, help="It is spent already.")
+@click.option(
+    "--progress", type=click.IntRange(0, 1000), metavar="N", help="How far, in thousandths."
+)
+@click.option("--note", metavar="TEXT", help="What is going on.")
+@pass_globals
+def report(
+    given: Globals, /, settled: bool, progress: int | None, note: str | None, **lanes: str | None
+) -> int:
+    """Inside a child: say what it spends and how far it is. Exits 3 when there is no room for the debit."""
+    from onceward import child
+    from onceward.errors import BudgetExceeded
+
+    spend = {lane: amount for lane, amount in lanes.items() if amount is not None}
+    if not spend and progress is None and note is None:
+        raise InvalidConfig(
+            "say at least one of --usd, --tokens, --solver-calls, --progress and --note"
+        )
+    try:
+        child.say(spend=spend, settled=settled, progress=progress, note=note or "")
+    except BudgetExceeded as refused:
+        render.error(refused, given.json)
+        return 3
+    if given.json:
+        render.document({"ok": True})
+    return 0

@@ -1,0 +1,128 @@
+"""The part of the table that needs somebody's authority: sagas, grants, the registry, changes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from onceward.changes.views import (
+    ChangeSummary,
+    ChangeView,
+    HistoryView,
+    change_history,
+    change_list,
+    change_view,
+)
+from onceward.grants.views import GrantView, grant_list, grant_view
+from onceward.registry.views import (
+    CollectionView,
+    PlanForecast,
+    ValueView,
+    registry_list,
+    value_view,
+)
+from onceward.sagas.views import SagaSummary, SagaView, saga_list, saga_view
+from onceward.ui.http import governed_shapes as governed
+from onceward.ui.http import reads
+from onceward.ui.http.routes import act, look
+
+GOVERNED: Final = (
+    look(
+        "sagas",
+        "/sagas",
+        "listSagas",
+        "the newest sagas",
+        list[SagaSummary],
+        lambda c: saga_list(c.store, c.query.limit),
+        query=reads.Page,
+    ),
+    look(
+        "sagas",
+        "/sagas/{saga}",
+        "showSaga",
+        "a saga and its actions",
+        SagaView,
+        lambda c: saga_view(c.store, c.path["saga"]),
+    ),
+    look(
+        "grants",
+        "/grants",
+        "listGrants",
+        "the newest grants",
+        list[GrantView],
+        lambda c: grant_list(c.store, c.query.limit),
+        query=reads.Page,
+    ),
+    look(
+        "grants",
+        "/grants/{grant}",
+        "showGrant",
+        "a grant",
+        GrantView,
+        lambda c: grant_view(c.store, c.path["grant"]),
+    ),
+    look(
+        "registry",
+        "/registry",
+        "listRegistry",
+        "every value",
+        list[CollectionView],
+        lambda c: registry_list(c.store),
+    ),
+    look(
+        "registry",
+        "/registry/{value}",
+        "showValue",
+        "a value",
+        ValueView,
+        lambda c: value_view(c.store, c.path["value"]),
+    ),
+    act(
+        "registry",
+        "/registry/foresee",
+        "foreseePlan",
+        "what a plan would do, what a grant must name, what stands against it",
+        takes=reads.Foresee,
+        act=reads.foreseen,
+        answer=PlanForecast,
+    ),
+    look(
+        "changes",
+        "/changes",
+        "listChanges",
+        "the queue of changes",
+        list[ChangeSummary],
+        lambda c: change_list(
+            c.store,
+            [c.query.status] if c.query.status else [],
+            c.query.author,
+            c.query.limit,
+            c.query.before,
+        ),
+        query=reads.Some,
+    ),
+    look(
+        "changes",
+        "/changes/{entry}",
+        "showChange",
+        "a change",
+        ChangeView,
+        lambda c: change_view(c.store, c.path["entry"], c.workspace.policy),
+    ),
+    look(
+        "changes",
+        "/changes/{entry}/diff",
+        "showDiff",
+        "what a change would do, line by line",
+        governed.Diff,
+        reads.diff,
+        query=reads.InFull,
+    ),
+    look(
+        "changes",
+        "/changes/{entry}/history",
+        "showHistory",
+        "what happened to a change",
+        list[HistoryView],
+        lambda c: change_history(c.store, c.path["entry"]),
+    ),
+)

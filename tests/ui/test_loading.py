@@ -1,0 +1,230 @@
+"""Code that exits, hangs, crashes or eats memory when it is loaded: a coded refusal, never the server's end (K-15)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from onceward.client import Client
+from onceward.errors import OncewardError
+from onceward.loading import Loader
+from onceward.settings import FOLDER
+from onceward.store.tables.requests import Requests
+from onceward.workspace import Workspace
+from typing_in import Typed, start, until
+
+GOOD = """
+from onceward import Plan
+
+plan = Plan("good")
+
+
+@plan.stage(targets=["a"])
+def work(task):
+    return {"pid": 1}
+"""
+SAGA = """
+from onceward import Saga
+
+saga = Saga("good")
+
+
+@saga.action
+def act(task):
+    return {}
+"""
+SETTINGS = "[serve]\nimport_seconds = 5\nimport_memory = 536870912\n"
+BAD = {
+    "exits": ("import os\nos._exit(7)\n", "exit status 7"),
+    "leaves": ("import sys\nsys.exit(3)\n", "SystemExit"),
+    "hangs": ("import time\ntime.sleep(3600)\n", "within 5 s"),
+    "spins": ("while True:\n    pass\n", "within 5 s"),
+    "crashes": ("import ctypes\nctypes.string_at(0)\n", "SIGSEGV"),
+    "eats": ("found = []\nwhile True:\n    found.append(bytearray(1 << 20))\n", "memory"),
+    "raises": ("1 / 0\n", "ZeroDivisionError"),
+}
+
+
+@pytest.fixture
+def cli(store_url, tmp_path):
+    typed = Typed(tmp_path, store_url)
+    typed("init", check=0)
+    (tmp_path / "onceward.toml").write_text(SETTINGS)
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "good_saga.py").write_text(SAGA)
+    return typed
+
+
+@pytest.fixture
+def serve(cli):
+    def serve():
+        process = start(cli, "serve", "--port", "0", "--json")
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return process
+
+    return serve
+
+
+def client_of(cli):
+    return Client.here(cli.folder / FOLDER)
+
+
+def ends(process, number):
+    process.send_signal(number)
+    process.communicate(timeout=100)
+    return process.returncode
+
+
+@pytest.mark.rule("K-15", "K-8")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.thorough) if one == "spins" else one for one in BAD],
+)
+def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(cli, serve, name):
+    code, said = BAD[name]
+    (cli.folder / "bad.py").write_text(code)
+    (cli.folder / "bad.toml").write_text(
+        'name = "bad"\n[[stage]]\nname = "a"\npython = "bad:work"\n'
+    )
+    process = serve()
+    with client_of(cli) as client:
+        for act in (
+            lambda: client.run_build(plan="bad.py"),
+            lambda: client.run_build(plan="bad.toml"),
+            lambda: client.run_saga(file="bad.py"),
+        ):
+            with pytest.raises(OncewardError) as refused:
+                act()
+            assert refused.value.code == "INVALID_CONFIG" and said in refused.value.message
+        assert process.poll() is None
+        build_id = client.run_build(plan="good.py")["build_id"]
+        until(lambda: client.show_build(build_id)["state"] == "SUCCESS")
+        assert client.run_saga(file="good_saga.py")["saga_id"]
+    assert ends(process, signal.SIGTERM) == 0
+
+
+@pytest.mark.rule("K-15")
+@pytest.mark.parametrize("where", ["probe", "server"])
+def test_a_server_ends_on_sigterm_while_a_plan_hangs_in_it(cli, serve, where):
+    """Also where it hangs only in the server: the probe is another process, which the plan can see."""
+    (cli.folder / "onceward.toml").write_text("[serve]\nimport_seconds = 3000\n")
+    other = "not " if where == "server" else ""
+    (cli.folder / "hangs.py").write_text(
+        "import pathlib, sys, time\n"
+        "probing = any('import_probe' in word for word in sys.orig_argv)\n"
+        f"if {other}probing:\n"
+        "    pathlib.Path(__file__).with_name('hanging').touch()\n"
+        "    time.sleep(3600)\n" + GOOD
+    )
+    process = serve()
+    asking = threading.Thread(target=_asked, args=(cli, "hangs.py"), daemon=True)
+    asking.start()
+    until((cli.folder / "hanging").exists)
+    assert ends(process, signal.SIGTERM) == 0
+    # It was not refused: nobody knows yet what it would have come to.
+    workspace = Workspace(
+        cli.folder / FOLDER, store_url=cli.env["ONCEWARD_STORE"], principal="tester"
+    )
+    with workspace.reading() as store, store.read() as rows:
+        left = Requests(rows).under("builds.run", "r1")
+    assert left.answered_at is None and left.takes == 0
+
+
+def _asked(cli, plan):
+    with client_of(cli) as client:
+        client._patience = 0
+        try:
+            client.run_build(plan=plan, client_request_id="r1")
+        except (OncewardError, OSError):
+            pass
+
+
+@pytest.mark.rule("K-8", "K-15")
+@pytest.mark.both_stores
+def test_a_plan_that_ends_the_server_itself_is_given_up_after_three_takes(cli, serve):
+    """It behaves in the probe, and ends only the server: so often as K-8 says, and not for ever."""
+    (cli.folder / "bad.py").write_text(
+        "import os, sys\n"
+        "if not any('import_probe' in word for word in sys.orig_argv):\n"
+        "    os._exit(9)\n" + GOOD
+    )
+    process = serve()
+    _asked(cli, "bad.py")
+    for _ in range(2):
+        process.communicate(timeout=100)
+        assert process.returncode == 9
+        process = serve()
+    process.communicate(timeout=100)
+    assert process.returncode == 9
+    process = serve()
+    workspace = Workspace(
+        cli.folder / FOLDER, store_url=cli.env["ONCEWARD_STORE"], principal="tester"
+    )
+
+    def answer():
+        with workspace.reading() as store, store.read() as rows:
+            ((text,),) = rows.read("SELECT answer FROM requests WHERE verb = 'builds.run'")
+        return text and json.loads(text)
+
+    said = until(answer)["error"]
+    assert said["code"] == "EXECUTION_FAILED" and "3 times" in said["message"]
+    with client_of(cli) as client:
+        assert client.run_build(plan="good.py")["build_id"]
+    assert ends(process, signal.SIGTERM) == 0
+
+
+@pytest.mark.rule("K-15")
+def test_what_a_plan_started_while_it_was_loaded_ends_with_the_probe(tmp_path):
+    plan = tmp_path / "starts.py"
+    plan.write_text(
+        "import pathlib, subprocess\n"
+        "started = subprocess.Popen(['sleep', '3600'])\n"
+        "pathlib.Path(__file__).with_name('pid').write_text(str(started.pid))\n"
+        "import os\nos._exit(1)\n"
+    )
+    with pytest.raises(OncewardError):
+        Loader(tmp_path, 100, 1 << 30).plan(plan)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not _lives(pid))
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.rule("K-15")
+def test_a_plan_without_code_needs_no_probe(tmp_path, monkeypatch):
+    monkeypatch.setattr(Loader, "_probe", lambda *_: pytest.fail("it was probed"))
+    (tmp_path / "plan.toml").write_text('name = "plain"\n[[stage]]\nname = "a"\nrun = ["true"]\n')
+    assert Loader(tmp_path, 100, 1 << 30).plan(tmp_path / "plan.toml").plan.name == "plain"
+
+
+@pytest.mark.rule("K-15")
+def test_a_load_that_hangs_here_is_given_up_and_others_go_on(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import sys, threading\n"
+        "if not any('import_probe' in word for word in sys.orig_argv):\n"
+        "    threading.Event().wait()\n" + GOOD
+    )
+    (tmp_path / "good.py").write_text(GOOD)
+    loader = Loader(tmp_path, 5, 1 << 30)
+    with pytest.raises(OncewardError) as refused:
+        loader.plan(tmp_path / "hangs.py")
+    assert refused.value.code == "INVALID_CONFIG" and "hangs.py" in refused.value.message
+    assert Loader(tmp_path, 100, 1 << 30).plan(tmp_path / "good.py").plan.name == "good"
+
+
+@pytest.mark.rule("K-15")
+@pytest.mark.parametrize("setting", ["import_seconds = 0", "import_memory = 1000"])
+def test_limits_under_which_nothing_could_be_loaded_are_refused(cli, setting):
+    (cli.folder / "onceward.toml").write_text(f"[serve]\n{setting}\n")
+    done = cli("status")
+    assert done.returncode == 2 and setting.partition(" ")[0] in done.stderr
