@@ -13,6 +13,7 @@ import pytest
 
 from onceward import Plan, running
 from onceward.builds.choices import Choices
+from onceward.builds.jobs import BuildJob, BuildOptions
 from onceward.builds.lifecycle import Offer
 from onceward.builds.plan_file import load
 from onceward.builds.plans import Resolved
@@ -62,7 +63,7 @@ class Site:
         self.told = []
         display = SimpleNamespace(begun=self.begun, told=self.told.append, end=lambda: None)
         resolved = self.load(plan, only=only, force=force, config=config or {})
-        outcome, _ = running.run(self.workspace, resolved, display, **words)
+        outcome, _ = running.run(self.workspace, resolved, display, BuildOptions(**words))
         return outcome
 
     def resume(self, plan, build_id, offer=None, **words):
@@ -71,7 +72,7 @@ class Site:
         resolved = self.load(plan)
         which = {"plan": plan} if isinstance(plan, Plan) else {"plan_file": resolved.plan.file}
         outcome, _ = running.resume(
-            self.workspace, build_id, display, offer or Offer(), **which, **words
+            self.workspace, build_id, display, offer or Offer(), BuildOptions(**words), **which
         )
         return outcome
 
@@ -125,6 +126,14 @@ class Site:
                 json.loads(line)
                 for line in stream_lines(store, f"session:{build_id or self.build_id}")
             ]
+
+
+def prepared(kernel, build, resolved, jobs, keep_going=False, reuse=True, told=lambda said: None):
+    """A build that was begun, ready to be carried to its end by the test itself."""
+    options = BuildOptions(jobs=jobs, keep_going=keep_going, reuse=reuse)
+    job = BuildJob(kernel, kernel.actor, build, resolved, options=options)
+    job.display = SimpleNamespace(told=told)
+    return job.prepared()
 
 
 @pytest.fixture

@@ -12,23 +12,19 @@ from typing import Any
 import msgspec
 
 from onceward import changing, running, saga_running
-from onceward.builds import lifecycle as builds
+from onceward.builds import jobs as build_jobs
 from onceward.builds.acts import ResumeBuild, RunBuild
 from onceward.builds.choices import Choices
+from onceward.builds.jobs import BuildOptions
 from onceward.builds.lifecycle import Offer
-from onceward.builds.machine import crash
-from onceward.builds.run import BuildRun, run_build
 from onceward.changes.acts import CutChange, VerifyChange
 from onceward.changes.cut import cut, own_code, require_cuttable
 from onceward.changes.verify import require_verifiable, verify
-from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.orders import Order, order_of, seconds_of
 from onceward.core.records import Request
 from onceward.core.sagas import Lease, Run
 from onceward.dispatch.acts import Spawn
 from onceward.dispatch.budget import amounts
-from onceward.dispatch.queue import chosen_cap
-from onceward.dispatch.recovery import end_session
 from onceward.dispatch.spawning import commands_of
 from onceward.environments import Environments
 from onceward.errors import (
@@ -38,7 +34,6 @@ from onceward.errors import (
     PermissionDenied,
     Recovery,
 )
-from onceward.kernel import foreground
 from onceward.kernel.answers import Accept, Subject
 from onceward.kernel.kernel import Kernel
 from onceward.kernel.open_sessions import OpenSessions
@@ -202,32 +197,21 @@ class Hosted:
             return taking.accept_now({"build_id": build_id}), None
         choices = Choices(order.only, order.force, order.config)
         resolved = self.loader.plan(self.workspace.inside(order.plan), choices)
-        running.require_environment(resolved)
-        jobs = chosen_cap(order.jobs, resolved.plan.jobs or MAX_ACTIVE_CHILDREN)
-        limits = {**resolved.plan.limits, **_limits(order.budget)}
-        reuse = order.reuse and resolved.plan.reuse
-        builds.begin(
+        options = BuildOptions(
+            jobs=order.jobs,
+            limits=_limits(order.budget),
+            keep_going=order.keep_going,
+            reuse=order.reuse,
+        )
+        job = build_jobs.begin(
             kernel,
+            kernel.actor,
             resolved,
-            running.place_of(self.workspace, resolved.plan.file),
-            jobs,
-            limits,
-            reuse=reuse,
+            options,
             build_id=build_id,
             accept=lambda tx, build_id: taking.accept(tx, {"build_id": build_id}),
         )
-
-        def work(stop: threading.Event) -> None:
-            self._build(
-                kernel,
-                build_id,
-                lambda: running.prepared(
-                    kernel, build_id, resolved, jobs, limits, order.keep_going, reuse
-                ),
-                stop,
-            )
-
-        return {"build_id": build_id}, work
+        return job.subject, job.run
 
     def _resume_build(self, taking: Taking, order: ResumeBuild) -> Begun:
         kernel = taking.kernel
@@ -237,8 +221,6 @@ class Hosted:
         resolved = running.load_for(
             self.workspace, build, plan_file=file, load_file=self.loader.plan
         )
-        running.require_environment(resolved)
-        jobs = chosen_cap(order.jobs, foreground.cap_of(kernel, build.build_id))
         offer = Offer(
             proof=order.proof,
             limits=_limits(order.budget),
@@ -250,51 +232,16 @@ class Hosted:
                 for step, kept in order.accept.items()
             },
         )
-        build_id = builds.resume(
+        job = build_jobs.resume(
             kernel,
-            build.build_id,
+            kernel.actor,
+            build,
             resolved,
-            running.place_of(self.workspace, resolved.plan.file),
             offer,
-            jobs,
+            BuildOptions(jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse),
             accept=lambda tx, build_id: taking.accept(tx, {"build_id": build_id}),
         )
-        reuse = order.reuse and bool(build.reuse)
-
-        def work(stop: threading.Event) -> None:
-            self._build(
-                kernel,
-                build_id,
-                lambda: running.prepared(
-                    *(kernel, build_id, resolved, jobs, offer.limits, order.keep_going, reuse),
-                    rerun=offer.rerun,
-                ),
-                stop,
-            )
-
-        return {"build_id": build_id}, work
-
-    def _build(
-        self, kernel: Kernel, build_id: str, prepare: Callable[[], BuildRun], stop: threading.Event
-    ) -> None:
-        try:
-            run = prepare()
-        except Exception:
-            # It was accepted, and nobody runs it: it must not look as if somebody did.
-            with suppress(OncewardError):
-                kernel.store.write(lambda tx: _crash(tx, build_id, kernel.principal))
-            raise
-        try:
-            run_build(kernel, run, stop)
-        except Exception:
-            # It runs no more, and must not look as if it did.
-            run.children.close()
-            with suppress(OncewardError):
-                end_session(kernel.store, build_id, kernel.principal)
-                kernel.store.write(lambda tx: _crash(tx, build_id, kernel.principal))
-            raise
-        finally:
-            run.children.close()
+        return job.subject, job.run
 
     def _brought(self, kernel: Kernel, ident: str, name: str, sha256: str) -> Path:
         """A file that somebody brought, under its own name."""
@@ -368,7 +315,7 @@ class Hosted:
             environment=kernel.environment,
             grant_id=self.workspace.grant(order.grant) if order.grant else None,
         )
-        place = running.place_of(self.workspace, saga.file)
+        place = kernel.recorded_place(saga.file)
         run, lease = begin(kernel, wanted, place, _limits(order.budget), accept=_accept_run(taking))
         return self._saga(kernel, saga, run, lease)
 
@@ -468,9 +415,3 @@ def _subject_of(run: Run) -> Subject:
 
 def _accept_run(taking: Taking) -> Callable[[Transaction, Run], None]:
     return lambda tx, run: taking.accept(tx, _subject_of(run))
-
-
-def _crash(tx: Transaction, build_id: str, actor: str) -> None:
-    build = tx.builds.get(build_id)
-    if build.state == "ACTIVE":
-        tx.move(crash(build, actor))

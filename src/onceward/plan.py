@@ -84,6 +84,7 @@ class Plan(_Plan):
         Raises BuildStopped if the build does not succeed; the same as `onceward run FILE`."""
         from onceward import running
         from onceward.builds.choices import Choices
+        from onceward.builds.jobs import BuildOptions
         from onceward.builds.plans import Resolved
         from onceward.dispatch.stage_words import limits_of
 
@@ -93,13 +94,9 @@ class Plan(_Plan):
             )
         place, display = workspace_at(workspace, store), _display(quiet)
         limits = limits_of(budget or {})
-        told, signal = running.run(
-            *(place, Resolved(self, Choices(tuple(only), force)), display),
-            jobs=jobs,
-            limits=limits,
-            keep_going=keep_going,
-            reuse=reuse,
-        )
+        options = BuildOptions(jobs=jobs, limits=limits, keep_going=keep_going, reuse=reuse)
+        resolved = Resolved(self, Choices(tuple(only), force))
+        told, signal = running.run(place, resolved, display, options)
         return _result(place, display, told, signal, store)
 
     def resume(
@@ -120,6 +117,7 @@ class Plan(_Plan):
 
         Code that changed meanwhile runs what is left; what is done is kept. `strict_code` refuses instead."""
         from onceward import running
+        from onceward.builds.jobs import BuildOptions
         from onceward.builds.lifecycle import Offer
         from onceward.dispatch.stage_words import limits_of
 
@@ -127,9 +125,8 @@ class Plan(_Plan):
         offer = Offer(
             token=token, limits=limits_of(budget or {}), fork=fork, strict_code=strict_code
         )
-        told, signal = running.resume(
-            *(place, build_id, display, offer), plan=self, jobs=jobs, keep_going=keep_going
-        )
+        options = BuildOptions(jobs=jobs, keep_going=keep_going)
+        told, signal = running.resume(place, build_id, display, offer, options, plan=self)
         return _result(place, display, told, signal, store)
 
 

@@ -16,7 +16,7 @@ from onceward.kernel.kernel import Kernel
 from onceward.registry import rollback
 from onceward.registry.assembly import Assembly, Rollback, Shipped, shipped
 from onceward.registry.machine import plan_of, schema_digest
-from onceward.running import heard, place_of
+from onceward.running import heard
 from onceward.sagas.declaration import Saga
 from onceward.sagas.lifecycle import Wanted, begin, take_up
 from onceward.sagas.machine import CARRIED, given_of
@@ -60,7 +60,7 @@ def run(
         wanted = Wanted(
             saga, root, given, kernel.principal, workspace.settings.grants.environment, whole
         )
-        return saga, *begin(kernel, wanted, place_of(workspace, saga.file), limits)
+        return saga, *begin(kernel, wanted, kernel.recorded_place(saga.file), limits)
 
     return _carry(workspace, enter, begun, told, leaving)
 

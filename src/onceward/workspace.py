@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from onceward import catalogue as _catalogue  # noqa: F401
 from onceward import settings as settings_module
 from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.file_names import recorded_place
 from onceward.core import faults
 from onceward.core.changes import PathRule, Policy
 from onceward.core.records import Request, check_name
@@ -101,6 +102,10 @@ class Workspace:
     def keyring(self) -> Keyring:
         """The key files of this workspace that this machine has."""
         return Keyring(self.folder / "keys")
+
+    def recorded_place(self, file: Path | None) -> str:
+        """A file as the record names it."""
+        return recorded_place(file, self.folder.parent)
 
     def create(self) -> list[str]:
         """Make the folder, the settings file and the store, where they are not there yet."""

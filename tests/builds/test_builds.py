@@ -28,9 +28,9 @@ from onceward.dispatch.budget import Estimated
 from onceward.dispatch.late import LateBox
 from onceward.errors import InvalidConfig, InvalidResumeState, LockLost, NotFound, StorageError
 from onceward.plan import Result
-from onceward.running import prepared
 from onceward.store.tables.checkpoints import checkpoints_of
 from onceward.store.tables.children import Tokens
+from sites import prepared
 from typing_in import on_its_own, until
 
 
@@ -608,8 +608,10 @@ def test_a_start_that_follows_the_end_of_another_step_counts_after_a_restart_too
     kernel = site.workspace.kernel()
     try:
         resolved = site.load(plan("c"))
-        build = builds.begin(kernel, resolved, "", 1, {}, reuse=False)
-        running = prepared(kernel, build, resolved, 1, {}, False, False)
+        build = builds.begin(
+            kernel, kernel.actor, resolved, plan_file="", jobs=1, limits={}, reuse=False
+        )
+        running = prepared(kernel, build, resolved, 1, False, False)
         now = kernel.store.sources.now()
         step = resolved.steps.named("call:c")
         assert not running.board.free(step, now), "a third start within the hour"
@@ -713,10 +715,14 @@ def test_a_refusal_stands_for_what_was_refused_and_for_nothing_else(site):
 
         try:
             if build:
-                builds.resume(kernel, build, resolved, "", Offer(), 2)
+                builds.resume(
+                    kernel, kernel.actor, build, resolved, plan_file="", offer=Offer(), jobs=2
+                )
             else:
-                build = builds.begin(kernel, resolved, "", 2, {})
-            running = prepared(kernel, build, resolved, 2, {}, True, True, told=said.append)
+                build = builds.begin(
+                    kernel, kernel.actor, resolved, plan_file="", jobs=2, limits={}
+                )
+            running = prepared(kernel, build, resolved, 2, True, True, told=said.append)
             thread = threading.Thread(target=run_build, args=(kernel, running, stop))
             thread.start()
             try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import onceward.running as running
+from onceward.builds.jobs import BuildOptions
 from onceward.builds.lifecycle import Offer
 from onceward.builds.plan_file import load
 from onceward.core import faults
@@ -24,13 +25,14 @@ def live(order: dict) -> None:
         faults.arm(order["fault"], order["nth"])
     begun = Path(order["begun"])
     nothing = SimpleNamespace(told=lambda said: None, end=lambda: None)
+    options = BuildOptions(jobs=3, reuse=False)
     nothing.begun = lambda build: begun.write_text(build.build_id)
     if order["build"]:
         outcome, _ = running.resume(
-            workspace, order["build"], nothing, Offer(), plan_file=plan, jobs=3, reuse=False
+            workspace, order["build"], nothing, Offer(), options, plan_file=plan
         )
     else:
-        outcome, _ = running.run(workspace, load(plan), nothing, jobs=3, reuse=False)
+        outcome, _ = running.run(workspace, load(plan), nothing, options)
     if outcome["state"] != "SUCCESS":
         print(outcome, file=sys.stderr)
         os._exit(3)

@@ -14,8 +14,8 @@ from onceward.builds.run import run_build
 from onceward.core.steps import lock_target
 from onceward.dispatch.work import Command
 from onceward.locks import TargetLock
-from onceward.running import prepared
 from onceward.store.tables.children import is_terminal
+from sites import prepared
 from typing_in import until
 
 
@@ -42,8 +42,10 @@ def run_beside(site, make_plan, count, *, jobs, reuse):
 
     def run():
         resolved = site.load(make_plan())
-        build = builds.begin(kernel, resolved, "", jobs, {}, reuse=reuse)
-        running = prepared(kernel, build, resolved, jobs, {}, False, reuse)
+        build = builds.begin(
+            kernel, kernel.actor, resolved, plan_file="", jobs=jobs, limits={}, reuse=reuse
+        )
+        running = prepared(kernel, build, resolved, jobs, False, reuse)
         together.wait(600)
         run_build(kernel, running, threading.Event())
         with kernel.store.read() as rows:
@@ -194,9 +196,11 @@ def test_a_step_is_not_run_again_beside_its_own_thread_that_was_given_up(site):
 
 def carried(kernel, resolved, stop=None, jobs=2, told=lambda said: None):
     """A build of a kernel that lives on afterwards; `told` is given the build beside what is said of it."""
-    build = builds.begin(kernel, resolved, "", jobs, {}, reuse=False)
+    build = builds.begin(
+        kernel, kernel.actor, resolved, plan_file="", jobs=jobs, limits={}, reuse=False
+    )
     running = prepared(
-        *(kernel, build, resolved, jobs, {}, True, False), told=lambda said: told(running, said)
+        kernel, build, resolved, jobs, True, False, told=lambda said: told(running, said)
     )
     run_build(kernel, running, stop or threading.Event())
     running.children.close()

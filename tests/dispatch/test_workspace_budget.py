@@ -15,9 +15,8 @@ from onceward.builds.run import run_build
 from onceward.dispatch.spending import spending
 from onceward.dispatch.work import Function
 from onceward.errors import BudgetExceeded, InvalidResumeState
-from onceward.running import prepared
 from onceward.workspace import Workspace
-from sites import Site
+from sites import Site, prepared
 
 NO_MONEY = {"tokens": 1}
 """An estimate that says nothing of money: only what is spent can stop such a step, not what it might cost."""
@@ -168,8 +167,10 @@ def test_what_other_builds_are_expected_to_spend_is_held_back_from_the_workspace
         plan = Plan(name, folder=site.folder)
         plan.stage(name="pay", estimate={"usd": "0.06"}, version="1")(pay)
         resolved = site.load(plan)
-        build = builds.begin(kernel, resolved, "", 1, {}, reuse=False)
-        running = prepared(kernel, build, resolved, 1, {}, False, False)
+        build = builds.begin(
+            kernel, kernel.actor, resolved, plan_file="", jobs=1, limits={}, reuse=False
+        )
+        running = prepared(kernel, build, resolved, 1, False, False)
         run_build(kernel, running, threading.Event())
         with kernel.store.read() as rows:
             states.append(builds.Builds(rows).get(build).state)

@@ -33,10 +33,9 @@ from onceward.people.authority import Authority
 from onceward.people.permits import hash_of
 from onceward.people.tokens import bearer_of
 from onceward.people.views import principal_list
-from onceward.running import prepared
 from onceward.store.tables.grants import Grants
 from onceward.workspace import Workspace
-from sites import site, workspace
+from sites import prepared, site, workspace
 from typing_in import until
 
 __all__ = ["site", "workspace"]
@@ -403,8 +402,8 @@ def waiting(site, workspace):
     ask(workspace, "principals.add", name="ann", roles=["viewer"])
     kernel, stop, said, resolved = workspace.kernel(), threading.Event(), [], site.load(plan)
     try:
-        build = builds.begin(kernel, resolved, "", 1, {})
-        running = prepared(kernel, build, resolved, 1, {}, True, True, told=said.append)
+        build = builds.begin(kernel, kernel.actor, resolved, plan_file="", jobs=1, limits={})
+        running = prepared(kernel, build, resolved, 1, True, True, told=said.append)
         thread = threading.Thread(target=run_build, args=(kernel, running, stop))
         thread.start()
         until(lambda: any(one["status"] == "APPROVAL" for one in said))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 from onceward import Plan, running
 from onceward.builds.choices import Choices
+from onceward.builds.jobs import BuildOptions
 from onceward.builds.plans import Resolved
 from onceward.kernel import sinks
 from onceward.workspace import Workspace
@@ -25,7 +26,9 @@ def main() -> int:
     silent = SimpleNamespace(
         begun=lambda begun: None, told=lambda said: None, end=lambda: print("over", flush=True)
     )
-    outcome, status = running.run(workspace, Resolved(plan, Choices()), silent, leaving=True)
+    outcome, status = running.run(
+        workspace, Resolved(plan, Choices()), silent, BuildOptions(leaving=True)
+    )
     print(outcome["state"], outcome["untold"], flush=True)
     return status
 

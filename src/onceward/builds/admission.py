@@ -17,7 +17,7 @@ from onceward.dispatch.estimates import EstimatesInFlight
 from onceward.dispatch.machine import Ended
 from onceward.dispatch.stage import Stage
 from onceward.people import permits, statements
-from onceward.people.keyring import Signer
+from onceward.people.actor import Actor
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.checkpoints import recorded_costs
@@ -49,13 +49,12 @@ class Purse:
         store: Store,
         build_id: str,
         resolved: Resolved,
-        actor: str,
-        signer: Signer | None,
+        actor: Actor,
         estimates: EstimatesInFlight,
         children: Children,
         confirmation_seconds: int,
     ) -> None:
-        self._build_id, self._actor, self._signer = build_id, actor, signer
+        self._build_id, self._actor = build_id, actor
         self._confirmation_micros = confirmation_seconds * 1_000_000
         self.in_flight, self._children = estimates, children
         self._stages = resolved.steps.stages
@@ -149,8 +148,8 @@ class Purse:
         spent = money.total if money is not None else 0
         told = permits.told(permit, spent)
         asked = {"build": self._build_id, "bound": permit.bound, **told}
-        with statements.own_act(tx, self._signer, "builds.pause", asked, permit.permit_id):
-            tx.move(rules.pause(build, reason, {**detail, **told}, self._actor))
+        with statements.own_act(tx, self._actor.signer, "builds.pause", asked, permit.permit_id):
+            tx.move(rules.pause(build, reason, {**detail, **told}, self._actor.principal))
         mint_confirmation(tx, permit, spent, tx.now)
         return reason, detail, secret
 

@@ -198,7 +198,7 @@ class InDoubt(msgspec.Struct, frozen=True):
         tx.append(
             f"session:{token.parent_session_id}",
             "STEP_IN_DOUBT",
-            attempt.run.kernel.principal,
+            attempt.run.actor.principal,
             {"step": attempt.name, "child_id": attempt.child_id},
         )
         return msgspec.structs.replace(

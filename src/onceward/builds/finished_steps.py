@@ -259,7 +259,7 @@ class Past:
         tx.append(
             f"session:{self._run.build_id}",
             event,
-            self._run.kernel.principal,
+            self._run.actor.principal,
             {"step": name, **detail},
         )
 

@@ -27,6 +27,7 @@ from onceward.dispatch.budget import Refusal, exhausted, judge, precheck
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.kernel import Kernel
 from onceward.people import permits
+from onceward.people.actor import Actor
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds, keep_plan, last_detail, plan_body
@@ -91,19 +92,20 @@ def _require_no_doubt(rows: Reads, name: str) -> None:
 
 def begin(
     kernel: Kernel,
+    actor: Actor,
     resolved: Resolved,
+    *,
     plan_file: str,
     jobs: int,
     limits: Mapping[str, int],
     reuse: bool = True,
     build_id: str = "",
     accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
-    *,
     foreground: bool = False,
 ) -> str:
     """Store a new build, open its session and start it; answers its id. In the `foreground` it is the one build that
     this kernel carries, and the writer lock names it. `accept` is called in the same transaction."""
-    kernel.require("operator")
+    kernel.require("operator", actor)
     require_no_doubt(kernel.store, resolved.plan.name)
     build_id = build_id or kernel.store.sources.new_id("bld")
     plan = resolved.plan
@@ -120,9 +122,18 @@ def begin(
 
     def work(tx: Transaction) -> None:
         require_operations(tx, resolved, kernel.registered)
-        _begin(tx, build_id, resolved, plan_file, jobs, limits, kernel.principal, reuse)
+        _begin(
+            tx,
+            build_id,
+            resolved,
+            plan_file=plan_file,
+            jobs=jobs,
+            limits=limits,
+            actor=actor.principal,
+            reuse=reuse,
+        )
         if base is not None:
-            base.record(tx, kernel.artifacts, build_id, kernel.principal)
+            base.record(tx, kernel.artifacts, build_id, actor.principal)
         if foreground:
             show_build(tx, kernel.fence, build_id)
         accept(tx, build_id)
@@ -144,11 +155,12 @@ def _begin(
     tx: Transaction,
     build_id: str,
     resolved: Resolved,
+    *,
     plan_file: str,
     jobs: int,
     limits: Mapping[str, int],
     actor: str,
-    reuse: bool = True,
+    reuse: bool,
     parent: str | None = None,
 ) -> None:
     keep_plan(tx, resolved.hash, resolved.body)
@@ -165,20 +177,21 @@ def _begin(
 
 def resume(
     kernel: Kernel,
+    actor: Actor,
     build_id: str,
     resolved: Resolved,
+    *,
     plan_file: str,
     offer: Offer,
     jobs: int,
     accept: Callable[[Transaction, str], None] = lambda tx, build_id: None,
-    *,
     foreground: bool = False,
 ) -> str:
     """Go on with a build, or fork it where its plan changed; answers the id of the build that is ACTIVE now, which
     `accept` is told in the same transaction.
 
     Everything else is checked before the token, and all of it is one transaction: a refusal changes nothing."""
-    kernel.require("operator")
+    kernel.require("operator", actor)
     with kernel.store.read() as rows:
         build = Builds(rows).get(build_id)
         rules.require_resumable(build)
@@ -234,7 +247,7 @@ def resume(
         build = tx.builds.get(build_id)
         rules.require_resumable(build)
         require_operations(tx, resolved, kernel.registered)
-        _decide(tx, build, offer, accepted, kernel)
+        _decide(tx, actor, build, offer, accepted, kernel.artifacts)
         if forks:
             permit = _require_token(tx, kernel, build, offer)
             # What the parent was allowed goes on unless somebody says otherwise.
@@ -248,22 +261,22 @@ def resume(
                 tx,
                 child,
                 resolved,
-                plan_file,
-                jobs,
-                limits,
-                kernel.principal,
-                bool(build.reuse),
-                build_id,
+                plan_file=plan_file,
+                jobs=jobs,
+                limits=limits,
+                actor=actor.principal,
+                reuse=bool(build.reuse),
+                parent=build_id,
             )
             forked = {"child_build_id": child, **permit}
-            tx.append(f"session:{build_id}", "BUILD_FORKED", kernel.principal, forked)
+            tx.append(f"session:{build_id}", "BUILD_FORKED", actor.principal, forked)
             accept(tx, child)
             return child
-        queue.open_(tx, build_id, jobs, offer.limits, kernel.principal)
+        queue.open_(tx, build_id, jobs, offer.limits, actor.principal)
         if build.state == "BUDGET_PAUSE":
             _require_room(tx, build, offer)
         permit = _require_token(tx, kernel, build, offer)
-        tx.move(rules.resume(build, tx.now, kernel.principal, {**code.detail(), **permit}))
+        tx.move(rules.resume(build, tx.now, actor.principal, {**code.detail(), **permit}))
         accept(tx, build_id)
         return build_id
 
@@ -271,7 +284,12 @@ def resume(
 
 
 def _decide(
-    tx: Transaction, build: Build, offer: Offer, accepted: Mapping[str, list[Kept]], kernel: Kernel
+    tx: Transaction,
+    actor: Actor,
+    build: Build,
+    offer: Offer,
+    accepted: Mapping[str, list[Kept]],
+    artifacts: Artifacts,
 ) -> None:
     """Every step in doubt needs a person's word (B-8)."""
     doubts = {step_name(c.stage, c.target): c for c in in_doubt(tx, build.build_id)}
@@ -318,13 +336,13 @@ def _decide(
             said["decision"] = "accept"
             said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
             said |= told_of(checkpoint)
-            _accept(tx, checkpoint, accepted[name], kernel.artifacts)
+            _accept(tx, checkpoint, accepted[name], artifacts)
         else:
             error = canonical({"reason": "terminated_on_restart"}).decode()
             put_checkpoint(
                 tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now
             )
-        tx.append(f"session:{build.build_id}", "STEP_DECIDED", kernel.principal, said)
+        tx.append(f"session:{build.build_id}", "STEP_DECIDED", actor.principal, said)
 
 
 def _given(build: Build, offer: Offer) -> list[str]:

@@ -31,6 +31,7 @@ from onceward.kernel import attest
 from onceward.kernel.foreground import serving
 from onceward.kernel.kernel import Kernel, PlanRun
 from onceward.locks import TargetLocked
+from onceward.people.actor import Actor
 from onceward.processes.prints import overheard
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import Checkpoint, find_checkpoint
@@ -47,6 +48,7 @@ class BuildRun:
     def __init__(
         self,
         kernel: Kernel,
+        actor: Actor,
         build_id: str,
         resolved: Resolved,
         *,
@@ -58,6 +60,7 @@ class BuildRun:
         told: Told,
     ) -> None:
         self.kernel, self.store, self.artifacts = kernel, kernel.store, kernel.artifacts
+        self.actor = actor
         self.build_id, self.resolved, self.steps = build_id, resolved, resolved.steps
         self.keep_going, self.told = keep_going, told
         self.jobs = jobs
@@ -65,6 +68,7 @@ class BuildRun:
             build_id,
             jobs,
             limits,
+            actor=actor,
             on_pause=resolved.plan.on_pause,
             decides_starts=True,
         )
@@ -112,8 +116,7 @@ class BuildRun:
             store=self.store,
             build_id=build_id,
             resolved=resolved,
-            actor=kernel.principal,
-            signer=kernel.signer,
+            actor=actor,
             estimates=kernel.estimates,
             children=self.children,
             confirmation_seconds=kernel.confirmation_seconds,
@@ -536,16 +539,16 @@ class BuildRun:
             if self.doubts:
                 # A person has to decide; the resume with that decision goes on from here, also with what failed.
                 detail = {"in_doubt": self.doubts[:100], **failed}
-                tx.move(rules.crash(build, self.kernel.principal, detail))
+                tx.move(rules.crash(build, self.actor.principal, detail))
                 return "CRASHED"
             if failed:
-                move = rules.move(build, "FAILED", "unhandled_error", self.kernel.principal, failed)
+                move = rules.move(build, "FAILED", "unhandled_error", self.actor.principal, failed)
             else:
                 made = self.past.output_digest(tx)
                 move = rules.move(
-                    build, "SUCCESS", "normal_completion", self.kernel.principal, {"outputs": made}
+                    build, "SUCCESS", "normal_completion", self.actor.principal, {"outputs": made}
                 )
-            attest.end(tx, move, build.plan_hash, self.kernel.signer)
+            attest.end(tx, move, build.plan_hash, self.actor.signer)
             return move.target
 
         self.store.write(conclude)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from onceward.artifacts.blobs import Artifacts
+from onceward.artifacts.file_names import recorded_place
 from onceward.artifacts.streams import Streams
 from onceward.core.acts import all_acts
 from onceward.core.changes import Policy, recorded_policy
@@ -44,6 +45,7 @@ from onceward.kernel.parts import PARTS
 from onceward.kernel.sinks import Sink
 from onceward.locks import TargetLock
 from onceward.people import statements
+from onceward.people.actor import Actor
 from onceward.people.authority import Authority
 from onceward.people.credentials import Credentials, Issuer
 from onceward.people.keyring import Keyring, Signer
@@ -232,10 +234,19 @@ class Kernel:
 
         self.store.write(note)
 
-    def require(self, role: str) -> None:
-        """PERMISSION_DENIED unless the principal of this kernel has a role."""
+    @property
+    def actor(self) -> Actor:
+        """Whoever opened the workspace here."""
+        return Actor(self.principal, self.signer)
+
+    def require(self, role: str, actor: Actor | None = None) -> None:
+        """PERMISSION_DENIED unless somebody has a role: whoever opened the workspace, if nobody else is named."""
         with self.store.read() as rows:
-            self.authority.require(rows, self.principal, role)
+            self.authority.require(rows, (actor or self.actor).principal, role)
+
+    def recorded_place(self, file: Path | None) -> str:
+        """A file as the record names it."""
+        return recorded_place(file, self.home)
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -279,9 +290,12 @@ class Kernel:
         role: str = "operator",
         on_pause: Literal["finish", "stop"] = "stop",
         decides_starts: bool = False,
+        actor: Actor | None = None,
     ) -> Children:
-        """A session to run children in, under this kernel."""
-        self.require(role)
+        """A session to run children in, under this kernel; in the name of whoever opened the workspace here, where
+        nobody else is named."""
+        actor = actor or self.actor
+        self.require(role, actor)
         if any(
             children.session_id == session_id and not children.closed for children in self._sessions
         ):
@@ -302,7 +316,7 @@ class Kernel:
         children = Children(
             *(self.store, self.processes, self.artifacts, self.targets, self.spool),
             session_id=session_id,
-            actor=self.principal,
+            actor=actor.principal,
             jobs=jobs,
             limits=limits,
             registered=self.registered,
@@ -311,7 +325,9 @@ class Kernel:
             on_pause=on_pause,
             decides_starts=decides_starts,
             held_secrets={**self.keyring.secrets(), **self.held_secrets},
-            issuer=Issuer(self.credentials, self.principal, self.signer, self.store.sources.secret),
+            issuer=Issuer(
+                self.credentials, actor.principal, actor.signer, self.store.sources.secret
+            ),
         )
         # What has ended is let go of; what cannot be ended is remembered to the end.
         self._sessions[:] = [other for other in self._sessions if not other.closed or other.stuck]

@@ -89,13 +89,14 @@ def run(
     from onceward import running
     from onceward.builds.acts import RunBuild
     from onceward.builds.choices import Choices, assignments
+    from onceward.builds.jobs import BuildOptions, require_environment
     from onceward.builds.plan_file import load
 
     limits = limits_of(asked["budgets"])
     workspace = given.workspace()
     choices = Choices(asked["only"], asked["force"], assignments(asked["config"]))
     resolved = load(Path(plan).expanduser(), choices)
-    running.require_environment(resolved)
+    require_environment(resolved)
     if asked["dry_run"]:
         from onceward.ui.cli.forecast import tell
 
@@ -107,7 +108,7 @@ def run(
     display = build_display(given.json)
     if serves(workspace):
         order = RunBuild(
-            plan=running.place_of(workspace, Path(plan).expanduser().absolute()),
+            plan=workspace.recorded_place(Path(plan).expanduser().absolute()),
             only=choices.only,
             force=choices.force,
             config=dict(choices.config),
@@ -118,14 +119,10 @@ def run(
         )
         return _followed(follow_build(given, "builds.run", order, display), display)
     with prints_aside(given.json):
-        outcome, signal = running.run(
-            *(workspace, resolved, display),
-            jobs=jobs,
-            limits=limits,
-            keep_going=keep_going,
-            reuse=not no_reuse,
-            leaving=True,
+        options = BuildOptions(
+            jobs=jobs, limits=limits, keep_going=keep_going, reuse=not no_reuse, leaving=True
         )
+        outcome, signal = running.run(workspace, resolved, display, options)
     return _leave(display, outcome, signal)
 
 
@@ -175,6 +172,7 @@ def resume(
     """
     from onceward import running
     from onceward.builds.acts import ResumeBuild
+    from onceward.builds.jobs import BuildOptions
     from onceward.builds.lifecycle import Offer
     from onceward.people.permits import proof_of
 
@@ -200,7 +198,7 @@ def resume(
             strict_code=offer.strict_code,
             rerun=tuple(offer.rerun),
             accept=_bring(workspace, offer.accept),
-            plan=running.place_of(workspace, file.absolute()) if file is not None else "",
+            plan=workspace.recorded_place(file and file.absolute()),
             jobs=jobs,
             budget=budget_of(asked["budgets"]),
             keep_going=keep_going,
@@ -208,14 +206,8 @@ def resume(
         )
         return _followed(follow_build(given, "builds.resume", order, display), display)
     with prints_aside(given.json):
-        outcome, signal = running.resume(
-            *(workspace, build, display, offer),
-            plan_file=file,
-            jobs=jobs,
-            keep_going=keep_going,
-            reuse=not no_reuse,
-            leaving=True,
-        )
+        options = BuildOptions(jobs=jobs, keep_going=keep_going, reuse=not no_reuse, leaving=True)
+        outcome, signal = running.resume(workspace, build, display, offer, options, plan_file=file)
     return _leave(display, outcome, signal)
 
 
@@ -224,6 +216,7 @@ def _foresee(
 ) -> int:
     """What a resume would do."""
     from onceward import running
+    from onceward.builds.jobs import require_environment
     from onceward.builds.views import build_named
     from onceward.ui.cli.forecast import tell
 
@@ -231,7 +224,7 @@ def _foresee(
     with workspace.reading() as store:
         build = build_named(store, name)
     resolved = running.load_for(workspace, build, plan_file=file)
-    running.require_environment(resolved)
+    require_environment(resolved)
     return tell(
         given, resolved, limits, reuse=not no_reuse and bool(build.reuse), build_id=build.build_id
     )

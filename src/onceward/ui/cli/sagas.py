@@ -88,7 +88,7 @@ def run(
     The same ROOT is the same run: what is done is not done again. Exits 0 when it is DONE, 1 when it stopped and was
     undone, 3 when it is stuck.
     """
-    from onceward import running, saga_running
+    from onceward import saga_running
     from onceward.sagas.acts import RunSaga
     from onceward.sagas.saga_file import saga_in
 
@@ -102,7 +102,7 @@ def run(
     workspace.ensure()
     display = SagaDisplay(given.json)
     if serves(workspace):
-        place = running.place_of(workspace, file_argument(file).absolute())
+        place = workspace.recorded_place(file_argument(file).absolute())
         order = RunSaga(
             file=place, input=value, root=root or "", grant=grant, budget=budget_of(budgets)
         )
