@@ -307,7 +307,7 @@ def api() -> str:
     text = [
         "# The API",
         "",
-        "Made by `make docs` from the table of routes in `src/onceward/edges/http/`.",
+        "Made by `make docs` from the table of routes in `src/onceward/ui/http/`.",
         "",
     ]
     text += [

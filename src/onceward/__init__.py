@@ -15,6 +15,7 @@ from onceward.errors import BudgetExceeded, NeedMoreContext, NetworkError, Oncew
 if TYPE_CHECKING:
     from onceward.changes.cutters import Place
     from onceward.dispatch.task import Task
+    from onceward.engine import Engine, Handle, open
     from onceward.plan import BuildStopped, Plan, Result
     from onceward.saga import Saga, SagaStopped
     from onceward.workspace import Workspace
@@ -23,6 +24,8 @@ __version__ = VERSION
 __all__ = [
     "BudgetExceeded",
     "BuildStopped",
+    "Engine",
+    "Handle",
     "NeedMoreContext",
     "NetworkError",
     "OncewardError",
@@ -35,6 +38,7 @@ __all__ = [
     "Task",
     "Workspace",
     "__version__",
+    "open",
 ]
 
 _LATE = {
@@ -45,6 +49,9 @@ _LATE = {
     "Saga": "onceward.saga",
     "SagaStopped": "onceward.saga",
     "Task": "onceward.dispatch.task",
+    "open": "onceward.engine",
+    "Engine": "onceward.engine",
+    "Handle": "onceward.engine",
     "Workspace": "onceward.workspace",
 }
 

@@ -13,33 +13,25 @@ import msgspec
 from onceward.artifacts.bases import Base, tree_name
 from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.artifacts.trees import scan
-from onceward.changes import git, proposals
+from onceward.changes import proposals
 from onceward.changes.cut import cut as cut_entry
-from onceward.changes.cut import manifest_for, own_place, tree_of
+from onceward.changes.cut import own_place
 from onceward.changes.diffs import FileDiff, diffs_of
-from onceward.changes.manifest import Manifest, manifest_of
+from onceward.changes.outcome import carried_out, checked, require_commit
 from onceward.changes.proposals import Proposal, Wish, oldest_base
-from onceward.changes.verify import Verified
 from onceward.changes.verify import verify as verify_entry
 from onceward.changes.views import (
     ChangeView,
     VerdictView,
-    change_view,
-    result_view,
-    verdict,
 )
 from onceward.core.canon import canonical, sha256_hex
-from onceward.core.changes import ChangeSet
 from onceward.core.paths import is_path_text
-from onceward.core.tree_paths import TREE
-from onceward.errors import CODES, GuardFailed, InvalidConfig, NotFound, Recovery
+from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.kernel.kernel import Kernel
+from onceward.registry.jobs import to_apply
 from onceward.running import heard
-from onceward.saga_running import in_file, to_apply
+from onceward.saga_running import in_file
 from onceward.sagas.run import Told
-from onceward.sagas.views import saga_view
-from onceward.store.tables.changes import Changes
-from onceward.store.tables.sagas import Runs
 from onceward.workspace import Workspace
 
 T = TypeVar("T")
@@ -205,7 +197,7 @@ def cut(
     def work(kernel: Kernel, stop: threading.Event) -> ChangeView:
         if commit:
             require_commit(kernel, name)
-        return carried_out(workspace, kernel, cut_entry(kernel, name, grant, told, stop), commit)
+        return carried_out(kernel, cut_entry(kernel, name, grant, told, stop), commit)
 
     return _foreground(workspace, work)
 
@@ -227,28 +219,9 @@ def verify(
         done = verify_entry(
             kernel, name, again=again, timeout=timeout, stop=stop, accept_drift=accept_drift
         )
-        return checked(workspace, kernel, done, commit)
+        return checked(kernel, done, commit)
 
     return _foreground(workspace, work)
-
-
-def carried_out(workspace: Workspace, kernel: Kernel, done: ChangeSet, commit: bool) -> ChangeView:
-    """How an entry stands after its cut; one that was taken back says why."""
-    if done.status == "undone":
-        raise _taken_back(kernel, done)
-    return _with_commit(workspace, kernel, done.entry_id, commit and done.status == "applied")
-
-
-def checked(workspace: Workspace, kernel: Kernel, done: Verified, commit: bool) -> VerdictView:
-    """How an entry stands after somebody looked at it."""
-    passed = bool(done.result.passed)
-    return verdict(
-        _with_commit(workspace, kernel, done.entry.entry_id, commit and passed),
-        result_view(done.result),
-        fresh=done.fresh,
-        escalation=done.escalation,
-        undo=None if done.undo is None else done.undo.status,
-    )
 
 
 def _foreground(
@@ -261,64 +234,3 @@ def _foreground(
             return work(kernel, stop), signals.exit_status
         finally:
             kernel.close()
-
-
-def _taken_back(kernel: Kernel, change_set: ChangeSet) -> GuardFailed:
-    """Why a cut stopped and was undone, by its code."""
-    with kernel.store.read() as rows:
-        run = Runs(rows).of_root(change_set.change_set_id)
-    why = (saga_view(kernel.store, run.saga_id).why if run is not None else None) or {}
-    code = str(why.get("error", ""))
-    said = f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}"
-    show = (
-        Recovery("see how it went", f"onceward explain {run.saga_id}") if run is not None else None
-    )
-    return GuardFailed(
-        code if code in CODES else "EXECUTION_FAILED",
-        said,
-        change_set.entry_id,
-        [show] if show is not None else [],
-    )
-
-
-def _manifest(kernel: Kernel, name: str) -> Manifest:
-    with kernel.store.read() as rows:
-        found = Changes(rows)
-        return manifest_of(found.envelope(found.named(name).entry_id).body)
-
-
-def require_commit(kernel: Kernel, name: str) -> None:
-    manifest = _manifest(kernel, name)
-    if manifest.cutter != TREE:
-        raise InvalidConfig(
-            "--git-commit is for changes of a file tree", context={"field": "--git-commit"}
-        )
-    git.require_repository(tree_of(kernel.home, manifest))
-
-
-def _with_commit(workspace: Workspace, kernel: Kernel, entry_id: str, commit: bool) -> ChangeView:
-    """How an entry stands, and the commit of what it changed where one was asked for."""
-    view = change_view(kernel.store, entry_id, workspace.policy)
-    if commit and view.status in ("cut_applied", "verified_complete"):
-        return msgspec.structs.replace(view, commit=_commit(kernel, view))
-    return view
-
-
-def _commit(kernel: Kernel, view: ChangeView) -> str:
-    applied = next(one for one in reversed(view.sets("cut")) if one.status == "applied")
-    deciding = next(one for one in view.decisions or () if one.decision_id == applied.decision_id)
-    trailers = {
-        "Onceward-Entry": view.entry_id,
-        "Onceward-Manifest": view.manifest,
-        "Onceward-Review": f"{deciding.decision_id} by {deciding.reviewer}",
-        "Onceward-Change-Set": applied.change_set_id,
-    }
-    for signed in view.signatures or ():
-        if applied.change_set_id == signed.change_set_id or signed.role == "verifier":
-            who = f"{signed.principal}, key {signed.fingerprint[:16]}, {signed.signature_id}"
-            trailers[f"Onceward-{signed.role.title()}"] = who
-    with kernel.store.read() as rows:
-        manifest = manifest_for(rows, Changes(rows).set_named(applied.change_set_id))
-    title = (view.reason.splitlines() or [""])[0][:72] or f"Change {view.entry_id}"
-    root = tree_of(kernel.home, manifest)
-    return git.commit(root, manifest.unit, title, trailers, "Onceward-Change-Set")

@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 
 from onceward.builds import jobs
-from onceward.builds.choices import Choices, choices_of
+from onceward.builds.choices import Choices
 from onceward.builds.jobs import BuildJob, BuildOptions, Display
 from onceward.builds.lifecycle import Offer
 from onceward.builds.plan_file import load
 from onceward.builds.plans import Plan, Resolved
 from onceward.builds.views import build_named
 from onceward.core.records import Build
-from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.kernel import Kernel
 from onceward.kernel.signals import Signals
 from onceward.workspace import Workspace
@@ -89,36 +88,16 @@ def _carry(
 
 
 def load_for(
-    workspace: Workspace,
-    build: Build,
-    plan: Plan | None = None,
-    plan_file: Path | None = None,
-    load_file: Callable[[Path, Choices], Resolved] = load,
+    workspace: Workspace, build: Build, plan: Plan | None = None, plan_file: Path | None = None
 ) -> Resolved:
     """The plan of a build as it is now, with what was chosen of it when the build began."""
-    choices = choices_of(build.choices)
-    try:
-        return (
-            Resolved(plan, choices)
-            if plan
-            else load_file(plan_file or _plan_of(workspace, build), choices)
-        )
-    except InvalidConfig as error:
-        if error.context.get("field") not in ("--only", "--set"):
-            raise
-        raise InvalidResumeState(
-            f"what was chosen for {build.build_id} with {error.context['field']} is not in the plan any more:"
-            f" {error.message}",
-            context={**error.context, "build_id": build.build_id, "changed": [error.message]},
-            recovery=[
-                Recovery("put the plan back as it was"),
-                Recovery(
-                    "or give the build up and run the plan anew",
-                    f"onceward abandon {build.build_id}",
-                    "low",
-                ),
-            ],
-        ) from None
+
+    def read(choices: Choices) -> Resolved:
+        if plan is not None:
+            return Resolved(plan, choices)
+        return load(plan_file or jobs.plan_file_of(build, workspace.folder.parent), choices)
+
+    return jobs.chosen_plan(build, read)
 
 
 def heard(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
@@ -126,14 +105,3 @@ def heard(stop: threading.Event, leaving: bool, hurry: threading.Event) -> Any:
     if threading.current_thread() is threading.main_thread():
         return Signals(stop, leaving=leaving, hurry=hurry)
     return nullcontext(SimpleNamespace(exit_status=0, interrupted=threading.Event()))
-
-
-def _plan_of(workspace: Workspace, build: Build) -> Path:
-    file = workspace.folder.parent / build.plan_file
-    if not build.plan_file or not file.is_file():
-        raise InvalidResumeState(
-            f"the plan of {build.build_id} is not at {build.plan_file or 'any file'} any more",
-            context={"build_id": build.build_id, "file": build.plan_file},
-            recovery=[Recovery("say where it is", f"onceward resume {build.build_id} --plan FILE")],
-        )
-    return file

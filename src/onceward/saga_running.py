@@ -13,17 +13,16 @@ from onceward.code.toml_lines import Lines
 from onceward.core.sagas import Lease, Run
 from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
 from onceward.kernel.kernel import Kernel
-from onceward.registry import rollback
-from onceward.registry.assembly import Assembly, Rollback, Shipped, shipped
-from onceward.registry.machine import plan_of, schema_digest
+from onceward.registry.assembly import Shipped, shipped
+from onceward.registry.jobs import root_under, to_apply, to_roll_back
 from onceward.running import heard
 from onceward.sagas.declaration import Saga
+from onceward.sagas.jobs import SagaJob, saga_file_of
 from onceward.sagas.lifecycle import Wanted, begin, take_up
 from onceward.sagas.machine import CARRIED, given_of
-from onceward.sagas.run import SagaRun, Told, run_saga
+from onceward.sagas.run import Told
 from onceward.sagas.saga_file import saga_in
 from onceward.sagas.views import SagaView, saga_view
-from onceward.store.tables.grants import Grants
 from onceward.store.tables.sagas import Runs
 from onceward.workspace import Workspace
 
@@ -92,7 +91,7 @@ def resume(
             context={"saga_id": known.saga_id, "entry_id": entry},
             recovery=[Recovery("go on with the change", f"onceward change {verb} {entry}")],
         )
-    found = saga or shipped(known) or saga_of(workspace, known, file)
+    found = saga or shipped(known) or saga_in(saga_file_of(known, workspace.folder.parent, file))
     environment = workspace.settings.grants.environment
 
     def enter(kernel: Kernel) -> tuple[Saga, Run, Lease | None]:
@@ -104,25 +103,12 @@ def resume(
 def carry_out(workspace: Workspace, saga: Shipped, grant: str, begun: Begun, told: Told) -> Outcome:
     """A plan for the registry under a grant: the same plan under the same grant is the same run. One that ended before
     it used the grant is past; the grant is still good for another."""
-    grant, root = root_for(workspace, saga, grant)
+    with workspace.reading() as store, store.read() as rows:
+        grant, root = root_under(rows, saga, grant)
     given = saga.given()
     return run(
         workspace, saga, root=root, given=given, grant=grant, begun=begun, told=told, leaving=True
     )
-
-
-def root_for(workspace: Workspace, saga: Shipped, grant: str) -> tuple[str, str]:
-    """The whole id of a grant, and the root of the run of a plan under it: the one that used it, or the next."""
-    grant = workspace.grant(grant)
-    with workspace.reading() as store, store.read() as rows:
-        used = Grants(rows).named(grant).consumed_by_root or ""
-        root, attempt = saga.root(grant), 1
-        if used == root or used.startswith(f"{root}#"):
-            root = used
-        while not used and (known := Runs(rows).of_root(root)) is not None and known.over:
-            attempt += 1
-            root = f"{saga.root(grant)}#{attempt}"
-    return grant, root
 
 
 def _carry(
@@ -137,41 +123,15 @@ def _carry(
         kernel = workspace.kernel(signals.interrupted)
         try:
             saga, found, lease = enter(kernel)
-            ended = found.over or found.stuck is not None
-            begun(
-                found,
-                "over"
-                if ended
-                else "resumed"
-                if found.version > 1 or found.lease_fence > 1
-                else "",
-            )
-            if not ended:
-                run_saga(kernel, SagaRun(kernel, saga, found.saga_id, lease, told), stop)
+            job = SagaJob(kernel, saga, found, lease, told)
+            resumed = found.version > 1 or found.lease_fence > 1
+            how = "resumed" if resumed else ""
+            begun(found, "over" if job.over else how)
+            job.run(stop)
         finally:
             kernel.close()
         with workspace.reading() as store:
             return saga_view(store, found.saga_id), signals.exit_status
-
-
-def saga_of(
-    workspace: Workspace,
-    known: Run,
-    file: Path | None,
-    load_file: Callable[[Path], Saga] = saga_in,
-) -> Saga:
-    """The saga of a run, from the file it was read from."""
-    file = file or workspace.folder.parent / known.file
-    if not file.is_file():
-        where = f"is not at {known.file} any more" if known.file else "was in no file"
-        raise InvalidResumeState(
-            f"the saga of {known.saga_id} {where}",
-            context={"saga_id": known.saga_id, "file": known.file},
-            recovery=[
-                Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")
-            ],
-        )
-    return load_file(file)
 
 
 def governed(workspace: Workspace, path: Path) -> Saga:
@@ -186,13 +146,11 @@ def governed(workspace: Workspace, path: Path) -> Saga:
     )
 
 
-def in_file(
-    path: Path, make: Callable[[Workspace, Mapping[str, Any]], M], workspace: Workspace
-) -> M:
+def in_file(path: Path, make: Callable[[Mapping[str, Any], str], M], workspace: Workspace) -> M:
     """What a file says; a mistake in it is told with its place."""
     words = toml_of(path)
     try:
-        return make(workspace, words)
+        return make(words, workspace.settings.grants.environment)
     except InvalidConfig as error:
         found = re.search(r"`\$([^`]*)`", error.message)
         named = str(error.context.get("field", ""))
@@ -204,15 +162,6 @@ def in_file(
         raise InvalidConfig(
             f"{where}: {said}", context={**error.context, "file": str(path), "line": line}
         ) from None
-
-
-def to_apply(workspace: Workspace, words: Mapping[str, Any]) -> Assembly:
-    return Assembly(plan_of(words), workspace.settings.grants.environment)
-
-
-def to_roll_back(workspace: Workspace, words: Mapping[str, Any]) -> Rollback:
-    plan = rollback.plan_of(words)
-    return Rollback(plan, schema_digest(plan.collection), workspace.settings.grants.environment)
 
 
 def toml_of(path: Path) -> dict[str, Any]:

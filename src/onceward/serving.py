@@ -49,6 +49,11 @@ class Service:
         """Why this is no kernel any more, if it was one."""
 
     @property
+    def kernel(self) -> Kernel | None:
+        """The kernel that this process is; None while it is a standby."""
+        return self._kernel
+
+    @property
     def state(self) -> str:
         return "kernel" if self._kernel is not None else "standby"
 
@@ -56,6 +61,14 @@ class Service:
         """Be the kernel if the workspace is free; else wait beside the one that lives."""
         with suppress(LockConflict):
             self._become()
+        self._start_tending()
+
+    def open(self) -> None:
+        """Be the kernel now, or LOCK_CONFLICT."""
+        self._become()
+        self._start_tending()
+
+    def _start_tending(self) -> None:
         tending = threading.Thread(target=self._tend, name="tend", daemon=True)
         tending.start()
         self._threads.append(tending)
@@ -176,6 +189,8 @@ class Service:
         if late:
             kernel.close()
             return
+        # From here on: whoever begins work now must not answer requests beside this loop.
+        kernel.served = True
         serving.start()
 
     def _serve(self, kernel: Kernel, ended: threading.Event) -> None:

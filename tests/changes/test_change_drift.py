@@ -248,6 +248,10 @@ def test_a_patch_of_git_may_name_any_file(backlog):
     assert unit.path == "odd\\x0a\\xe9.txt" and os_path(unit.path) == name
 
 
+def begun(kernel, resolved):
+    return begin(kernel, kernel.actor, resolved, plan_file="plan.toml", jobs=1, limits={})
+
+
 class Agent:
     """A build that leaves a file as its output, and whatever it does to the tree beside that."""
 
@@ -257,7 +261,7 @@ class Agent:
     def begin(self, tree="repo"):
         plan = Plan("agent", tree=tree, folder=self.backlog.home)
         plan.command("edit", ["true"])
-        return begin(self.kernel, Resolved(plan), "plan.toml", 1, {})
+        return begun(self.kernel, Resolved(plan))
 
     def propose(self, build, wanted, accept=""):
         """The tree as it is now, with a file changed, on the base that the build took."""
@@ -337,7 +341,7 @@ def test_a_proposal_cannot_claim_another_base_or_less_drift(backlog):
 def test_a_build_that_kept_no_state_is_no_base(backlog):
     plan = Plan("plain", folder=backlog.home)
     plan.command("edit", ["true"])
-    build = begin(backlog.kernel, Resolved(plan), "plan.toml", 1, {})
+    build = begun(backlog.kernel, Resolved(plan))
     with backlog.store.read() as rows:
         assert base_of(rows, backlog.kernel.artifacts, build) is None
     with pytest.raises(InvalidConfig, match="kept no state"):
@@ -348,7 +352,7 @@ def test_a_build_that_kept_no_state_is_no_base(backlog):
     odd = Plan("odd", tree="nowhere", folder=backlog.home)
     odd.command("edit", ["true"])
     with pytest.raises(InvalidConfig, match="is no folder"):
-        begin(backlog.kernel, Resolved(odd), "plan.toml", 1, {})
+        begun(backlog.kernel, Resolved(odd))
 
 
 @pytest.mark.rule("H-5")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onceward import catalogue as _catalogue  # noqa: F401
-from onceward.core.acts import Claim, disagreement, misfit, signed_events
+from onceward.core.acts import Claim, all_acts, disagreement, misfit, signed_events
 
 TOLD = {
     "step": "ok:all",
@@ -77,3 +77,11 @@ def test_exactly_these_events_carry_a_signature():
 def test_nothing_unknown_is_signed_along_with_what_is_asked():
     assert misfit({"act": "keys.add", "payload": {"key": "k"}}) is None
     assert misfit({"act": "keys.add", "payload": {"key": "k", "name": "rob"}})
+
+
+@pytest.mark.rule("K-13")
+def test_every_kind_of_work_is_begun_in_one_way():
+    from onceward import hosting as _hosting  # noqa: F401
+    from onceward.kernel.jobs import BEGINS
+
+    assert set(BEGINS) == {declared.payload for declared in all_acts().values() if declared.work}

@@ -13,6 +13,7 @@ from onceward.errors import ExecutionFailed, LockLost, OncewardError, StorageErr
 from onceward.hosting import Hosted
 from onceward.kernel.answers import Answers, Pending
 from onceward.kernel.asker import sign_for
+from onceward.kernel.jobs import Jobs
 from onceward.serving import Service
 from onceward.settings import FOLDER
 from onceward.store.tables.requests import Requests
@@ -170,7 +171,7 @@ def test_a_request_is_answered_in_the_commit_that_makes_its_resource(cli, served
     service = served()
     (cli.folder / "plan.toml").write_text(PLAN)
     monkeypatch.setattr(
-        Hosted, "_start", lambda *_: (_ for _ in ()).throw(ExecutionFailed("no thread"))
+        Jobs, "start", lambda *_: (_ for _ in ()).throw(ExecutionFailed("no thread"))
     )
     for verb, order, named in (
         ("builds.run", {"plan": "plan.toml"}, "build_id"),

@@ -102,7 +102,7 @@ def test_an_open_session_takes_more_from_everybody_under_its_cap(cli, service):
     assert {token.child_id for token in found} == set(answers) and len(found) == 48
     assert {token.reason for token in found} == {"completed"}
     assert most_at_once(cli, "shared") == 2
-    until(lambda: not service.hosted._works)
+    until(lambda: not service.hosted.jobs.running)
     # Closed by the last who left, and opened again by whoever comes.
     said = service.ask("tester", "sessions.spawn", {"argv": ["true"], "session": "shared"}, "last")
     assert said.value["session_id"] == "shared"

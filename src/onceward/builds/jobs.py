@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from onceward.artifacts.redaction import check_secret
 from onceward.builds import lifecycle
+from onceward.builds.acts import ResumeBuild, RunBuild
+from onceward.builds.choices import Choices, choices_of
 from onceward.builds.code_changes import code_changes
 from onceward.builds.lifecycle import Offer
 from onceward.builds.machine import crash
@@ -22,13 +25,16 @@ from onceward.builds.progress import Begun, begun
 from onceward.builds.run import BuildRun, run_build
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.records import Build
+from onceward.dispatch.budget import limits_of_budget
 from onceward.dispatch.queue import chosen_cap
 from onceward.dispatch.recovery import end_session
-from onceward.errors import InvalidConfig, OncewardError
+from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, Recovery
+from onceward.kernel.answers import Subject
 from onceward.kernel.foreground import cap_of
-from onceward.kernel.jobs import Subject
+from onceward.kernel.jobs import FinishedJob, Job, Taking, begins
 from onceward.kernel.kernel import Kernel
 from onceward.people.actor import Actor
+from onceward.store.tables.builds import Builds
 from onceward.store.transaction import Transaction
 
 Accept = Callable[[Transaction, str], None]
@@ -223,6 +229,107 @@ def resume(
     if build_id == build.build_id:
         how = "; ".join(("resumed", *changes.code[:5], *changes.environment[:5]))
     return BuildJob(kernel, actor, build_id, resolved, options=options, rerun=offer.rerun, how=how)
+
+
+@begins(RunBuild)
+def run_for(taking: Taking, order: RunBuild) -> Job:
+    """A new build of the plan in a file, for whoever asked."""
+    kernel, build_id = taking.kernel, f"bld_{taking.ident}"
+    with kernel.store.read() as rows:
+        known = Builds(rows).find(build_id)
+    if known is not None and known.state == "CRASHED":
+        # It was begun by an older Onceward, and whoever was to answer died.
+        offer = ResumeBuild(
+            build=build_id, jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse
+        )
+        return resume_for(taking, offer)
+    if known is not None:
+        return FinishedJob(taking.accept_now({"build_id": build_id}))
+    choices = Choices(order.only, order.force, order.config)
+    resolved = taking.host.loader.plan(taking.host.inside(order.plan), choices)
+    options = BuildOptions(
+        jobs=order.jobs,
+        limits=limits_of_budget(order.budget),
+        keep_going=order.keep_going,
+        reuse=order.reuse,
+    )
+    return begin(
+        kernel, taking.actor, resolved, options, build_id=build_id, accept=_accepting(taking)
+    )
+
+
+@begins(ResumeBuild)
+def resume_for(taking: Taking, order: ResumeBuild) -> Job:
+    """A build to go on with, for whoever asked."""
+    kernel, host = taking.kernel, taking.host
+    with kernel.store.read() as rows:
+        build = Builds(rows).named(order.build)
+    file = host.inside(order.plan) if order.plan else plan_file_of(build, kernel.home)
+    resolved = chosen_plan(build, lambda choices: host.loader.plan(file, choices))
+    offer = Offer(
+        proof=order.proof,
+        limits=limits_of_budget(order.budget),
+        fork=order.fork,
+        strict_code=order.strict_code,
+        rerun=order.rerun,
+        accept={
+            step: _brought(kernel, taking.ident, kept.name, kept.sha256)
+            for step, kept in order.accept.items()
+        },
+    )
+    options = BuildOptions(jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse)
+    return resume(kernel, taking.actor, build, resolved, offer, options, accept=_accepting(taking))
+
+
+def _accepting(taking: Taking) -> Accept:
+    return lambda tx, build_id: taking.accept(tx, {"build_id": build_id})
+
+
+def _brought(kernel: Kernel, ident: str, name: str, sha256: str) -> Path:
+    """A file that somebody brought, under its own name."""
+    if "/" in name or name in ("", ".", ".."):
+        raise InvalidConfig(f"{name[:60]!a} is no file's name", context={"field": "accept"})
+    place = kernel.work / f"accept-{ident}" / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    blob = kernel.artifacts.adopt(sha256)
+    place.write_bytes(
+        blob.data if blob.data is not None else kernel.artifacts.path_of(sha256).read_bytes()
+    )
+    return place
+
+
+def chosen_plan(build: Build, load: Callable[[Choices], Resolved]) -> Resolved:
+    """The plan of a build as it is now, with what was chosen of it when the build began."""
+    try:
+        return load(choices_of(build.choices))
+    except InvalidConfig as error:
+        if error.context.get("field") not in ("--only", "--set"):
+            raise
+        raise InvalidResumeState(
+            f"what was chosen for {build.build_id} with {error.context['field']} is not in the plan any more:"
+            f" {error.message}",
+            context={**error.context, "build_id": build.build_id, "changed": [error.message]},
+            recovery=[
+                Recovery("put the plan back as it was"),
+                Recovery(
+                    "or give the build up and run the plan anew",
+                    f"onceward abandon {build.build_id}",
+                    "low",
+                ),
+            ],
+        ) from None
+
+
+def plan_file_of(build: Build, home: Path) -> Path:
+    """The file that the plan of a build was read from; INVALID_RESUME_STATE where it is not there any more."""
+    file = home / build.plan_file
+    if not build.plan_file or not file.is_file():
+        raise InvalidResumeState(
+            f"the plan of {build.build_id} is not at {build.plan_file or 'any file'} any more",
+            context={"build_id": build.build_id, "file": build.plan_file},
+            recovery=[Recovery("say where it is", f"onceward resume {build.build_id} --plan FILE")],
+        )
+    return file
 
 
 def _spent(shown: Begun) -> int:

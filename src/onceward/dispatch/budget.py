@@ -139,6 +139,11 @@ def charge(lane: Lane, micros: int) -> tuple[int, int]:
     return divmod(lane.carried + max(0, micros), 1_000_000)
 
 
+def limits_of_budget(budget: Mapping[str, object]) -> dict[str, int]:
+    """The limits of lanes that an order asks for."""
+    return amounts(dict(budget)) if budget else {}
+
+
 def amounts(spend: object) -> dict[str, int]:
     """What a person or a child says it spends, as lanes and whole amounts; anything else is refused."""
     if not isinstance(spend, dict) or not spend:

@@ -6,14 +6,75 @@ server or an open workspace on a thread for each job."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+import msgspec
+
+from onceward.core.orders import Order
 from onceward.errors import LockLost
+from onceward.kernel.answers import Accept, Subject
+from onceward.kernel.environments import Environments
+from onceward.kernel.kernel import Kernel
+from onceward.kernel.open_sessions import OpenSessions
+from onceward.people.actor import Actor
 
-Subject = dict[str, Any]
-"""What work is called: the ids of what it makes."""
+
+class Surroundings(Protocol):
+    """What whoever hosts work has for those who begin it: where things are, and what outlives one request."""
+
+    loader: Any
+    """Loads plans and sagas."""
+    sessions: OpenSessions
+    environments: Environments
+    runs_commands: bool
+    """Whether commands are run for others."""
+
+    def inside(self, name: str) -> Path:
+        """A file in the folder around the workspace."""
+        ...
+
+    def working_folder(self, name: str) -> Path: ...
+
+
+class Taking(msgspec.Struct, frozen=True):
+    """A request on its way to be work."""
+
+    kernel: Kernel
+    actor: Actor
+    """Who asked. What is signed at the end is signed by them, if their key is here."""
+    ident: str
+    """What the ids of its resources are made from: the same however often it is taken."""
+    verb: str
+    request_id: str
+    accept: Accept
+    """To be called in the commit that makes the resource."""
+    host: Surroundings
+
+    def accept_now(self, subject: Subject) -> Subject:
+        """For what makes nothing new: a commit of its own."""
+        self.kernel.store.write(lambda tx: self.accept(tx, subject))
+        return subject
+
+
+Begin = Callable[[Taking, Any], "Job"]
+BEGINS: dict[type[Order], Begin] = {}
+"""How each kind of work is begun for whoever asks; filled by the `jobs.py` of the slices."""
+BeginT = TypeVar("BeginT", bound=Begin)
+
+
+def begins(order: type[Order]) -> Callable[[BeginT], BeginT]:
+    """Declare how an order is begun, over the function that does it."""
+
+    def declare(begin: BeginT) -> BeginT:
+        BEGINS[order] = begin
+        return begin
+
+    return declare
 
 
 class Job(Protocol):
@@ -57,12 +118,40 @@ class JobThread:
         self._ended = ended
         self.thread = threading.Thread(target=self._run, name=f"job {_name(job.subject)}")
 
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._mutex = threading.Lock()
+        self._over = False
+
     def _run(self) -> None:
         try:
             self.job.run(self.stop)
         except BaseException as error:
             self.error = error
-        self._ended(self.error)
+        try:
+            self._ended(self.error)
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._mutex:
+            self._over, waiters = True, self._waiters
+        for loop, event in waiters:
+            with suppress(RuntimeError):
+                # A loop that is closed by now has nobody who waits.
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Until the job has ended, on the loop of whoever waits; TimeoutError where that takes longer."""
+        event = asyncio.Event()
+        with self._mutex:
+            if self._over:
+                event.set()
+            else:
+                self._waiters.append((asyncio.get_running_loop(), event))
+        await asyncio.wait_for(event.wait(), timeout)
+        while self.thread.is_alive():
+            # Its last act was to wake us.
+            await asyncio.sleep(0.001)
 
 
 class Jobs:
@@ -91,6 +180,11 @@ class Jobs:
             self._running.add(running)
             running.thread.start()
         return running
+
+    @property
+    def running(self) -> list[JobThread]:
+        with self._mutex:
+            return list(self._running)
 
     def require_going(self) -> None:
         """LOCK_LOST where nothing new is begun any more."""

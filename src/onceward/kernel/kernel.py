@@ -347,10 +347,10 @@ class Kernel:
             self._heed()
         return answered
 
-    def acting(self, principal: str, signer: Signer | None) -> Kernel:
+    def acting(self, actor: Actor) -> Kernel:
         """The same kernel, with its work done in somebody else's name, and signed with their key."""
         other = copy.copy(self)
-        other.principal, other.signer = principal, signer
+        other.principal, other.signer = actor.principal, actor.signer
         return other
 
     def _heed(self) -> None:

@@ -9,6 +9,7 @@ from onceward.dispatch import queue
 from onceward.dispatch.children import Children
 from onceward.kernel import foreground
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 
 
 class OpenSessions:
@@ -21,19 +22,26 @@ class OpenSessions:
         self._users: dict[str, int] = {}
 
     def join(
-        self, kernel: Kernel, session_id: str, jobs: int | None, limits: Mapping[str, int]
+        self,
+        kernel: Kernel,
+        actor: Actor,
+        session_id: str,
+        jobs: int | None,
+        limits: Mapping[str, int],
     ) -> Children:
         """The session, opened where it is not; a cap or limits that somebody names are its own from now on."""
-        kernel.require("operator")
+        kernel.require("operator", actor)
         with self._mutex:
             children = self._open.get(session_id)
             if children is None:
                 cap = queue.chosen_cap(jobs, foreground.cap_of(kernel, session_id))
-                children = self._open[session_id] = kernel.open_session(session_id, cap, limits)
+                children = self._open[session_id] = kernel.open_session(
+                    session_id, cap, limits, actor=actor
+                )
                 self._users[session_id] = 0
             elif jobs is not None or limits:
                 cap = queue.chosen_cap(jobs, children.jobs)
-                children.change(cap, limits, kernel.principal)
+                children.change(cap, limits, actor.principal)
                 children.rouse()
             self._users[session_id] += 1
             return children

@@ -31,10 +31,11 @@ def plan(given: Globals, file: str) -> int:
 def _foresee(given: Globals, file: str, grant: str | None) -> int:
     """Everything that can be said without writing anything; exits 1 where something stands against it."""
     from onceward import saga_running
+    from onceward.registry.jobs import to_apply
     from onceward.registry.views import forecast
 
     workspace = given.workspace()
-    assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
+    assembly = saga_running.in_file(file_argument(file), to_apply, workspace)
     with workspace.reading() as store:
         found = forecast(store, assembly, workspace.principal, grant)
     if given.json:
@@ -86,11 +87,12 @@ def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
     The same PLAN under the same GRANT is the same run: after a crash, the same command goes on with it.
     """
     from onceward import saga_running
+    from onceward.registry.jobs import to_apply
 
     if dry_run:
         return _foresee(given, file, grant)
     workspace = given.workspace()
-    assembly = saga_running.in_file(file_argument(file), saga_running.to_apply, workspace)
+    assembly = saga_running.in_file(file_argument(file), to_apply, workspace)
     return _carry_out(given, assembly, file, grant, "apply")
 
 
@@ -172,15 +174,12 @@ def rollback() -> None:
 def check(given: Globals, file: str) -> int:
     """Answer exactly one code for PLAN, and change nothing: exits 0 only for ROLLBACK_CONTRACT_VALID_FOR_REVIEW."""
     from onceward import saga_running
+    from onceward.registry.jobs import to_roll_back
     from onceward.registry.views import verdict_on
 
     workspace = given.workspace()
     path = file_argument(file)
-    plan = (
-        saga_running.in_file(path, saga_running.to_roll_back, workspace).plan
-        if path.exists()
-        else None
-    )
+    plan = saga_running.in_file(path, to_roll_back, workspace).plan if path.exists() else None
     with workspace.reading() as store:
         verdict = verdict_on(store, plan)
     if given.json:
@@ -205,7 +204,8 @@ def check(given: Globals, file: str) -> int:
 def run_(given: Globals, file: str, grant: str | None) -> int:
     """Supersede what PLAN names, with its audit rows, in one transaction; or not at all."""
     from onceward import saga_running
+    from onceward.registry.jobs import to_roll_back
 
     workspace = given.workspace()
-    shipped = saga_running.in_file(file_argument(file), saga_running.to_roll_back, workspace)
+    shipped = saga_running.in_file(file_argument(file), to_roll_back, workspace)
     return _carry_out(given, shipped, file, grant, "rollback")

@@ -24,8 +24,8 @@ from onceward.machines import MACHINES
 from onceward.maintenance import doctor
 from onceward.maintenance.metrics import metrics as numbers
 from onceward.processes.spool import Spool
+from onceward.registry.jobs import to_apply
 from onceward.registry.views import PlanForecast, forecast
-from onceward.saga_running import to_apply
 from onceward.subjects import explain, subject_named
 from onceward.ui.http.access import CODE_SECONDS, Busy
 from onceward.ui.http.routes import Call, Query, RequestId, asked
@@ -229,7 +229,7 @@ def replay(call: Call) -> dict[str, Any]:
 
 
 def foreseen(call: Call) -> PlanForecast:
-    assembly = to_apply(call.workspace, call.body["plan"])
+    assembly = to_apply(call.body["plan"], call.workspace.settings.grants.environment)
     return forecast(call.store, assembly, call.principal, call.body.get("grant"))
 
 
