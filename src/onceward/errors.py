@@ -58,6 +58,7 @@ CODES = _parse("""
     PERMIT_INVALID           2 403 final  the permit is absent, used, expired or for something else
     SCHEMA_TOO_NEW           2 409 final  the store was written by a newer Onceward
     INTEGRITY_FAULT          5 500 final  stored evidence does not agree with itself
+    CODE_NOT_AVAILABLE       4 409 final  this process does not have the code that the work needs
 
     URM_IDEMPOTENCY_KEY_CONFLICT                  2 409 final  the request id was used for another payload
     URM_SCHEDULER_REPLAY_ORDER_INVALID            5 500 final  two dispatches claim one place in the order
@@ -160,6 +161,10 @@ class CommitUnknown(StorageError):
 
 class ExecutionFailed(OncewardError):
     code = "EXECUTION_FAILED"
+
+
+class CodeNotAvailable(OncewardError):
+    code = "CODE_NOT_AVAILABLE"
 
 
 class NetworkError(OncewardError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from onceward.builds import jobs as _builds  # noqa: F401
 from onceward.changes import jobs as _changes  # noqa: F401
+from onceward.code.hosts import CodeHosts
 from onceward.core.orders import order_of
 from onceward.core.records import Request
 from onceward.errors import OncewardError, PermissionDenied
@@ -30,7 +31,15 @@ class Hosted:
     def __init__(self, workspace: Workspace, kernel: Kernel) -> None:
         self.workspace, self.kernel = workspace, kernel
         limits = workspace.settings.serve
-        self.loader = Loader(workspace.folder.parent, limits.import_seconds, limits.import_memory)
+        hosts = CodeHosts(
+            kernel.processes,
+            kernel.home,
+            seconds=limits.import_seconds,
+            memory=limits.import_memory,
+            new_id=kernel.store.sources.new_id,
+            hidden=[*kernel.held_secrets],
+        )
+        self.loader = Loader(kernel.home, limits.import_seconds, hosts)
         self.sessions = OpenSessions()
         self.environments = Environments()
         self.runs_commands = workspace.settings.server.spawn
@@ -98,3 +107,4 @@ class Hosted:
         self.sessions.stop()
         for job in running:
             job.thread.join()
+        self.loader.hosts.close()

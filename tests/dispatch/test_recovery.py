@@ -479,7 +479,7 @@ def looks(monkeypatch):
     return listed
 
 
-@pytest.mark.parametrize(("kind", "most"), [("function", 0), ("process", 3)])
+@pytest.mark.parametrize(("kind", "most"), [("function", 3), ("process", 3)])
 def test_the_process_table_is_looked_at_for_all_children_together(store, looks, kind, most):
     leave_in_flight(store, kind, 100)
     assert recover(store, "heir", HERE) == Recovered(100, 0)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from onceward.client import Client
+from onceward.code.hosts import CodeHosts
+from onceward.core.sources import LiveSources
 from onceward.errors import OncewardError
 from onceward.loading import Loader
+from onceward.processes.launcher import Processes
 from onceward.settings import FOLDER
 from onceward.store.tables.requests import Requests
 from onceward.workspace import Workspace
@@ -109,17 +112,12 @@ def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(cli, serve, nam
 
 
 @pytest.mark.rule("K-15")
-@pytest.mark.parametrize("where", ["probe", "server"])
-def test_a_server_ends_on_sigterm_while_a_plan_hangs_in_it(cli, serve, where):
-    """Also where it hangs only in the server: the probe is another process, which the plan can see."""
+def test_a_server_ends_on_sigterm_while_a_plan_is_loaded(cli, serve):
     (cli.folder / "onceward.toml").write_text("[serve]\nimport_seconds = 3000\n")
-    other = "not " if where == "server" else ""
     (cli.folder / "hangs.py").write_text(
-        "import pathlib, sys, time\n"
-        "probing = any('import_probe' in word for word in sys.orig_argv)\n"
-        f"if {other}probing:\n"
-        "    pathlib.Path(__file__).with_name('hanging').touch()\n"
-        "    time.sleep(3600)\n" + GOOD
+        "import pathlib, time\n"
+        "pathlib.Path(__file__).with_name('hanging').touch()\n"
+        "time.sleep(3600)\n" + GOOD
     )
     process = serve()
     asking = threading.Thread(target=_asked, args=(cli, "hangs.py"), daemon=True)
@@ -139,19 +137,23 @@ def _asked(cli, plan):
     with client_of(cli) as client:
         client._patience = 0
         try:
-            client.run_build(plan=plan, client_request_id="r1")
+            if "bad" in plan:
+                client.run_saga(file=plan, client_request_id="r1")
+            else:
+                client.run_build(plan=plan, client_request_id="r1")
         except (OncewardError, OSError):
             pass
 
 
 @pytest.mark.rule("K-8", "K-15")
 @pytest.mark.both_stores
-def test_a_plan_that_ends_the_server_itself_is_given_up_after_three_takes(cli, serve):
-    """It behaves in the probe, and ends only the server: so often as K-8 says, and not for ever."""
+def test_what_ends_the_server_itself_is_given_up_after_three_takes(cli, serve):
+    """A saga's code runs in the server. It behaves in its host, and ends only the server: so often as K-8 says, and not
+    for ever."""
     (cli.folder / "bad.py").write_text(
         "import os, sys\n"
-        "if not any('import_probe' in word for word in sys.orig_argv):\n"
-        "    os._exit(9)\n" + GOOD
+        "if not any('code_host' in word for word in sys.orig_argv):\n"
+        "    os._exit(9)\n" + SAGA
     )
     process = serve()
     _asked(cli, "bad.py")
@@ -168,7 +170,7 @@ def test_a_plan_that_ends_the_server_itself_is_given_up_after_three_takes(cli, s
 
     def answer():
         with workspace.reading() as store, store.read() as rows:
-            ((text,),) = rows.read("SELECT answer FROM requests WHERE verb = 'builds.run'")
+            ((text,),) = rows.read("SELECT answer FROM requests WHERE verb = 'sagas.run'")
         return text and json.loads(text)
 
     said = until(answer)["error"]
@@ -178,8 +180,27 @@ def test_a_plan_that_ends_the_server_itself_is_given_up_after_three_takes(cli, s
     assert ends(process, signal.SIGTERM) == 0
 
 
+@pytest.fixture
+def loader(tmp_path):
+    """A loader as a server has one, with hosts of its own."""
+    processes = Processes(grace=0.5)
+    loaders = []
+
+    def loader(seconds=100):
+        hosts = CodeHosts(
+            processes, tmp_path, seconds=seconds, memory=1 << 30, new_id=LiveSources().new_id
+        )
+        loaders.append(Loader(tmp_path, seconds, hosts))
+        return loaders[-1]
+
+    yield loader
+    for each in loaders:
+        each.hosts.close()
+    processes.close()
+
+
 @pytest.mark.rule("K-15")
-def test_what_a_plan_started_while_it_was_loaded_ends_with_the_probe(tmp_path):
+def test_what_a_plan_started_while_it_was_loaded_ends_with_its_host(tmp_path, loader):
     plan = tmp_path / "starts.py"
     plan.write_text(
         "import pathlib, subprocess\n"
@@ -188,7 +209,7 @@ def test_what_a_plan_started_while_it_was_loaded_ends_with_the_probe(tmp_path):
         "import os\nos._exit(1)\n"
     )
     with pytest.raises(OncewardError):
-        Loader(tmp_path, 100, 1 << 30).plan(plan)
+        loader().plan(plan)
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not _lives(pid))
 
@@ -201,25 +222,24 @@ def _lives(pid):
 
 
 @pytest.mark.rule("K-15")
-def test_a_plan_without_code_needs_no_probe(tmp_path, monkeypatch):
-    monkeypatch.setattr(Loader, "_probe", lambda *_: pytest.fail("it was probed"))
+def test_a_plan_without_code_needs_no_host(tmp_path, loader, monkeypatch):
+    monkeypatch.setattr(CodeHosts, "host", lambda *_: pytest.fail("a host was started"))
     (tmp_path / "plan.toml").write_text('name = "plain"\n[[stage]]\nname = "a"\nrun = ["true"]\n')
-    assert Loader(tmp_path, 100, 1 << 30).plan(tmp_path / "plan.toml").plan.name == "plain"
+    assert loader().plan(tmp_path / "plan.toml").plan.name == "plain"
 
 
 @pytest.mark.rule("K-15")
-def test_a_load_that_hangs_here_is_given_up_and_others_go_on(tmp_path):
+def test_a_load_that_hangs_here_is_given_up_and_others_go_on(tmp_path, loader):
     (tmp_path / "hangs.py").write_text(
         "import sys, threading\n"
-        "if not any('import_probe' in word for word in sys.orig_argv):\n"
-        "    threading.Event().wait()\n" + GOOD
+        "if not any('code_host' in word for word in sys.orig_argv):\n"
+        "    threading.Event().wait()\n" + SAGA
     )
-    (tmp_path / "good.py").write_text(GOOD)
-    loader = Loader(tmp_path, 5, 1 << 30)
+    (tmp_path / "good.py").write_text(SAGA)
     with pytest.raises(OncewardError) as refused:
-        loader.plan(tmp_path / "hangs.py")
+        loader(5).saga(tmp_path / "hangs.py")
     assert refused.value.code == "INVALID_CONFIG" and "hangs.py" in refused.value.message
-    assert Loader(tmp_path, 100, 1 << 30).plan(tmp_path / "good.py").plan.name == "good"
+    assert loader().saga(tmp_path / "good.py").name == "good"
 
 
 @pytest.mark.rule("K-15")

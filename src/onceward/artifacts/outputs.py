@@ -34,6 +34,22 @@ _LONGEST_REPR = 1_000_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
+class Encoded(msgspec.Struct, frozen=True):
+    """A value that was encoded where it was made, in another process."""
+
+    kind: str
+    data: bytes
+
+
+class Unrecordable(msgspec.Struct, frozen=True):
+    """What a step returned in another process, where it cannot be recorded: how it shows itself, and what of it can be
+    kept."""
+
+    why: str
+    shown: bytes
+    parts: Mapping[str, Encoded | Path] = {}
+
+
 class Keeper:
     """Makes what a step leaves durable, without the secrets it knew."""
 
@@ -55,8 +71,10 @@ class Keeper:
             return []
         if isinstance(value, Path):
             return [self._file(_name(value.name), "path", value)]
+        if isinstance(value, Unrecordable):
+            raise MalformedOutput(value.why)
         if isinstance(value, Mapping) and any(
-            isinstance(item, bytes | Path) for item in value.values()
+            isinstance(item, bytes | Path | Encoded) for item in value.values()
         ):
             return [self._named(name, item) for name, item in value.items()]
         kind, data = encoded(value)
@@ -82,8 +100,12 @@ class Keeper:
         """What a step left although it cannot be taken as its outputs, whatever its size, type and names: for a person
         to look at. Nothing of it is lost but what is neither value, file nor link."""
         kept: list[Kept] = []
-        if value is not None:
-            kept.append(self._aside_bytes("value.repr", _shown(value)))
+        if isinstance(value, Unrecordable):
+            kept.append(self._aside_bytes("value.repr", value.shown))
+            for name, part in value.parts.items():
+                kept += self._aside_part(name, part)
+        elif value is not None:
+            kept.append(self._aside_bytes("value.repr", shown_as(value)))
             # By its type: what its own methods say of it cannot be relied on.
             whole = [("value", value)]
             parts = dict.items(value) if issubclass(type(value), dict) else whole
@@ -163,6 +185,8 @@ def _kind(path: Path) -> str:
 
 def encoded(value: Any) -> tuple[str, bytes]:
     """A value's kind and bytes: the same value, the same bytes."""
+    if isinstance(value, Encoded):
+        return value.kind, value.data
     if isinstance(value, bytes | bytearray):
         return "bytes", bytes(value)
     try:
@@ -185,7 +209,8 @@ def encoded(value: Any) -> tuple[str, bytes]:
         ) from None
 
 
-def _shown(value: Any) -> bytes:
+def shown_as(value: Any) -> bytes:
+    """How a value shows itself, whatever its class does then."""
     try:
         text = repr(value)[:_LONGEST_REPR]
     except BaseException:

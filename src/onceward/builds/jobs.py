@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,6 +107,7 @@ class BuildJob:
         try:
             run = self.prepared()
         except Exception:
+            self.resolved.release()
             self._mark_crashed()
             raise
         try:
@@ -119,6 +120,7 @@ class BuildJob:
             raise
         finally:
             run.children.close()
+            self.resolved.release()
 
     def prepared(self) -> BuildRun:
         """The build, ready to be carried to its end."""
@@ -253,9 +255,10 @@ def run_for(taking: Taking, order: RunBuild) -> Job:
         keep_going=order.keep_going,
         reuse=order.reuse,
     )
-    return begin(
-        kernel, taking.actor, resolved, options, build_id=build_id, accept=_accepting(taking)
-    )
+    with _released_if_refused(resolved):
+        return begin(
+            kernel, taking.actor, resolved, options, build_id=build_id, accept=_accepting(taking)
+        )
 
 
 @begins(ResumeBuild)
@@ -278,7 +281,20 @@ def resume_for(taking: Taking, order: ResumeBuild) -> Job:
         },
     )
     options = BuildOptions(jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse)
-    return resume(kernel, taking.actor, build, resolved, offer, options, accept=_accepting(taking))
+    with _released_if_refused(resolved):
+        return resume(
+            kernel, taking.actor, build, resolved, offer, options, accept=_accepting(taking)
+        )
+
+
+@contextmanager
+def _released_if_refused(resolved: Resolved) -> Iterator[None]:
+    """What was loaded for a build that is not begun is not needed."""
+    try:
+        yield
+    except BaseException:
+        resolved.release()
+        raise
 
 
 def _accepting(taking: Taking) -> Accept:

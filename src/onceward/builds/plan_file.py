@@ -15,6 +15,9 @@ from onceward.code.toml_lines import Lines
 from onceward.dispatch.stage_words import PLAN_WORDS, check_words, refuse
 from onceward.errors import InvalidConfig, OncewardError
 
+FindFunction = Callable[[object, Path], Callable[[Any], Any]]
+"""Answers the function that a stage names, for a plan in a folder."""
+
 
 def load(path: Path, choices: Choices | None = None) -> Resolved:
     """The plan in a file, resolved; INVALID_CONFIG or INVALID_DEPENDENCY with file and line where it is not one."""
@@ -24,21 +27,30 @@ def load(path: Path, choices: Choices | None = None) -> Resolved:
         raise InvalidConfig(f"the plan {path} {what}", context={"file": str(path)})
     if file.suffix == ".py":
         return named_in(file, lambda: Resolved(made_in(file, Plan, "plan"), choices))
-    return _load_toml(file, path, choices)
+    return _load_toml(file, path, choices, function_named)
 
 
-def runs_code(path: Path) -> bool:
-    """Whether loading a plan runs somebody's Python: its own, or functions that its stages name."""
-    if path.suffix == ".py":
-        return path.is_file()
+def load_toml(path: Path, choices: Choices | None, find: FindFunction | None) -> Resolved:
+    """The plan in a TOML file, with its functions from wherever they are found."""
+    file = path.absolute()
+    if not file.is_file():
+        return load(path, choices)
+    return _load_toml(file, path, choices, find or function_named)
+
+
+def names_functions(path: Path) -> list[str]:
+    """The functions that the stages of a plan in TOML name, each as `module:function`."""
     try:
         stages = tomllib.loads(path.read_text("utf-8-sig")).get("stage", [])
     except (OSError, ValueError, RecursionError):
-        return False  # Whoever loads it says what is wrong.
-    return isinstance(stages, list) and any("python" in stage for stage in stages)
+        return []  # Whoever loads it says what is wrong.
+    if not isinstance(stages, list):
+        return []
+    names = [stage.get("python") for stage in stages if isinstance(stage, Mapping)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))
 
 
-def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
+def _load_toml(file: Path, shown: Path, choices: Choices | None, find: FindFunction) -> Resolved:
     try:
         text = file.read_text("utf-8-sig")
         words = tomllib.loads(text)
@@ -55,7 +67,7 @@ def _load_toml(file: Path, shown: Path, choices: Choices | None) -> Resolved:
         shown, lambda: _plan_of(words, file.parent), lambda error: lines.of(path_of(error))
     )
     for number, stage in enumerate(_stages(words, shown)):
-        named_in(shown, partial(_add, plan, stage), partial(_line_of_stage, lines, number))
+        named_in(shown, partial(_add, plan, stage, find), partial(_line_of_stage, lines, number))
     plan.file = file
 
     def place(error: OncewardError) -> int:
@@ -90,12 +102,13 @@ def _stages(words: Mapping[str, Any], shown: Path) -> list[Mapping[str, Any]]:
     return stages
 
 
-def _add(plan: Plan, words: Mapping[str, Any]) -> None:
-    call = _function(words["python"], plan.folder) if words.get("python") else None
+def _add(plan: Plan, words: Mapping[str, Any], find: FindFunction) -> None:
+    call = find(words["python"], plan.folder) if words.get("python") else None
     plan.add(words, call)
 
 
-def _function(name: object, folder: Path) -> Callable[[Any], Any]:
+def function_named(name: object, folder: Path) -> Callable[[Any], Any]:
+    """The function that `module:function` means, the module looked for in a folder first."""
     found = imported(name, folder)
     if not callable(found):
         raise refuse("python", f"{name} is a {type(found).__name__}, not a function")

@@ -15,7 +15,7 @@ from onceward.artifacts.files import Files
 from onceward.artifacts.redaction import Redactor
 from onceward.builds.choices import Choices, chosen, with_config, with_needs
 from onceward.builds.plan import Context, Steps, body_of, hash_of_body
-from onceward.code.version import code_version, first_version
+from onceward.code.version import CodeVersion, code_version, first_version
 from onceward.core.records import check_name
 from onceward.core.steps import fill
 from onceward.dispatch.stage import Stage
@@ -151,6 +151,8 @@ class Resolved:
         if not plan.stages:
             raise InvalidConfig(f"the plan {plan.name} has no stage", context={"field": "stage"})
         self.plan, self.choices = plan, choices or Choices()
+        self.release: Callable[[], None] = _nothing
+        """To be called when its functions are not needed any more."""
         config, given = with_config(plan.config, plan.stages, self.choices.config)
         self.files = Files(plan.folder)
         stages, targets = [], {}
@@ -201,7 +203,11 @@ class Resolved:
             # A command, or a version that somebody said: no algorithm made it.
             return None
         if k not in self._first_versions:
-            self._first_versions[k] = first_version(stage.call, self.plan.folder)
+            hosted = isinstance(getattr(stage.call, "version", None), CodeVersion)
+            first = getattr(stage.call, "first", None)
+            self._first_versions[k] = (
+                first if hosted else first_version(stage.call, self.plan.folder)
+            )
         return self._first_versions[k]
 
     def forced(self) -> set[int]:
@@ -234,10 +240,15 @@ class Resolved:
         return sorted({*found, target}) if stage.glob else found
 
 
+def _nothing() -> None:
+    """Functions that are in this process need no giving back."""
+
+
 def _with_version(stage: Stage, folder: Path) -> Stage:
     if stage.call is None or stage.version:
         return stage
-    found = code_version(stage.call, folder)
+    hosted = getattr(stage.call, "version", None)
+    found = hosted if isinstance(hosted, CodeVersion) else code_version(stage.call, folder)
     return msgspec.structs.replace(
         stage,
         version=found.code,

@@ -20,7 +20,7 @@ from onceward.dispatch import debits, queue
 from onceward.dispatch.budget import asked_by_child, best_reading
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.queue import Closing
-from onceward.dispatch.work import ChildTask, Command, Function, Running, Work
+from onceward.dispatch.work import ChildTask, Command, Function, FunctionFailed, Running, Work
 from onceward.errors import (
     BudgetExceeded,
     ChildStartFailed,
@@ -121,6 +121,15 @@ def _run_function(
         # Its own code raised it: an error of the step, which is tried again like others.
         said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
         ended = Ended("execution_failed", said, error.retryable)
+    except FunctionFailed as error:
+        if error.trace:
+            logs["traceback"] = children.artifacts.keep_log(redactor.clean(error.trace.encode()))
+        said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
+        ended = (
+            Ended("budget_exceeded", running.refused)
+            if running.refused
+            else Ended("execution_failed", said, error.retryable)
+        )
     except (ConnectionError, TimeoutError) as error:
         logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
         said = {"error": "NETWORK_ERROR", "message": redactor.text(described(error))}

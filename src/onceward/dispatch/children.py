@@ -4,7 +4,6 @@ Everything that changes while children run lives here and is handed to the modul
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +20,13 @@ from onceward.core.records import Owner, Token
 from onceward.core.text import described
 from onceward.dispatch import child_run, debits, operations, queue
 from onceward.dispatch.budget import Estimated, Refusal, out_of_time, overrun
+from onceward.dispatch.event_loop import EventLoop
 from onceward.dispatch.held_targets import HeldTargets, retry_delay
 from onceward.dispatch.late import LateBox
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.queue import Closing, Turn
 from onceward.dispatch.work import Running, Work
-from onceward.errors import ChildCancelled, InvalidConfig, LockLost, OncewardError, StorageError
+from onceward.errors import InvalidConfig, LockLost, OncewardError, StorageError
 from onceward.locks import TargetLocked
 from onceward.people.credentials import Issuer
 from onceward.processes.launcher import Processes
@@ -112,7 +112,7 @@ class Children:
         """Told once of a child that waits for its target: which, and who holds it."""
         self.on_pause = on_pause
         self._watch = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = EventLoop()
         self._decides_starts = decides_starts
         self.change(jobs, limits or {}, actor)
 
@@ -280,9 +280,7 @@ class Children:
             thread.join(max(0.0, patience - time.monotonic()))
         self.stuck = any(thread.is_alive() for thread in self._threads)
         self._watch.set()
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+        self._loop.close()
         self.closed = True
         while self.failed is None and not self.stuck and self.store.write(self._give_up_queued):
             pass
@@ -292,19 +290,8 @@ class Children:
             self.targets.release(child_id)
 
     def run_async(self, coroutine: Any, running: Running) -> Any:
-        """Run a coroutine on the one loop thread, and wait for it here; whoever asks the child to end cancels it."""
-        with self.changed:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=_run_loop, args=(self._loop,), name="children-loop", daemon=True
-                ).start()
-        value, error = asyncio.run_coroutine_threadsafe(
-            _watched(coroutine, running), self._loop
-        ).result()
-        if error is not None:
-            raise error
-        return value
+        """Run a coroutine on the one loop thread, and wait for it here."""
+        return self._loop.run(coroutine, running)
 
     def _give_up_queued(self, tx: Transaction) -> int:
         """End what was never begun, some at a time; answers how many."""
@@ -604,34 +591,3 @@ class Children:
             due = Tokens(rows).next_due(self.session_id)
             now = rows.now()
         return 0.05 if due is None else min(3600.0, max(0.001, (due - now) / 1_000_000))
-
-
-async def _watched(coroutine: Any, running: Running) -> tuple[Any, BaseException | None]:
-    """A coroutine to its real end: asked to end it is cancelled, and what it does then is waited for."""
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(_contained(coroutine))
-    running.abort = lambda: loop.call_soon_threadsafe(task.cancel)
-    if running.asked:
-        task.cancel()
-    try:
-        return await task
-    except asyncio.CancelledError:
-        # Cancelled before it had begun.
-        return None, ChildCancelled("this child was asked to end")
-    finally:
-        running.abort = None
-
-
-async def _contained(coroutine: Any) -> tuple[Any, BaseException | None]:
-    """Whatever a coroutine raises is its own end, never the loop's."""
-    try:
-        return await coroutine, None
-    except asyncio.CancelledError:
-        return None, ChildCancelled("this child was asked to end")
-    except BaseException as error:
-        return None, error
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()

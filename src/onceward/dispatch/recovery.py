@@ -147,10 +147,12 @@ def _doubts(
 ) -> dict[str, str]:
     """End what is left of children; why it is not certain that one is gone, by its id.
 
-    A function has no process of its own: it is gone with its kernel. All commands are looked for together."""
+    A function has no process of its own: it is gone with its kernel, and with the code hosts that its kernel's
+    supervisor had. All processes are looked for together."""
     doubts: dict[str, str] = {}
     gone: dict[Identity, bool] = {}
     commands: list[tuple[Token, Facts]] = []
+    functions: list[tuple[Token, Facts]] = []
     for token in tokens:
         facts = facts_of(token, here)
         if token.phase == "queued":
@@ -165,26 +167,29 @@ def _doubts(
                 commands.append((token, facts))
         elif not gone[facts.owner]:
             doubts[token.child_id] = "its kernel could not be proved gone"
-    return doubts | _end_commands(commands, gone, files, grace)
+        elif facts.owner.boot_id == here.boot_id:
+            functions.append((token, facts))
+    return doubts | _end_processes(commands, functions, gone, files, grace)
 
 
-def _end_commands(
+def _end_processes(
     commands: Sequence[tuple[Token, Facts]],
+    functions: Sequence[tuple[Token, Facts]],
     gone: Mapping[Identity, bool],
     files: ChildFiles | None,
     grace: float,
 ) -> dict[str, str]:
-    """End the processes of commands, with the control groups and supervisors of their dead kernels."""
-    kernels = {facts.owner for _, facts in commands if gone[facts.owner]}
+    """End the processes of commands, and the control groups and supervisors of dead kernels with their code hosts."""
+    kernels = {facts.owner for _, facts in (*commands, *functions) if gone[facts.owner]}
     full = {
         kernel for kernel in kernels if not all(group.kill(grace) for group in groups_of(kernel))
     }
     trees = [_tree_of(token, facts, gone[facts.owner], files) for token, facts in commands]
     remains = tree.end_all([*trees, *map(tree.supervisors_of, kernels)], grace)
     doubts = {}
-    for token, facts in commands:
+    for token, facts in (*commands, *functions):
         supervisors = remains.get(tree.kernel_mark(facts.owner), tree.Remains())
-        left = remains[token.child_id] or supervisors
+        left = remains.get(token.child_id) or supervisors
         if left:
             doubts[token.child_id] = left.described()
         elif facts.owner in full:

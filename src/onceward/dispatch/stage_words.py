@@ -84,7 +84,7 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
     if words.get("env") and not words.get("run"):
         raise refuse("env", "env is for stages that run a command")
     if call is not None:
-        _require_one_argument(call)
+        require_one_argument(call)
     targets, glob = _targets(words.get("targets"))
     on_crash = words.get("on_crash", "rerun")
     if on_crash not in ("rerun", "ask"):
@@ -116,7 +116,7 @@ def stage_of(words: Mapping[str, Any], call: Callable[[Any], Any] | None = None)
     )
 
 
-def _require_one_argument(call: Callable[[Any], Any]) -> None:
+def require_one_argument(call: Callable[[Any], Any]) -> None:
     """A step's function is called with its task."""
     try:
         inspect.signature(call).bind(None)

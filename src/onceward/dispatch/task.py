@@ -56,6 +56,11 @@ class Task(ChildTask):
         self._partial = ""
 
     @property
+    def place(self) -> Path:
+        """This attempt's own folder, whether it was made or not."""
+        return self._folder()
+
+    @property
     def out(self) -> Path:
         """A folder: every file left there becomes an output."""
         place = self._folder() / "out"
@@ -95,39 +100,39 @@ class Inputs(Mapping[str, Any]):
         collected: Set[str] = frozenset(),
     ) -> None:
         """`collected` are the stages that all flow in, by target."""
-        self._artifacts, self._upstream, self._folder = artifacts, upstream, folder
-        self._collected = collected
+        self._artifacts, self.upstream, self._folder = artifacts, upstream, folder
+        self.collected = collected
         self._read: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, stage: str) -> Any:
-        if stage not in self._upstream:
-            known = ", ".join(self._upstream) or "nothing"
+        if stage not in self.upstream:
+            known = ", ".join(self.upstream) or "nothing"
             raise InvalidConfig(
                 f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"}
             )
-        steps = self._upstream[stage]
-        if stage not in self._collected:
-            return self._value(stage, next(iter(steps)))
+        steps = self.upstream[stage]
+        if stage not in self.collected:
+            return self.value(stage, next(iter(steps)))
         if stage not in self._read:
-            self._read[stage] = {target: self._value(stage, target) for target in steps}
+            self._read[stage] = {target: self.value(stage, target) for target in steps}
         return self._read[stage]
 
     def __repr__(self) -> str:
-        return f"<inputs of {', '.join(self._upstream) or 'nothing'}>"
+        return f"<inputs of {', '.join(self.upstream) or 'nothing'}>"
 
     def __contains__(self, stage: object) -> bool:
-        return stage in self._upstream
+        return stage in self.upstream
 
     def get(self, stage: str, default: Any = None) -> Any:
-        return self[stage] if stage in self._upstream else default
+        return self[stage] if stage in self.upstream else default
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._upstream)
+        return iter(self.upstream)
 
     def __len__(self) -> int:
-        return len(self._upstream)
+        return len(self.upstream)
 
-    def _value(self, stage: str, target: str) -> Any:
+    def value(self, stage: str, target: str) -> Any:
         return value_of(
-            self._artifacts, self._upstream[stage][target], self._folder() / stage / target
+            self._artifacts, self.upstream[stage][target], self._folder() / stage / target
         )

@@ -27,6 +27,16 @@ from onceward.store.transaction import Transaction
 Asked = Literal["", "cancel", "stop", "timeout", "budget", "reports"]
 
 
+class FunctionFailed(Exception):
+    """A function that ran in another process ended with an error, which is told in words."""
+
+    def __init__(
+        self, code: str, message: str, *, retryable: bool = False, trace: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.retryable, self.trace = code, message, retryable, trace
+
+
 class ChildTask:
     """What a function child is given: who it is, and how to spend, report and notice that it should end."""
 
