@@ -19,8 +19,8 @@ import rules
 from onceward import settings
 from onceward.client import snake
 from onceward.core import faults, limits
+from onceward.core.lanes import LANES
 from onceward.core.sources import LiveSources
-from onceward.dispatch import budget
 from onceward.dispatch import machine as child
 from onceward.errors import CODES
 from onceward.evidence.findings import RULES
@@ -123,7 +123,7 @@ def gate() -> str:
     reasons = sorted({arrow.reason for arrow in child.CHILD.arrows if arrow.reason})
     text += ["", f"Reasons of `finish`: {', '.join(f'`{reason}`' for reason in reasons)}.", ""]
     text += [
-        f"Lanes of `limits`: {', '.join(f'`{lane}`' for lane in budget.LANES)}; `debit` also knows `usd`.",
+        f"Lanes of `limits`: {', '.join(f'`{lane}`' for lane in LANES)}; `debit` also knows `usd`.",
         "",
     ]
     text += [

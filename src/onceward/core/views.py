@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.lanes import LABELS
 from onceward.core.money import to_usd
 
 
@@ -25,9 +26,6 @@ class LaneView(View, frozen=True):
 def document(view: Any) -> Any:
     """A view, or a list of views, as plain JSON values."""
     return msgspec.to_builtins(view)
-
-
-_LANES = {"usd_micros": "usd", "duration_secs": "seconds of work", "solver_calls": "solver calls"}
 
 
 class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,5 +56,5 @@ def cost_of(lanes: Sequence[LaneView]) -> str:
         )
         if lane.total or limit:
             of = f" of {limit}" if limit else ""
-            costs.append(f"{total}{of} {_LANES.get(lane.lane, lane.lane)}")
+            costs.append(f"{total}{of} {LABELS[lane.lane]}")
     return ", ".join(costs) or "nothing"

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from onceward.core.canon import digest
+from onceward.core.lanes import LANE_BY_NAME, LANE_NAMES, LANES
 from onceward.core.limits import MAX_INTEGER
 from onceward.core.money import MICROS, to_micros, to_units
 from onceward.core.sources import Micros
@@ -18,7 +19,6 @@ MODE: Final = "running_total_v1"
 ASKED, SETTLED, LATE = 0, 1, 2
 """What a debit's column `settled` says: asked before, reported afterwards, or reported after the child's end."""
 _NONE: Final[Mapping[str, int]] = {}
-LANES: Final = ("solver_calls", "duration_secs", "tokens", "usd_micros")
 
 
 class Debited(NamedTuple):
@@ -152,10 +152,10 @@ def amounts(spend: object) -> dict[str, int]:
         )
     found: dict[str, int] = {}
     for name, amount in spend.items():
-        lane = "usd_micros" if name == "usd" else name
+        lane = LANE_BY_NAME.get(str(name), name)
         if lane not in LANES:
             raise InvalidConfig(
-                f"there is no budget lane {str(name)[:40]!a}; there are usd, tokens, solver_calls and duration_secs",
+                f"there is no budget lane {str(name)[:40]!a}; there are {', '.join(LANE_NAMES)}",
                 context={"field": "spend"},
             )
         if lane in found:

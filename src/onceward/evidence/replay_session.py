@@ -15,9 +15,10 @@ from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
 from onceward.core.fold import CARRIED, Said, carry
+from onceward.core.lanes import LANES
 from onceward.core.records import Build, ChildRecord, Move, Owner, Token
 from onceward.dispatch import machine as rules
-from onceward.dispatch.budget import LANES, MODE, debits_digest
+from onceward.dispatch.budget import MODE, debits_digest
 from onceward.dispatch.machine import CHILD, Order
 from onceward.errors import IllegalTransition, ReplayOrderInvalid
 from onceward.evidence.differences import Differs, decoded, explain, place

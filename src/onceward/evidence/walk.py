@@ -12,10 +12,11 @@ from onceward.core.acts import signed_events
 from onceward.core.bodies import Body, Detail, decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import STREAM, Event, link
+from onceward.core.lanes import LANES
 from onceward.core.limits import PERMIT_SECONDS
 from onceward.core.machine import Machine
 from onceward.core.records import ChildRecord
-from onceward.dispatch.budget import LANES, SETTLED, debits_digest
+from onceward.dispatch.budget import SETTLED, debits_digest
 from onceward.dispatch.machine import CHILD
 from onceward.evidence.ahead import Ahead, mark, weight
 from onceward.evidence.changes import PREFIXES, Backlog

@@ -10,9 +10,9 @@ import msgspec
 
 from onceward.core import faults
 from onceward.core.canon import parse
+from onceward.core.lanes import LANES
 from onceward.core.limits import MAX_INTEGER
 from onceward.core.sources import Micros
-from onceward.dispatch.budget import LANES
 from onceward.dispatch.machine import CHILD
 from onceward.errors import InvalidConfig
 
