@@ -66,6 +66,8 @@ _MOST_FILES = 10_000
 
 
 def main(descriptor: str) -> None:
+    # Nothing that its code starts inherits the line to the kernel.
+    os.set_inheritable(int(descriptor), False)
     channel = Channel(socket.socket(fileno=int(descriptor)))
     messages = channel.messages()
     first = next(messages, None)

@@ -336,3 +336,40 @@ def work(task):
 def test_a_host_is_run_by_our_own_interpreter(hosted):
     view = hosted.run("@plan.stage\ndef work(task):\n    import sys\n    return sys.executable\n")
     assert Path(hosted.values(view["build_id"], "work")["main"]) == Path(sys.executable)
+
+
+@pytest.mark.rule("K-15")
+def test_a_hundred_calls_at_once_share_a_host_and_get_their_own_answers(hosted):
+    view = hosted.run(
+        """
+@plan.stage(targets=[f"t{n:02}" for n in range(60)])
+def work(task):
+    for n in range(3):
+        task.spend(tokens=1)
+    return task.target
+
+@plan.stage(needs=work)
+async def again(task):
+    await asyncio.sleep(0.001)
+    return task.inputs["work"]
+""",
+        jobs=12,
+    )
+    assert view["state"] == "SUCCESS" and view["tokens"] == 180
+    found = hosted.values(view["build_id"], "again")
+    assert all(value == target for target, value in found.items()) and len(found) == 60
+
+
+@pytest.mark.rule("K-15")
+def test_what_writes_into_the_line_to_the_kernel_ends_its_host_only(hosted):
+    view = hosted.run(
+        """
+@plan.stage
+def work(task):
+    os.write(3, b"\\xff" * 4096)
+    time.sleep(30)
+"""
+    )
+    assert view["state"] == "FAILED" and "crashed" in json.dumps(view["steps"])
+    quick = "@plan.stage\ndef quick(task):\n    return 1\n"
+    assert hosted.run(quick, name="other.py")["state"] == "SUCCESS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -121,19 +122,22 @@ class HostedCode:
     def __init__(self, hosts: CodeHosts, host: CodeHost) -> None:
         self.hosts, self._host = hosts, host
         self._released = False
+        self._mutex = threading.Lock()
 
     def host(self) -> CodeHost:
         """The host, or another with the same code where that has ended."""
-        if not self._host.usable:
-            before, self._host = self._host, self.hosts.again(self._host)
-            self.hosts.let_go(before)
-        return self._host
+        with self._mutex:
+            if not self._host.usable:
+                before, self._host = self._host, self.hosts.again(self._host)
+                self.hosts.let_go(before)
+            return self._host
 
     def release(self) -> None:
         """The plan is not needed any more."""
-        if not self._released:
-            self._released = True
-            self.hosts.let_go(self._host)
+        with self._mutex:
+            if not self._released:
+                self._released = True
+                self.hosts.let_go(self._host)
 
 
 class _Call:

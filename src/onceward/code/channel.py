@@ -15,6 +15,8 @@ import msgspec
 
 _LENGTH = struct.Struct(">I")
 _READ = 1 << 18
+_LONGEST = 2 << 30
+"""No message is longer: whoever announces more does not speak this language."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -174,6 +176,8 @@ class Channel:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > _LONGEST:
+                raise ValueError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

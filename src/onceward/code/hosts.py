@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -53,6 +54,7 @@ from onceward.processes.launcher import FIRST_INHERITED, Order, Process, Process
 _POLL_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 0.5
 _READ: Final = 1 << 18
+_SEND_TIMEOUT: Final = struct.pack("ll", 30, 0)
 _WARM: Final = 4
 """How many hosts are kept for the next build of their file when no build uses them."""
 
@@ -82,8 +84,8 @@ class CodeHost:
 
     def __init__(self, hosts: CodeHosts, source: Source) -> None:
         self.source = source
-        self.users = 0
-        """Builds that run its functions; changed under the mutex of all hosts."""
+        self.users = 1
+        """Who needs it: whoever has it loaded, and builds that run its functions. Changed under the mutex of all hosts."""
         self.description: Any = None
         self.files: Mapping[str, str] = {}
         """The files that its code consists of, with their digests."""
@@ -102,7 +104,8 @@ class CodeHost:
         finally:
             theirs.close()
         self._channel = Channel(ours)
-        ours.setblocking(True)
+        # A host that is suspended must not hold up whoever tells it something.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self._process.listen(ours.fileno(), self._take)
         self._process.go()
         threading.Thread(target=self._watch, name=f"host {source.name}", daemon=True).start()
@@ -110,7 +113,7 @@ class CodeHost:
     def load(self, seconds: float, memory: int, stopping: threading.Event) -> None:
         """Have it load its source; a coded refusal where it cannot be, after which the process is gone."""
         source = self.source
-        self._channel.send(
+        self._send(
             Load(
                 kind=source.kind,
                 place=source.place,
@@ -170,7 +173,7 @@ class CodeHost:
         with self._mutex:
             self._calls[run.call] = messages
             ended = self.ended
-        if ended or not self._channel.send(run):
+        if ended or not self._send(run):
             messages.put(HostEnded(ended or "ended before the function began"))
         try:
             yield messages
@@ -182,15 +185,15 @@ class CodeHost:
                 self.close()
 
     def answer(self, answer: Answer) -> None:
-        self._channel.send(answer)
+        self._send(answer)
 
     def ask(self, call: int, why: str) -> None:
         """Ask a function to end."""
-        self._channel.send(Ask(call=call, why=why))
+        self._send(Ask(call=call, why=why))
 
     def interrupt(self, call: int) -> None:
         """Raise in the thread of a function."""
-        self._channel.send(Interrupt(call=call))
+        self._send(Interrupt(call=call))
 
     def retire(self) -> None:
         """A function of it does not end: begin nothing more in it, and end it when the others have ended."""
@@ -204,6 +207,13 @@ class CodeHost:
         """End the process, whatever runs in it."""
         self._process.kill()
 
+    def _send(self, message: Message) -> bool:
+        """Tell the host something. One that does not hear it, or heard half of it, is ended."""
+        sent = self._channel.send(message)
+        if not sent:
+            self.close()
+        return sent
+
     def _take(self) -> bool:
         """Read what the host said; False once it says nothing more."""
         try:
@@ -213,7 +223,7 @@ class CodeHost:
         try:
             for message in self._channel.taken(data):
                 self._hear(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError):
             # Its own code wrote into our line: nothing it says can be relied on any more.
             self.close()
             return False
@@ -303,7 +313,6 @@ class CodeHosts:
                 self._warm[source] = self._warm.pop(source)
                 return warm
         host = self._start(source)
-        host.users = 1
         with self._mutex:
             self._warm.pop(source, None)
             self._warm[source] = host
