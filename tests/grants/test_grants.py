@@ -19,7 +19,7 @@ from onceward.core.grants import Scope
 from onceward.core.records import Request
 from onceward.errors import InvalidConfig, OncewardError, PermissionDenied, PermitInvalid
 from onceward.grants import lifecycle as grants
-from onceward.grants import machine as rules
+from onceward.grants import machine
 from onceward.grants.acts import IssueGrant, issue
 from onceward.store.tables.events import events_of
 from onceward.store.tables.grants import Grants
@@ -206,7 +206,7 @@ def test_a_grant_that_nobody_signed_allows_nothing(kernel):
     # Whoever writes past the verb has only somebody's signature of something else.
     kernel.store.write(
         lambda tx: tx.move(
-            rules.issue(Grants(tx).named(draft), "tester", other, tx.now + 60_000_000)
+            machine.issue(Grants(tx).named(draft), "tester", other, tx.now + 60_000_000)
         )
     )
     with pytest.raises(PermitInvalid, match="does not count: it is not what its event says"):

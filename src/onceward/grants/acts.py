@@ -10,10 +10,10 @@ import msgspec
 from onceward.core.acts import Claim, Payload, act, all_of, anything, on
 from onceward.core.canon import digest
 from onceward.core.grants import Grant, Scope
-from onceward.core.limits import GRANT_SECONDS, MAX_NOTE_CHARS
-from onceward.errors import InvalidConfig, PermissionDenied, PermitInvalid
+from onceward.core.limits import MAX_NOTE_CHARS
+from onceward.errors import InvalidConfig
 from onceward.grants import lifecycle as grants
-from onceward.grants import machine as rules
+from onceward.grants import machine, rules
 from onceward.store.port import Reads
 from onceward.store.tables.grants import Grants
 from onceward.store.tables.principals import Principals
@@ -48,15 +48,9 @@ def draft(tx: Transaction, actor: str, asked: DraftGrant) -> dict[str, Any]:
     """Write down what somebody would like to be allowed; what people are to read of it has the digests of the scope."""
     scope = asked.scope
     _require_about(scope, asked.about)
-    executor = Principals(tx).find(scope.executor)
-    if executor is None or not executor.may("operator"):
-        unknown = "nobody here is called so"
-        why = unknown if executor is None else "that needs the role operator"
-        raise InvalidConfig(
-            f"{scope.executor} could not carry it out: {why}", context={"field": "executor"}
-        )
+    rules.require_executor(scope.executor, Principals(tx).find(scope.executor))
     grant_id = tx.sources.new_id("grt")
-    tx.move(rules.draft(grant_id, scope, actor, asked.about))
+    tx.move(machine.draft(grant_id, scope, actor, asked.about))
     return _answer(tx, grant_id)
 
 
@@ -76,11 +70,7 @@ def _require_about(scope: Scope, about: Any) -> None:
         made = digests(about)
     except (KeyError, TypeError, InvalidConfig):
         made = ("", "")
-    if made != (scope.manifest_digest, scope.schema_digest):
-        raise InvalidConfig(
-            "what the grant says it is for is not what its digests are of",
-            context={"field": "about"},
-        )
+    rules.require_digests(scope, made)
 
 
 class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,25 +93,13 @@ class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def issue(tx: Transaction, actor: str, asked: IssueGrant) -> dict[str, Any]:
     """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
     grant = Grants(tx).named(asked.grant)
-    if grant.status != "draft":
-        raise PermitInvalid(
-            f"the grant is {grant.status}; only a draft is issued",
-            context={"grant_id": asked.grant},
-        )
-    if grant.scope != asked.scope.check():
-        raise InvalidConfig(
-            "what is to be granted is not what was drafted", context={"field": "scope"}
-        )
-    if not 1 <= asked.seconds <= GRANT_SECONDS:
-        raise InvalidConfig(
-            f"a grant lasts between 1 and {GRANT_SECONDS} seconds", context={"field": "seconds"}
-        )
-    statement = tx.statement()
-    if statement is None:
-        raise PermissionDenied("a grant is issued by a signed request only")
+    rules.require_draft(grant, asked.grant)
+    rules.require_drafted_scope(grant, asked.scope)
+    rules.require_duration(asked.seconds)
+    statement = rules.require_statement(tx.statement())
     assert tx.asked_at is not None
     expires_at = tx.asked_at + asked.seconds * 1_000_000
-    tx.move(rules.issue(grant, actor, statement, expires_at))
+    tx.move(machine.issue(grant, actor, statement, expires_at))
     return _answer(tx, grant.grant_id)
 
 
@@ -143,12 +121,8 @@ class RevokeGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def revoke(tx: Transaction, actor: str, asked: RevokeGrant) -> dict[str, Any]:
     """Take back a draft or what was granted and not used."""
     grant = Grants(tx).named(asked.grant)
-    if grant.status not in ("draft", "active"):
-        raise PermitInvalid(
-            f"the grant is {grant.status}; there is nothing to take back",
-            context={"grant_id": asked.grant},
-        )
-    tx.move(rules.revoke(grant, actor, asked.why[:MAX_NOTE_CHARS]))
+    rules.require_revocable(grant, asked.grant)
+    tx.move(machine.revoke(grant, actor, asked.why[:MAX_NOTE_CHARS]))
     return _answer(tx, grant.grant_id)
 
 

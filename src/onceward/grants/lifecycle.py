@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onceward.core.grants import Grant, Scope
-from onceward.errors import NotFound, PermitInvalid
-from onceward.grants import machine as rules
+from onceward.grants import machine, rules
 from onceward.grants.authority import objection_to_grant
 from onceward.people.authority import Authority
 from onceward.store.port import Reads, moment_of
@@ -27,7 +26,7 @@ def expire(tx: Transaction, actor: str) -> list[str]:
         one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now
     ]
     for grant in late:
-        tx.move(rules.expire(grant, actor))
+        tx.move(machine.expire(grant, actor))
     return [grant.grant_id for grant in late]
 
 
@@ -41,16 +40,14 @@ def consume(
         _require_believed(tx, authority, known, root)
         return False
     grant = require(tx, authority, grant_id, scope, executor)
-    tx.move(rules.consume_grant(grant, root, executor))
+    tx.move(machine.consume_grant(grant, root, executor))
     return True
 
 
 def require(rows: Reads, authority: Authority, grant_id: str, scope: Scope, executor: str) -> Grant:
     """The grant, if it allows exactly this to this executor now, by what its granter signed; asking uses nothing up."""
-    grant = Grants(rows).find(grant_id)
-    why = rules.refusal(grant, scope, executor, moment_of(rows))
-    if why or grant is None:
-        raise PermitInvalid(why, context={"grant_id": grant_id[:128]})
+    found = Grants(rows).find(grant_id)
+    grant = rules.require_usable(found, grant_id, scope, executor, moment_of(rows))
     _require_believed(rows, authority, grant)
     return grant
 
@@ -62,16 +59,12 @@ def require_again(
     grant = Grants(rows).named(grant_id)
     if grant.consumed_by_root != root:
         return
-    why = rules.difference(grant.scope, scope.check())
-    if why:
-        raise PermitInvalid(f"the grant of this run {why}", context={"grant_id": grant_id})
+    rules.require_same_scope(grant, scope, grant_id)
     _require_believed(rows, authority, grant, root)
 
 
 def _require_believed(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> None:
-    why = doubt(rows, authority, grant, root)
-    if why:
-        raise PermitInvalid(why, context={"grant_id": grant.grant_id})
+    rules.require_believed(grant, doubt(rows, authority, grant, root))
 
 
 def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> str:
@@ -83,7 +76,6 @@ def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> st
 def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
     """Stamp a grant that its run has come to the end of."""
     grant = Grants(tx).named(grant_id)
-    if grant.consumed_by_root != root:
-        raise NotFound(f"{grant_id} was not used by this run", context={"grant_id": grant_id[:128]})
+    rules.require_used_by(grant, grant_id, root)
     if grant.finalized_at is None:
-        tx.move(rules.finalize(grant, tx.now, actor))
+        tx.move(machine.finalize(grant, tx.now, actor))

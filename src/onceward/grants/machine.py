@@ -1,8 +1,9 @@
-"""Grants: an authority for exactly one thing, signed, and used once or not at all (S-3)."""
+"""The life of a grant: an authority for exactly one thing, signed, and used at most once (S-3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -43,32 +44,48 @@ GRANT = Machine.parse(
     """,
 )
 
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
 
 def draft(grant_id: str, scope: Scope, actor: str, about: Any = None) -> Move:
     """What somebody would like to be allowed, and what that is for people to read; it allows nothing."""
     said = msgspec.to_builtins(scope.check())
     columns = {**said, "actions": canonical(said["actions"]).decode(), "expires_at": 0}
     told = {**said, "scope": scope.digest(), **({"about": about} if about is not None else {})}
-    return Move(GRANT, grant_id, NEW, "draft", 0, actor, detail=told, columns=columns)
+    return Move(
+        machine=GRANT,
+        subject=grant_id,
+        source=NEW,
+        target="draft",
+        version=0,
+        actor=actor,
+        detail=told,
+        columns=columns,
+    )
 
 
 def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -> Move:
     """Somebody with the authority allows exactly that, for a while."""
-    columns = {"granter": granter, "statement_hash": statement_hash, "expires_at": expires_at}
     return _grant(
         grant,
         "active",
         "issued",
         granter,
-        {"scope": grant.scope.digest(), "expires_at": expires_at},
-        columns,
+        detail={"scope": grant.scope.digest(), "expires_at": expires_at},
+        columns={"granter": granter, "statement_hash": statement_hash, "expires_at": expires_at},
     )
 
 
 def consume_grant(grant: Grant, root: str, actor: str) -> Move:
     """A run uses it up, before it writes anything."""
-    said = {"scope": grant.scope.digest(), "root": root}
-    return _grant(grant, "consumed", "used", actor, said, {"consumed_by_root": root})
+    return _grant(
+        grant,
+        "consumed",
+        "used",
+        actor,
+        detail={"scope": grant.scope.digest(), "root": root},
+        columns={"consumed_by_root": root},
+    )
 
 
 def finalize(grant: Grant, now: Micros, actor: str) -> Move:
@@ -78,54 +95,17 @@ def finalize(grant: Grant, now: Micros, actor: str) -> Move:
         "consumed",
         "finalized",
         actor,
-        {"root": grant.consumed_by_root},
-        {"finalized_at": now},
+        detail={"root": grant.consumed_by_root},
+        columns={"finalized_at": now},
     )
 
 
 def revoke(grant: Grant, actor: str, why: str = "") -> Move:
-    return _grant(grant, "revoked", "withdrawn", actor, {"why": why} if why else {}, {})
+    return _grant(grant, "revoked", "withdrawn", actor, detail={"why": why} if why else {})
 
 
 def expire(grant: Grant, actor: str) -> Move:
-    return _grant(grant, "expired", "time_passed", actor, {}, {})
-
-
-def refusal(grant: Grant | None, scope: Scope, executor: str, now: Micros) -> str:
-    """Why a grant does not allow this to this executor now, in words; empty if it does."""
-    if grant is None:
-        return "there is no such grant"
-    if grant.status != "active":
-        also = {
-            "draft": ": nobody has issued it",
-            "consumed": f": the run {grant.consumed_by_root} used it",
-        }
-        return f"the grant is {grant.status}{also.get(grant.status, '')}"
-    if grant.expires_at <= now:
-        return "the grant has expired"
-    differs = difference(grant.scope, scope.check())
-    if differs:
-        return f"the grant {differs}"
-    if executor != grant.executor:
-        return f"the grant is for {grant.executor}"
-    return ""
-
-
-_MEANS: Final = {
-    "manifest_digest": "another input, or other values",
-    "schema_digest": "other actions, other code or another schema",
-}
-
-
-def difference(granted: Scope, wanted: Scope) -> str:
-    """In what something differs from what was granted, in words; empty if in nothing."""
-    for name in Scope.__struct_fields__:
-        if getattr(granted, name) != getattr(wanted, name):
-            if name == "executor":
-                return f"is for {granted.executor}, not for {wanted.executor}"
-            also = f" ({_MEANS[name]})" if name in _MEANS else ""
-            return f"is for another {name}{also}"
-    return ""
+    return _grant(grant, "expired", "time_passed", actor)
 
 
 def _grant(
@@ -133,10 +113,19 @@ def _grant(
     target: str,
     reason: str,
     actor: str,
-    detail: Mapping[str, Any],
-    columns: Mapping[str, Any],
+    *,
+    detail: Mapping[str, Any] = _NOTHING,
+    columns: Mapping[str, Any] = _NOTHING,
 ) -> Move:
     GRANT.follow(grant.status, target, reason)
     return Move(
-        GRANT, grant.grant_id, grant.status, target, grant.version, actor, reason, detail, columns
+        machine=GRANT,
+        subject=grant.grant_id,
+        source=grant.status,
+        target=target,
+        version=grant.version,
+        actor=actor,
+        reason=reason,
+        detail=detail,
+        columns=columns,
     )

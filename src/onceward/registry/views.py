@@ -10,7 +10,7 @@ from onceward.core.views import Explanation, View
 from onceward.core.vocabulary import Value, key_of
 from onceward.errors import InvalidConfig, NotFound
 from onceward.grants.lifecycle import doubt
-from onceward.grants.machine import refusal
+from onceward.grants.rules import refusal
 from onceward.people.authority import Authority
 from onceward.registry.assembly import Assembly
 from onceward.registry.machine import objections
