@@ -128,7 +128,13 @@ def _fill_registry(workspace):
         )
         tx.move(registry.admit("voc_1", "col_1", old, "root-1", "tester"))
         supersede(
-            tx, Registry(tx).value(old.key), new.key, "root-1", "S4_VALUES", "plan@2", "tester"
+            tx,
+            Registry(tx).value(old.key),
+            new.key,
+            actor="tester",
+            root="root-1",
+            state="S4_VALUES",
+            ref="plan@2",
         )
         tx.move(registry.admit("voc_2", "col_1", new, "root-1", "tester"))
 

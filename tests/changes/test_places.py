@@ -18,7 +18,7 @@ from onceward.core.changes import Unit
 from onceward.errors import BaseDrift, InvalidConfig, PermitInvalid
 from onceward.registry import machine as registry
 from onceward.registry.assembly import Assembly
-from onceward.registry.machine import plan_of
+from onceward.registry.rules import require_plan
 from onceward.settings import TEMPLATE
 from onceward.store.tables.changes import Changes
 from onceward.store.tables.grants import Grants
@@ -131,7 +131,7 @@ def test_what_drifted_there_is_refused_and_a_cut_off_cut_is_finished(flags):
 def plan(*values, plan_id="p"):
     one = {"protocol_version": "1.0.0", "act_type": "WRITE", "governing_authority_ref": "council"}
     said = [{"operation_code": code, **one} for code in values]
-    return plan_of({"plan_id": plan_id, "revision": 1, "collection": "ops", "value": said})
+    return require_plan({"plan_id": plan_id, "revision": 1, "collection": "ops", "value": said})
 
 
 def granted(backlog, plan, executor="max"):

@@ -12,9 +12,10 @@ from onceward.core.records import Request
 from onceward.core.views import document
 from onceward.errors import InvalidConfig, PermitInvalid, RequestConflict
 from onceward.registry.assembly import Assembly, Rollback, shipped
-from onceward.registry.machine import plan_of, schema_digest
-from onceward.registry.rollback import judge
-from onceward.registry.rollback import plan_of as rollback_of
+from onceward.registry.machine import schema_digest
+from onceward.registry.rules import judge_rollback as judge
+from onceward.registry.rules import require_plan as plan_of
+from onceward.registry.rules import require_rollback_plan as rollback_of
 from onceward.sagas.lifecycle import Wanted, abandon, begin, take_up
 from onceward.sagas.machine import ASSEMBLY
 from onceward.sagas.run import SagaRun, run_saga

@@ -8,7 +8,9 @@ import pytest
 from onceward.core.vocabulary import Collection, Key, Value, key_of
 from onceward.errors import InvalidConfig, NotFound
 from onceward.registry.machine import schema_digest
-from onceward.registry.rollback import CODES, VALID, RollbackPlan, Step, judge
+from onceward.registry.rollback import CODES, VALID, RollbackPlan
+from onceward.registry.rollback import RollbackStep as Step
+from onceward.registry.rules import judge_rollback as judge
 
 
 def value(

@@ -15,9 +15,12 @@ from onceward.errors import (
     NotFound,
     OncewardError,
 )
-from onceward.registry import machine as rules
+from onceward.registry import machine
 from onceward.registry.machine import Meaning, manifest_digest
-from onceward.registry.rollback import RollbackPlan, Step, judge
+from onceward.registry.rollback import RollbackPlan
+from onceward.registry.rollback import RollbackStep as Step
+from onceward.registry.rules import digest_of
+from onceward.registry.rules import judge_rollback as judge
 from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
 
 ROOT = "root-1"
@@ -30,8 +33,8 @@ def meaning(code, version, act="READ", authority="council", frozen=True):
 @pytest.fixture
 def collection(store):
     def make(tx):
-        note_meta(tx, MetaRow("ops", rules.schema_digest("ops"), ROOT, tx.now))
-        tx.move(rules.create(tx.sources.new_id("col"), "ops", ROOT, "tester"))
+        note_meta(tx, MetaRow("ops", machine.schema_digest("ops"), ROOT, tx.now))
+        tx.move(machine.create(tx.sources.new_id("col"), "ops", ROOT, "tester"))
 
     store.write(make)
     with store.read() as rows:
@@ -44,7 +47,7 @@ def admit(store, collection):
         vocab_id = store.sources.new_id("voc")
         store.write(
             lambda tx: tx.move(
-                rules.admit(
+                machine.admit(
                     vocab_id,
                     collection.collection_id,
                     meaning(code, version, **words),
@@ -78,19 +81,19 @@ def give_way(tx, key, successor, audited=True):
         position=0,
         created_at=tx.now,
     )
-    event = tx.move(rules.supersede(found, successor, "tester", audit))
+    event = tx.move(machine.supersede(found, successor, "tester", audit))
     if audited:
         note_audit(tx, msgspec.structs.replace(audit, position=event.position))
 
 
 def admitted(tx, collection):
     new = meaning("pay.again", "1.0.0")
-    tx.move(rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester"))
+    tx.move(machine.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester"))
     return new.key
 
 
 def retire(store, key, reason="withdrawn"):
-    store.write(lambda tx: tx.move(rules.retire(Registry(tx).value(key), reason, "tester")))
+    store.write(lambda tx: tx.move(machine.retire(Registry(tx).value(key), reason, "tester")))
 
 
 @contextmanager
@@ -155,7 +158,7 @@ def test_a_values_digest_is_over_its_meaning_and_nothing_else():
         meaning("p y", "1.0.0"),
     ):
         with pytest.raises(InvalidConfig):
-            bad.digest()
+            digest_of(bad)
     assert manifest_digest({one.key: one.digest()}) != manifest_digest({})
 
 
@@ -183,7 +186,7 @@ def test_a_value_gives_way_to_one_that_comes_with_it(store, collection, admit):
     def replace(tx):
         give_way(tx, old, new.key)
         tx.move(
-            rules.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester")
+            machine.admit(tx.sources.new_id("voc"), collection.collection_id, new, ROOT, "tester")
         )
 
     store.write(replace)
@@ -216,7 +219,7 @@ def test_successors_that_must_not_be_are_refused_by_the_database(store, collecti
     def back(tx):
         give_way(tx, old, Key("pay", "1.2.0"))
         tx.move(
-            rules.admit(
+            machine.admit(
                 tx.sources.new_id("voc"),
                 collection.collection_id,
                 meaning("pay", "1.2.0"),
@@ -312,8 +315,8 @@ def test_a_collections_name_is_given_once(store, collection):
     with refused("registry_meta_kept", "registry_meta_pkey"):
         store.write(lambda tx: note_meta(tx, MetaRow("ops", "ab", "other", tx.now)))
     with refused("registry_collections_name"):
-        store.write(lambda tx: tx.move(rules.create("col_other", "ops", "other", "tester")))
-    store.write(lambda tx: tx.move(rules.retire_collection(collection, "compensated", "tester")))
+        store.write(lambda tx: tx.move(machine.create("col_other", "ops", "other", "tester")))
+    store.write(lambda tx: tx.move(machine.retire_collection(collection, "compensated", "tester")))
     with store.read() as rows:
         assert Registry(rows).collection("ops") is None and Registry(rows).meta("ops")[1] == ROOT
 

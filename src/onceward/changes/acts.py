@@ -23,7 +23,7 @@ from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Order, Seconds
 from onceward.core.tree_paths import REGISTRY, TREE, check_link, is_machinery
 from onceward.errors import BaseDrift, InvalidConfig
-from onceward.registry.machine import plan_of
+from onceward.registry.rules import require_plan
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.changes import Changes
@@ -134,7 +134,9 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
     if manifest.cutter == REGISTRY:
         (unit,) = manifest.unit if len(manifest.unit) == 1 else (None,)
         plan = (
-            plan_of(parse(_bytes(kernel, unit.after))) if unit is not None and unit.after else None
+            require_plan(parse(_bytes(kernel, unit.after)))
+            if unit is not None and unit.after
+            else None
         )
         if (
             plan is None

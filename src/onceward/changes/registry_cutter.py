@@ -10,7 +10,8 @@ from onceward.grants import lifecycle as grants
 from onceward.kernel.kernel import Kernel
 from onceward.registry import lifecycle as registry
 from onceward.registry.assembly import Assembly
-from onceward.registry.machine import RegistryPlan, objections, plan_of
+from onceward.registry.machine import RegistryPlan
+from onceward.registry.rules import objections, require_plan
 from onceward.sagas.lifecycle import Wanted, begin
 from onceward.sagas.run import SagaRun
 from onceward.store.tables.grants import Grants
@@ -105,4 +106,4 @@ def plan_in(kernel: Kernel, manifest: Manifest) -> RegistryPlan:
     """The plan that was approved, from its own bytes."""
     (unit,) = manifest.unit
     data = b"".join(kernel.artifacts.read(unit.after or ""))
-    return plan_of(parse(data))
+    return require_plan(parse(data))

@@ -14,6 +14,7 @@ from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
 from onceward.grants.machine import GRANT
 from onceward.registry.machine import COLLECTION, VALUE, meaning_of
+from onceward.registry.rules import digest_of
 from onceward.store.tables.registry import MetaRow
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Entries:
             self._findings.fault(
                 "state", stream.subject, "what it is for is not what its events say"
             )
-        if isinstance(row, Value) and row.digest != meaning_of(row).digest():
+        if isinstance(row, Value) and row.digest != digest_of(meaning_of(row)):
             self._findings.fault("state", stream.subject, "its digest is not that of what it means")
 
     def finish(self) -> None:

@@ -8,11 +8,12 @@ from onceward.core.acts import work
 from onceward.core.canon import digest
 from onceward.core.orders import Order
 from onceward.grants.acts import DIGESTS
-from onceward.registry.machine import plan_of, schema_digest
+from onceward.registry.machine import schema_digest
+from onceward.registry.rules import require_plan
 
 
 def _digests_of_plan(about: Any) -> tuple[str, str]:
-    plan = plan_of(about["plan"])
+    plan = require_plan(about["plan"])
     return plan.manifest_digest, plan.schema_digest
 
 

@@ -12,11 +12,10 @@ from onceward.core.canon import canonical, digest
 from onceward.core.grants import Scope
 from onceward.core.sagas import Run
 from onceward.core.vocabulary import Audit
-from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.grants import lifecycle as grants
 from onceward.registry import lifecycle as registry
-from onceward.registry import rollback
-from onceward.registry.machine import RegistryPlan, manifest_digest, objections, plan_of
+from onceward.registry import rules
+from onceward.registry.machine import RegistryPlan, manifest_digest
 from onceward.registry.rollback import RollbackPlan
 from onceward.sagas.declaration import ActionTask, Judge, Saga, Seen
 from onceward.sagas.machine import ASSEMBLY, ROLLBACK, Shape, given_of
@@ -66,7 +65,15 @@ class Shipped(Saga):
         undo: Act | None = None,
         write: Write | None = None,
     ) -> None:
-        self._add(name, {}, act, undo, check, None, {"timeout": "1h", "attempts": 1})
+        self._add(
+            name,
+            {},
+            call=act,
+            compensate=undo,
+            check=check,
+            guard=None,
+            words={"timeout": "1h", "attempts": 1},
+        )
         self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
 
     def about(self, given: Any) -> dict[str, Any]:
@@ -108,30 +115,23 @@ class Assembly(Shipped):
         self.put("S7_FINALIZE", self._read_evidence, undo=self._read_evidence)
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
-        plan = self.plan
         return Scope(
-            *(
-                plan.plan_id,
-                plan.revision,
-                plan.manifest_digest,
-                plan.schema_digest,
-                environment,
-                executor,
-            ),
-            tuple(place.name for place in ASSEMBLY.places),
+            plan_id=self.plan.plan_id,
+            revision=self.plan.revision,
+            manifest_digest=self.plan.manifest_digest,
+            schema_digest=self.plan.schema_digest,
+            environment=environment,
+            executor=executor,
+            actions=tuple(place.name for place in ASSEMBLY.places),
         ).check()
 
     def _preflight(self, task: ActionTask) -> dict[str, Any]:
         with task.site.store.read() as rows:
-            self._require(objections(self.plan, Registry(rows), task.root))
+            rules.require_unopposed(rules.objections(self.plan, Registry(rows), task.root))
         return {"values": len(self.plan.value)}
 
     def _unopposed(self, seen: Seen) -> bool:
-        return not objections(self.plan, Registry(seen.rows), seen.root)
-
-    def _require(self, objections: list[str]) -> None:
-        if objections:
-            raise InvalidConfig("; ".join(objections[:5]), context={"objections": objections[:50]})
+        return not rules.objections(self.plan, Registry(seen.rows), seen.root)
 
     def _schema(self, task: ActionTask) -> dict[str, Any]:
         run: SagaRun = task.site
@@ -191,10 +191,7 @@ class Assembly(Shipped):
         before = {one.key: one.supersedes for one in self.plan.value if one.supersedes}
         gives_way = {value.key: before[value.key] for value in own if value.key in before}
         for key, old in gives_way.items():
-            if Registry(rows).meant(old).successor != key:
-                raise IntegrityFault(
-                    f"{old} did not give way to {key}", context={"value": str(key)}
-                )
+            rules.require_successor(old, Registry(rows).meant(old), key)
         digests = {value.key: value.digest for value in own}
         return {"manifest_digest": manifest_digest(digests, gives_way), "count": len(own)}
 
@@ -208,21 +205,21 @@ class Assembly(Shipped):
         with run.store.read() as rows:
             own = Registry(rows).of_root(task.root)
         said = {
-            **{"plan_id": self.plan.plan_id, "revision": self.plan.revision, "root": task.root},
-            **{
-                "schema_digest": self.plan.schema_digest,
-                "manifest_digest": self.plan.manifest_digest,
-            },
+            "plan_id": self.plan.plan_id,
+            "revision": self.plan.revision,
+            "root": task.root,
+            "schema_digest": self.plan.schema_digest,
+            "manifest_digest": self.plan.manifest_digest,
             "collection": self.collection,
             "values": {
                 str(value.key): {"vocab_id": value.vocab_id, "digest": value.digest}
                 for value in own
             },
         }
-        blob = run.kernel.artifacts.keep(canonical(said))
+        evidence = canonical(said)
+        blob = run.kernel.artifacts.keep(evidence)
         run.write(lambda tx: self._audit(tx, run, task.root, blob))
-        if b"".join(run.kernel.artifacts.read(blob.sha256)) != canonical(said):
-            raise IntegrityFault("the evidence is not what was kept")
+        rules.require_evidence_kept(b"".join(run.kernel.artifacts.read(blob.sha256)), evidence)
         return {"evidence": blob.sha256}
 
     def _audit(self, tx: Transaction, run: SagaRun, root: str, blob: Any) -> None:
@@ -262,9 +259,7 @@ class Assembly(Shipped):
         run: SagaRun = task.site
         with run.store.read() as rows:
             audit = Registry(rows).audit(task.root, "S6_EVIDENCE", run.saga_id)
-        if audit is None:
-            raise IntegrityFault("the evidence of this run is not there")
-        sha256 = audit.rollback_ref.partition(":")[2]
+        sha256 = rules.require_evidence(audit).rollback_ref.partition(":")[2]
         return {
             "evidence": sha256,
             "bytes": sum(len(piece) for piece in run.kernel.artifacts.read(sha256)),
@@ -290,14 +285,13 @@ class Rollback(Shipped):
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         return Scope(
-            *(
-                self.plan.plan_id,
-                self.plan.revision,
-                digest(msgspec.to_builtins(self.plan)),
-                self.schema_digest,
-            ),
-            *(environment, executor),
-            tuple(place.name for place in ROLLBACK.places),
+            plan_id=self.plan.plan_id,
+            revision=self.plan.revision,
+            manifest_digest=digest(msgspec.to_builtins(self.plan)),
+            schema_digest=self.schema_digest,
+            environment=environment,
+            executor=executor,
+            actions=tuple(place.name for place in ROLLBACK.places),
         ).check()
 
     def _check(self, task: ActionTask) -> dict[str, str]:
@@ -305,9 +299,8 @@ class Rollback(Shipped):
             return self._judged(rows)
 
     def _judged(self, rows: Reads) -> dict[str, str]:
-        verdict = rollback.judge(self.plan, Registry(rows), executing=True)
-        if not verdict.valid:
-            raise InvalidConfig(f"{verdict.code}: {verdict.why}", context={"code": verdict.code})
+        verdict = rules.judge_rollback(self.plan, Registry(rows), executing=True)
+        rules.require_valid_rollback(verdict)
         return {"code": verdict.code}
 
     def _supersede(self, tx: Transaction, run: SagaRun) -> None:
@@ -315,26 +308,27 @@ class Rollback(Shipped):
         found, root = Registry(tx), Runs(tx).get(run.saga_id).idempotency_root
         self._judged(tx)
         for step in self.plan.steps:
-            successor = found.meant(step.successor).key
             registry.supersede(
-                *(tx, found.meant(step.target), successor, root, "R2_SUPERSEDE"),
-                *(step.rollback_ref, run.kernel.principal),
+                tx,
+                found.meant(step.target),
+                found.meant(step.successor).key,
+                actor=run.kernel.principal,
+                root=root,
+                state="R2_SUPERSEDE",
+                ref=step.rollback_ref,
             )
-
-    def _done(self, found: Registry, root: str) -> bool:
-        targets = [found.meant(step.target) for step in self.plan.steps]
-        return all(
-            found.audit(root, "R2_SUPERSEDE", target.vocab_id) is not None for target in targets
-        )
 
     def _read_back(self, task: ActionTask) -> dict[str, str]:
         with task.site.store.read() as rows:
             found = Registry(rows)
-            if not self._done(found, task.root):
-                raise IntegrityFault("what was superseded is not")
-            return {
-                step.target: str(found.meant(step.target).successor) for step in self.plan.steps
-            }
+            targets = {step.target: found.meant(step.target) for step in self.plan.steps}
+            rules.require_superseded(
+                [
+                    found.audit(task.root, "R2_SUPERSEDE", target.vocab_id)
+                    for target in targets.values()
+                ]
+            )
+            return {name: str(target.successor) for name, target in targets.items()}
 
 
 def shipped(run: Run) -> Shipped | None:
@@ -343,6 +337,6 @@ def shipped(run: Run) -> Shipped | None:
         return None
     given = given_of(run)
     if run.shape == ASSEMBLY.text():
-        return Assembly(plan_of(given["plan"]), given["environment"])
-    plan = rollback.plan_of(given["plan"])
+        return Assembly(rules.require_plan(given["plan"]), given["environment"])
+    plan = rules.require_rollback_plan(given["plan"])
     return Rollback(plan, given["schema_digest"], given["environment"])

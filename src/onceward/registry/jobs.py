@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from onceward.kernel.jobs import Job, Taking, begins
-from onceward.registry import rollback
 from onceward.registry.acts import ApplyPlan
 from onceward.registry.assembly import Assembly, Rollback, Shipped, shipped
-from onceward.registry.machine import plan_of, schema_digest
+from onceward.registry.machine import schema_digest
+from onceward.registry.rules import require_plan, require_rollback_plan
 from onceward.sagas.jobs import SHIPPED, SagaJob, accept_run
 from onceward.sagas.lifecycle import Wanted, begin
 from onceward.store.port import Reads
@@ -33,11 +33,11 @@ def apply_for(taking: Taking, order: ApplyPlan) -> Job:
 
 
 def to_apply(words: Mapping[str, Any], environment: str) -> Assembly:
-    return Assembly(plan_of(words), environment)
+    return Assembly(require_plan(words), environment)
 
 
 def to_roll_back(words: Mapping[str, Any], environment: str) -> Rollback:
-    plan = rollback.plan_of(words)
+    plan = require_rollback_plan(words)
     return Rollback(plan, schema_digest(plan.collection), environment)
 
 

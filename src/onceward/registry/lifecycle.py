@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from onceward.core.vocabulary import Audit, Collection, Key, Value, key_of
-from onceward.errors import InvalidConfig
-from onceward.registry import machine as rules
+from onceward.registry import machine, rules
 from onceward.registry.machine import Planned, RegistryPlan, schema_digest
 from onceward.store.tables.registry import MetaRow, Registry, note_audit, note_meta
 from onceward.store.transaction import Transaction
@@ -19,12 +18,10 @@ def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collec
     meta = registry.meta(name)
     if meta is None:
         note_meta(tx, MetaRow(name=name, schema_digest=wanted, root=root, created_at=tx.now))
-    elif meta[0] != wanted:
-        raise InvalidConfig(
-            f"the collection {name} has another schema", context={"collection": name}
-        )
+    else:
+        rules.require_schema(name, meta[0], wanted)
     if registry.collection(name) is None:
-        tx.move(rules.create(tx.sources.new_id("col"), name, root, actor))
+        tx.move(machine.create(tx.sources.new_id("col"), name, root, actor))
     found = registry.collection(name)
     assert found is not None
     return found
@@ -35,26 +32,20 @@ def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: s
     registry = Registry(tx)
     known = registry.value(one.key)
     if known is None:
-        collection = registry.collection(plan.collection)
-        if collection is None:
-            raise InvalidConfig(
-                f"there is no collection {plan.collection}", context={"collection": plan.collection}
-            )
+        collection = rules.require_collection(plan.collection, registry.collection(plan.collection))
         if one.supersedes:
             before = registry.meant(str(key_of(one.supersedes)))
-            supersede(tx, before, one.key, root, "S4_VALUES", plan.ref, actor)
+            supersede(tx, before, one.key, actor=actor, root=root, state="S4_VALUES", ref=plan.ref)
+        rules.require_meaning(one.meaning)
         vocab_id = tx.sources.new_id("voc")
-        tx.move(rules.admit(vocab_id, collection.collection_id, one.meaning, root, actor))
+        tx.move(machine.admit(vocab_id, collection.collection_id, one.meaning, root, actor))
         known = registry.meant(vocab_id)
-    if known.root != root:
-        raise InvalidConfig(
-            f"{one.key} is in the registry already, by another run", context={"value": str(one.key)}
-        )
+    rules.require_own_value(one.key, known, root)
     return known
 
 
 def supersede(
-    tx: Transaction, value: Value, successor: Key, root: str, state: str, ref: str, actor: str
+    tx: Transaction, value: Value, successor: Key, *, actor: str, root: str, state: str, ref: str
 ) -> None:
     """A value gives way; the audit row that says for what is part of the same transaction."""
     audit = Audit(
@@ -66,7 +57,7 @@ def supersede(
         position=0,
         created_at=tx.now,
     )
-    event = tx.move(rules.supersede(value, successor, actor, audit))
+    event = tx.move(machine.supersede(value, successor, actor, audit))
     assert event is not None
     note_audit(tx, msgspec.structs.replace(audit, position=event.position))
 
@@ -82,7 +73,7 @@ def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:
         if any(heir.root != root for heir in registry.heirs_of(value.key)):
             left.append(str(value.key))
         else:
-            tx.move(rules.retire(value, "compensated", actor))
+            tx.move(machine.retire(value, "compensated", actor))
     return left
 
 
@@ -96,5 +87,5 @@ def undo_collection(tx: Transaction, name: str, root: str, actor: str) -> str:
         return "another run made it"
     if any(value.root != root for value in registry.values(collection.collection_id)):
         return "it holds values of other runs"
-    tx.move(rules.retire_collection(collection, "compensated", actor))
+    tx.move(machine.retire_collection(collection, "compensated", actor))
     return ""

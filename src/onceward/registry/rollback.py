@@ -1,16 +1,13 @@
-"""Whether a rollback may be: supersession forward, or exactly one reason why not (S-6). Nothing is executed here."""
+"""Rollback plans: the rules RBP-0 to RBP-10, of which a plan breaks none, or one first (S-6). Nothing is executed here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from onceward.core.limits import MAX_INTEGER, MAX_PLAN_ID_CHARS
-from onceward.core.records import check_name
 from onceward.core.vocabulary import Collection, Key, Value, version_of
-from onceward.errors import InvalidConfig
 
 VALID: Final = "ROLLBACK_CONTRACT_VALID_FOR_REVIEW"
 CODES: Final = (
@@ -29,7 +26,7 @@ CODES: Final = (
 """Why not, by number: RBP-0 to RBP-10, in the order in which they are looked for."""
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RollbackStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a plan wants of one value; only `supersede` can be had."""
 
     action: Literal["supersede", "retire", "delete", "change", "rewrite"]
@@ -45,33 +42,13 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RollbackPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan_id: str
     collection: str
-    steps: list[Step] = msgspec.field(name="step", default_factory=list)
+    steps: list[RollbackStep] = msgspec.field(name="step", default_factory=list)
     execute: bool = False
     revision: int = 1
 
 
-def plan_of(said: Any) -> RollbackPlan:
-    """A plan from its words."""
-    try:
-        plan = msgspec.convert(said, RollbackPlan)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(
-            f"this is no rollback plan: {error}", context={"field": "plan"}
-        ) from None
-    check_name(plan.plan_id, "plan_id")
-    if len(plan.plan_id) > MAX_PLAN_ID_CHARS:
-        raise InvalidConfig(
-            f"a plan_id has at most {MAX_PLAN_ID_CHARS} characters", context={"field": "plan_id"}
-        )
-    if not 1 <= plan.revision <= MAX_INTEGER:
-        raise InvalidConfig(
-            "a plan's revision is a number from 1 on", context={"field": "revision"}
-        )
-    return plan
-
-
-class Facts(Protocol):
-    """What there is in the registry."""
+class KnownValues(Protocol):
+    """The values and collections of the registry."""
 
     def collection(self, name: str) -> Collection | None: ...
 
@@ -82,7 +59,7 @@ class Facts(Protocol):
     def heirs_of(self, key: Key) -> list[Value]: ...
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RollbackVerdict(msgspec.Struct, frozen=True):
     """The one answer, and where in the plan it comes from."""
 
     code: str
@@ -97,8 +74,8 @@ class Verdict(msgspec.Struct, frozen=True):
 class _After:
     """The registry as it would be after some steps of a plan."""
 
-    def __init__(self, facts: Facts, steps: Sequence[Step]) -> None:
-        self._facts = facts
+    def __init__(self, known: KnownValues, steps: Sequence[RollbackStep]) -> None:
+        self._known = known
         self._gone: dict[str, tuple[str, Key | None]] = {}
         for step in steps:
             target = self.find(step.target) if step.action in ("supersede", "retire") else None
@@ -111,10 +88,10 @@ class _After:
                 )
 
     def collection(self, name: str) -> Collection | None:
-        return self._facts.collection(name)
+        return self._known.collection(name)
 
     def find(self, text: str) -> Value | None:
-        found = self._facts.find(text)
+        found = self._known.find(text)
         if found is None or found.vocab_id not in self._gone:
             return found
         status, successor = self._gone[found.vocab_id]
@@ -126,55 +103,49 @@ class _After:
         )
 
     def meant(self, text: str) -> Value:
+        """The value that a step is about: it is known to be there."""
         found = self.find(text)
-        if found is None:
-            raise InvalidConfig(
-                f"there is no value {text[:80]} in the registry", context={"value": text[:128]}
-            )
+        assert found is not None
         return found
 
     def heirs_of(self, key: Key) -> list[Value]:
-        return self._facts.heirs_of(key)
+        return self._known.heirs_of(key)
 
 
-def judge(plan: RollbackPlan | None, facts: Facts, executing: bool = False) -> Verdict:
-    """The first rule that does not hold, by its number; each step is judged as those before it would leave things."""
-    if plan is not None and plan.execute and not executing:
-        return Verdict(CODES[0], why="it asks to be executed, and is only being checked")
-    if plan is None or not plan.steps:
-        return Verdict(CODES[1], why="there is no plan, or no step in it")
-    collection = facts.collection(plan.collection)
-    if collection is None:
-        raise InvalidConfig(
-            f"there is no collection {plan.collection[:60]!a}", context={"field": "collection"}
-        )
-    views = [_After(facts, plan.steps[:number]) for number in range(len(plan.steps))]
-    for step, view in zip(plan.steps, views, strict=True):
-        if step.action != "rewrite":
-            view.meant(step.target)
+def values_after_each_step(
+    known: KnownValues, steps: Sequence[RollbackStep]
+) -> Sequence[KnownValues]:
+    """For each step the registry as the steps before it would leave it."""
+    return [_After(known, steps[:number]) for number in range(len(steps))]
+
+
+def first_broken_rule(
+    steps: Sequence[RollbackStep], views: Sequence[KnownValues], collection: Collection
+) -> RollbackVerdict:
+    """The first rule, by its number, that a step breaks; valid where no step breaks one. Targets are known values."""
     for code, rule in _RULES:
-        for number, (step, view) in enumerate(zip(plan.steps, views, strict=True), 1):
+        for number, (step, view) in enumerate(zip(steps, views, strict=True), 1):
             why = rule(step, view, collection)
             if why:
-                return Verdict(code, number, why)
-    return Verdict(VALID)
+                return RollbackVerdict(code, number, why)
+    return RollbackVerdict(VALID)
 
 
-def _deletes(step: Step, facts: Facts, collection: Collection) -> str:
+def _deletes(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     return "values are never deleted" if step.action == "delete" else ""
 
 
-def _orphans(step: Step, facts: Facts, collection: Collection) -> str:
+def _orphans(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     if step.action != "retire":
         return ""
-    heirs = facts.heirs_of(facts.meant(step.target).key)
+    heirs = known.heirs_of(known.meant(step.target).key)
     return f"{heirs[0].key} would point at nothing that is in force" if heirs else ""
 
 
-def _erases(step: Step, facts: Facts, collection: Collection) -> str:
+def _erases(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     if step.action == "rewrite":
         return f"{step.target[:60] or 'history'} is written once"
-    target = facts.meant(step.target)
+    target = known.meant(step.target)
     after = f", and {target.successor} follows it" if target.successor else ""
     return (
         ""
@@ -183,33 +154,33 @@ def _erases(step: Step, facts: Facts, collection: Collection) -> str:
     )
 
 
-def _changes(step: Step, facts: Facts, collection: Collection) -> str:
+def _changes(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     return (
-        f"{facts.meant(step.target).key} would mean something else"
+        f"{known.meant(step.target).key} would mean something else"
         if step.action == "change"
         else ""
     )
 
 
-def _weakens(step: Step, facts: Facts, collection: Collection) -> str:
-    successor = facts.find(step.successor) if step.successor else None
+def _weakens(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
+    successor = known.find(step.successor) if step.successor else None
     if step.action != "supersede" or successor is None:
         return ""
     before, after = (
-        facts.meant(step.target).governing_authority_ref,
+        known.meant(step.target).governing_authority_ref,
         successor.governing_authority_ref,
     )
     return f"{after} would govern instead of {before}" if before != after else ""
 
 
-def _unnamed(step: Step, facts: Facts, collection: Collection) -> str:
+def _unnamed(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     if step.action != "supersede":
         return f"a value is superseded by another that is named, not by {step.action}"
     return "no successor is named" if not step.successor else ""
 
 
-def _backward(step: Step, facts: Facts, collection: Collection) -> str:
-    target, successor = facts.meant(step.target), facts.find(step.successor)
+def _backward(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
+    target, successor = known.meant(step.target), known.find(step.successor)
     if successor is None:
         return f"there is no {step.successor[:80]}"
     if successor.status != "active":
@@ -224,31 +195,33 @@ def _backward(step: Step, facts: Facts, collection: Collection) -> str:
     )
 
 
-def _unaudited(step: Step, facts: Facts, collection: Collection) -> str:
+def _unaudited(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
     return "" if step.rollback_ref.strip() else "it names no rollback_ref for its audit row"
 
 
-def _elsewhere(step: Step, facts: Facts, collection: Collection) -> str:
-    for value in filter(None, (facts.meant(step.target), facts.find(step.successor))):
+def _elsewhere(step: RollbackStep, known: KnownValues, collection: Collection) -> str:
+    for value in filter(None, (known.meant(step.target), known.find(step.successor))):
         if value.collection_id != collection.collection_id:
             return f"{value.key} is in another collection"
     return ""
 
 
-_RULES: Final[tuple[tuple[str, Callable[[Step, Facts, Collection], str]], ...]] = tuple(
-    zip(
-        CODES[2:],
-        (
-            _deletes,
-            _orphans,
-            _erases,
-            _changes,
-            _weakens,
-            _unnamed,
-            _backward,
-            _unaudited,
-            _elsewhere,
-        ),
-        strict=True,
+_RULES: Final[tuple[tuple[str, Callable[[RollbackStep, KnownValues, Collection], str]], ...]] = (
+    tuple(
+        zip(
+            CODES[2:],
+            (
+                _deletes,
+                _orphans,
+                _erases,
+                _changes,
+                _weakens,
+                _unnamed,
+                _backward,
+                _unaudited,
+                _elsewhere,
+            ),
+            strict=True,
+        )
     )
 )

@@ -13,8 +13,8 @@ from onceward.grants.lifecycle import doubt
 from onceward.grants.rules import refusal
 from onceward.people.authority import Authority
 from onceward.registry.assembly import Assembly
-from onceward.registry.machine import objections
-from onceward.registry.rollback import RollbackPlan, Verdict, judge
+from onceward.registry.rollback import RollbackPlan, RollbackVerdict
+from onceward.registry.rules import judge_rollback, objections
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.subject import Kind, story
@@ -130,10 +130,10 @@ def _objections(
     return [*against, why] if why else against
 
 
-def verdict_on(store: Store, plan: RollbackPlan | None) -> Verdict:
+def verdict_on(store: Store, plan: RollbackPlan | None) -> RollbackVerdict:
     """The one answer to a rollback plan; nothing is executed."""
     with store.read() as rows:
-        return judge(plan, Registry(rows))
+        return judge_rollback(plan, Registry(rows))
 
 
 # Explained in words.
