@@ -381,7 +381,7 @@ def test_a_stuck_run_may_be_taken_as_it_is(kernel):
 
 def test_a_saga_that_makes_no_table_is_refused(kernel):
     with pytest.raises(InvalidConfig, match="1 to 100 actions"):
-        Saga("none").shape.check()
+        _ = Saga("none").shape
     for name in ("DONE", "new", "has blank", "COMP_A", "ü"):
         saga = Saga("odd")
         saga.action(lambda task: None, name="a")

@@ -79,7 +79,15 @@ class Carrying(Saga):
     def put(
         self, name: str, act: Callable[[ActionTask], Any], undo: Any = None, write: Any = None
     ) -> None:
-        self._add(name, {}, act, undo, None, None, {"timeout": "1h", "attempts": 1})
+        self._add(
+            name,
+            {},
+            call=act,
+            compensate=undo,
+            check=None,
+            guard=None,
+            words={"timeout": "1h", "attempts": 1},
+        )
         self.actions[name] = msgspec.structs.replace(self.actions[name], write=write)
 
     def given(self) -> dict[str, str]:

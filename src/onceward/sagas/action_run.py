@@ -16,8 +16,8 @@ from onceward.dispatch.step_folder import Bench
 from onceward.dispatch.task import Upstream
 from onceward.dispatch.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
-from onceward.sagas import machine as rules
 from onceward.sagas.declaration import ActionTask
+from onceward.sagas.machine import given_of
 from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onceward.sagas.run import SagaRun
 
 
-class Act:
+class ActionRun:
     """A child of a run; the same for all its attempts."""
 
     def __init__(self, saga: SagaRun, run: Run, stage: Stage, side: Side) -> None:
@@ -108,7 +108,7 @@ class Act:
         """A function's attempt, on its own thread."""
         place = (self.run.saga_id, self.step, "")
         task = ActionTask(child, place, self.key, {}, lambda: self.bench.folder)
-        task.root, task.input = self.run.idempotency_root, rules.given_of(self.run)
+        task.root, task.input = self.run.idempotency_root, given_of(self.run)
         task.site = self.saga
         self.bench.seat(task, self.saga.saga.folder)
         if self.side == "compensation" and self.step in task.inputs:
@@ -118,7 +118,7 @@ class Act:
 
     def prepare(self, token: Token) -> None:
         files = [(step, output) for step, left in self._flowing_in().items() for output in left[""]]
-        self.bench.lay_out(self.name, rules.given_of(self.run), files)
+        self.bench.lay_out(self.name, given_of(self.run), files)
 
     def collect(self, token: Token, value: Any) -> tuple[list[Kept], Any]:
         """What it left, kept; and as its check sees it."""
@@ -136,11 +136,13 @@ class Act:
     def late(self, token: Token, kept: Any) -> None:
         """An action that was given up has failed, and was dealt with."""
 
-    def close(self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None) -> Ending:
+    def close(
+        self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None
+    ) -> ActionEnding:
         found, result = kept or ([], None)
         if self.side == "compensation" and self.saga.saga.reserves and isinstance(result, Mapping):
             self.left = list(result.get("left", ()))
-        return Ending(self, token, ended, found, result, self.bench.clear())
+        return ActionEnding(self, token, ended, kept=found, result=result, log=self.bench.clear())
 
     def cancelled(self) -> None:
         self.saga.cancelled(self)
@@ -163,11 +165,18 @@ def upstream(steps: Sequence[Step], but: Sequence[str] = ()) -> Upstream:
     return {step.step: {"": read_back(step.outputs)} for step in done}
 
 
-class Ending:
+class ActionEnding:
     """The end of an attempt, and what its commit holds."""
 
     def __init__(
-        self, act: Act, token: Token, ended: Ended, kept: Sequence[Kept], result: Any, log: Any
+        self,
+        act: ActionRun,
+        token: Token,
+        ended: Ended,
+        *,
+        kept: Sequence[Kept],
+        result: Any,
+        log: Any,
     ) -> None:
         self._act, self._token, self._kept, self._result, self._log = act, token, kept, result, log
         self._outputs = tuple(output for output, _ in kept)
@@ -208,9 +217,12 @@ class Ending:
 
     def recorded(self) -> None:
         act, ended = self._act, self._final
-        status = "done" if ended.reason == "completed" else "retry" if self._again else "failed"
         if ended.detail.get("stopped"):
             status = "stopped"
+        elif ended.reason == "completed":
+            status = "done"
+        else:
+            status = "retry" if self._again else "failed"
         why: Mapping[str, Any] = {"reason": ended.reason, **ended.detail}
         if act.refused is not None:
             status, why = "failed", act.refused

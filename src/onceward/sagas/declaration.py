@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from onceward.core.sagas import Side
 from onceward.dispatch.stage import Stage
 from onceward.dispatch.stage_words import limits_of, stage_of
 from onceward.dispatch.task import Task
-from onceward.errors import InvalidConfig
-from onceward.sagas.machine import Place, Shape
+from onceward.sagas import rules
+from onceward.sagas.machine import SagaState, Shape
 from onceward.store.port import Reads
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -118,11 +117,16 @@ class Saga:
         False, or raise, where it must not go on. Words: timeout, attempts, secrets."""
 
         def add(call: Call) -> Call:
-            if not callable(call):
-                raise InvalidConfig(
-                    f"an action is made of a function, not of {call!r}", context={"field": "action"}
-                )
-            self._add(name or call.__name__, {}, call, compensate, check, guard, words)
+            rules.require_function(call)
+            self._add(
+                name or call.__name__,
+                {},
+                call=call,
+                compensate=compensate,
+                check=check,
+                guard=guard,
+                words=words,
+            )
             return call
 
         return add(*bare) if bare else add
@@ -141,11 +145,11 @@ class Saga:
         self._add(
             name,
             {"run": run if isinstance(run, str) else list(run)},
-            None,
-            compensate,
-            check,
-            guard,
-            words,
+            call=None,
+            compensate=compensate,
+            check=check,
+            guard=guard,
+            words=words,
         )
         return name
 
@@ -165,8 +169,8 @@ class Saga:
         for name in self.actions:
             before = list(self.actions)[: list(self.actions).index(name) + 1]
             undo = tuple(one for one in reversed(before) if self.actions[one].undo is not None)
-            places.append(Place(name, f"COMP_{name.upper()}", undo))
-        return Shape(self.name, tuple(places)).check()
+            places.append(SagaState(name, f"COMP_{name.upper()}", undo))
+        return rules.require_shape(Shape(self.name, tuple(places)))
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
         """What a grant for a run of this must say: what it is given, and what is done, commands and code."""
@@ -207,63 +211,29 @@ class Saga:
         self,
         name: str,
         what: Mapping[str, Any],
+        *,
         call: Callable[..., Any] | None,
         compensate: Undo,
         check: Judge | None,
         guard: Judge | None,
         words: Mapping[str, Any],
     ) -> None:
-        odd = set(words) - _WORDS
-        if odd:
-            raise InvalidConfig(
-                f"an action has no {sorted(odd)[0]}", context={"field": sorted(odd)[0]}
-            )
-        if name in self.actions:
-            raise InvalidConfig(f"there are two actions {name}", context={"field": "name"})
+        rules.require_known_words(words, _WORDS)
+        rules.require_new_action(name, self.actions)
         for judge in (check, guard):
-            _require_judge(judge)
-        if isinstance(what.get("run"), str):
-            raise InvalidConfig(
-                f"the command of {name} is a list of words, no text", context={"field": "run"}
-            )
+            rules.require_judge(judge)
+        rules.require_command(name, what.get("run"))
         do = stage_of({"name": name, **what, **words}, call)
         self.actions[name] = Action(do, _undo(name, compensate, words), check, guard)
-
-
-def _require_judge(judge: Any) -> None:
-    """A check or guard answers at once: what it would only promise to answer is no answer."""
-    if judge is None:
-        return
-    if not callable(judge):
-        raise InvalidConfig(
-            f"a check or guard is a function, not {judge!r}", context={"field": "check"}
-        )
-    if inspect.iscoroutinefunction(judge):
-        raise InvalidConfig(
-            "a check or guard cannot be async: it runs inside a transaction",
-            context={"field": "check"},
-        )
-    try:
-        inspect.signature(judge).bind(None)
-    except TypeError:
-        raise InvalidConfig(
-            "a check or guard takes one argument, what is seen", context={"field": "check"}
-        ) from None
-    except ValueError:
-        return
 
 
 def _undo(name: str, compensate: Undo, words: Mapping[str, Any]) -> Stage | None:
     words = {word: value for word, value in words.items() if word not in ("operation", "effect")}
     if compensate is None:
         return None
+    rules.require_compensation(name, compensate)
     if callable(compensate):
         return stage_of({"name": name, **words}, compensate)
-    if isinstance(compensate, str) or not isinstance(compensate, Sequence):
-        raise InvalidConfig(
-            f"the compensation of {name} is a function or a list of words, not {compensate!r}",
-            context={"field": "compensate"},
-        )
     return stage_of({"name": name, "run": list(compensate), **words})
 
 

@@ -10,10 +10,9 @@ from onceward.core.grants import Scope
 from onceward.core.records import check_name
 from onceward.core.sagas import Lease, Run
 from onceward.dispatch import operations, queue
-from onceward.errors import InvalidResumeState, PermitInvalid, Recovery, RequestConflict
 from onceward.grants import lifecycle as grants
 from onceward.kernel.kernel import Kernel
-from onceward.sagas import machine as rules
+from onceward.sagas import machine, rules
 from onceward.sagas.declaration import Saga, given_text
 from onceward.sagas.run import reserve
 from onceward.store.port import Reads
@@ -41,12 +40,7 @@ class Wanted:
             saga.scope(given, environment, executor) if grant_id or saga.granted else None
         )
         self.grant_id = grant_id
-        if saga.granted and not grant_id:
-            raise PermitInvalid(
-                f"saga {saga.name} runs only under a grant",
-                context={"saga": saga.name},
-                recovery=[Recovery("ask for one", "onceward grant draft FILE")],
-            )
+        rules.require_grant(saga.name, saga.granted, grant_id)
 
     def digests(self) -> dict[str, str]:
         if self.scope is not None:
@@ -76,12 +70,17 @@ def begin(
         if run is not None:
             _require_same(run, wanted)
             accept(tx, run)
-            return _enter(tx, kernel, run, saga, limits or {}, wanted.environment)
+            return _enter(
+                tx, kernel, run, saga, limits=limits or {}, environment=wanted.environment
+            )
         grants.expire(tx, actor)
         require_operations(tx, saga, kernel.registered)
         tx.move(
-            rules.create(
-                *(fresh, saga.shape, wanted.root, actor),
+            machine.create(
+                fresh,
+                saga.shape,
+                wanted.root,
+                actor,
                 given=wanted.text,
                 file=file,
                 grant_id=wanted.grant_id,
@@ -115,34 +114,15 @@ def take_up(
     def work(tx: Transaction) -> tuple[Run, Lease | None]:
         run = Runs(tx).get(saga_id)
         _require_shape(run, saga)
-        if run.over:
-            raise InvalidResumeState(
-                f"run {saga_id} is over: it is {run.state}", context={"saga_id": saga_id}
-            )
-        if run.stuck is not None and not retry:
-            raise InvalidResumeState(
-                f"run {saga_id} is stuck at {run.state}, and waits for a person",
-                context={"saga_id": saga_id, "state": run.state},
-                recovery=[
-                    Recovery("see why", f"onceward saga show {saga_id}"),
-                    Recovery(
-                        "when the cause is gone, try it again",
-                        f"onceward saga retry {saga_id}",
-                        "low",
-                    ),
-                    Recovery("or take it as it is", f"onceward saga abandon {saga_id}", "medium"),
-                ],
-            )
+        rules.require_unfinished(run)
         if retry:
-            if run.stuck is None:
-                raise InvalidResumeState(
-                    f"run {saga_id} is not stuck",
-                    context={"saga_id": saga_id},
-                    recovery=[Recovery("go on with it", f"onceward saga resume {saga_id}")],
-                )
-            tx.move(rules.retry(run, kernel.principal))
+            rules.require_stuck(run)
+            tx.move(machine.retry(run, kernel.principal))
+        else:
+            rules.require_not_stuck(run)
         accept(tx, run)
-        return _enter(tx, kernel, Runs(tx).get(saga_id), saga, limits or {}, environment)
+        run = Runs(tx).get(saga_id)
+        return _enter(tx, kernel, run, saga, limits=limits or {}, environment=environment)
 
     return kernel.store.write(work)
 
@@ -152,6 +132,7 @@ def _enter(
     kernel: Kernel,
     run: Run,
     saga: Saga,
+    *,
     limits: Mapping[str, int],
     environment: str,
 ) -> tuple[Run, Lease | None]:
@@ -159,7 +140,7 @@ def _enter(
     if run.over or run.stuck is not None:
         return run, None
     if run.grant_id is not None:
-        scope = saga.scope(rules.given_of(run), environment, kernel.principal)
+        scope = saga.scope(machine.given_of(run), environment, kernel.principal)
         grants.require_again(tx, kernel.authority, run.grant_id, scope, run.idempotency_root)
     queue.open_(tx, run.saga_id, 1, limits, kernel.principal)
     if saga.reserves and run.lease_fence == 0:
@@ -179,48 +160,29 @@ def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
 
 def _require_same(run: Run, wanted: Wanted) -> None:
     """One root is one run: of the same saga, given the same, under the same grant."""
-    for what, mine, theirs in (
-        ("saga", wanted.saga.name, run.name),
-        ("input", wanted.text, run.input),
-        ("grant", wanted.grant_id, run.grant_id),
-    ):
-        if mine != theirs:
-            raise RequestConflict(
-                f"the root {wanted.root[:100]} is that of run {run.saga_id}, which has another {what}",
-                context={"saga_id": run.saga_id, "root": wanted.root, "differs": what},
-                recovery=[
-                    Recovery(
-                        "go on with that run, which has all it needs",
-                        f"onceward saga resume {run.saga_id}",
-                    ),
-                    Recovery("or see what it is", f"onceward saga show {run.saga_id}"),
-                ],
-            )
+    rules.require_same_run(
+        run,
+        saga=wanted.saga.name,
+        text=wanted.text,
+        grant_id=wanted.grant_id,
+        root=wanted.root,
+    )
     _require_shape(run, wanted.saga)
 
 
 def _require_shape(run: Run, saga: Saga) -> None:
-    if run.shape != saga.shape.text():
-        before = [place.name for place in rules.shape_of(run).places]
-        raise InvalidResumeState(
-            f"saga {run.name} has other actions now than when {run.saga_id} began: {', '.join(before)}",
-            context={"saga_id": run.saga_id, "actions": before, "now": list(saga.actions)},
-            recovery=[Recovery("put them back as they were, then go on")],
-        )
+    rules.require_same_shape(run, saga.shape, list(saga.actions))
 
 
 def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str, Any]:
     """Give a run up. One on its way stops where it is, and what it did is to be undone; one at its stop is taken as it
     is, with what is not undone."""
     run = Runs(tx).named(name)
-    if run.over:
-        raise InvalidResumeState(
-            f"run {run.saga_id} is over: it is {run.state}", context={"saga_id": run.saga_id}
-        )
+    rules.require_unfinished(run)
     working = [token.child_id for token in Tokens(tx).open_in(run.saga_id)]
-    if rules.shape_of(run).place(run.state) is not None:
+    if machine.shape_of(run).place(run.state) is not None:
         tx.move(
-            rules.stop(
+            machine.stop(
                 run, "abandoned", actor, {"reason": "abandoned", "message": f"{actor} gave it up"}
             )
         )
@@ -234,7 +196,9 @@ def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str
                 actor,
                 {"lease": lease.name, "epoch": lease.fence},
             )
-        tx.move(rules.settle(run, actor, {"not_undone": list(rules.remaining(run))}, given_up=True))
+        tx.move(
+            machine.settle(run, actor, {"not_undone": list(machine.remaining(run))}, given_up=True)
+        )
     for child_id in working:
         queue.cancel(tx, child_id, request_id, actor)
     now = Runs(tx).get(run.saga_id)
@@ -244,4 +208,4 @@ def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str
         "settled": bool(now.settled),
         "at_work": bool(working),
     }
-    return {**said, "undo": rules.pending(now), "not_undone": list(rules.remaining(now))}
+    return {**said, "undo": machine.pending(now), "not_undone": list(machine.remaining(now))}

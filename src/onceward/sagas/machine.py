@@ -4,7 +4,6 @@ A run brings its own table: every saga has states of its own. The assembly saga'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -13,18 +12,15 @@ import msgspec
 
 from onceward.core.canon import canonical, digest
 from onceward.core.fold import Stated
-from onceward.core.limits import MAX_ACTIONS
-from onceward.core.machine import NEW, Arrow, Machine, MachineError
-from onceward.core.records import Move, check_name
+from onceward.core.machine import NEW, Arrow, Machine
+from onceward.core.records import Move
 from onceward.core.sagas import Run
-from onceward.errors import InvalidConfig
 
 DONE: Final = "DONE"
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 FAILURES: Final = ("action_failed", "check_failed", "guard_failed", "abandoned")
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SagaState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One state of a saga: where a failure there stops, and what is then to be undone, in this order."""
 
     name: str
@@ -40,42 +36,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A saga without its code: all that its table follows from."""
 
     name: str
-    places: tuple[Place, ...]
-
-    def check(self) -> Shape:
-        """Refuse what makes no table."""
-        check_name(self.name, "name")
-        if not 1 <= len(self.places) <= MAX_ACTIONS:
-            raise InvalidConfig(
-                f"a saga has 1 to {MAX_ACTIONS} actions", context={"saga": self.name}
-            )
-        names = [place.name for place in self.places]
-        for name in names:
-            if not _NAME.fullmatch(name):
-                raise InvalidConfig(
-                    f"{name[:60]!a} is no action's name: letters, digits and _, beginning with a letter",
-                    context={"saga": self.name, "action": name[:60]},
-                )
-        twice = [name for name in names if names.count(name) > 1]
-        taken = [*twice, *({*names} & {*(place.stop for place in self.places), DONE, NEW})]
-        if taken:
-            raise InvalidConfig(
-                f"{taken[0]} stands for two things in saga {self.name}", context={"saga": self.name}
-            )
-        if len({(place.stop, place.undo, place.forward) for place in self.places}) != len(
-            {p.stop for p in self.places}
-        ):
-            raise InvalidConfig(
-                f"two states of saga {self.name} share a stop and no more",
-                context={"saga": self.name},
-            )
-        try:
-            machine_of(self)
-        except MachineError as error:
-            raise InvalidConfig(
-                f"this saga has no table: {error}", context={"saga": self.name}
-            ) from None
-        return self
+    places: tuple[SagaState, ...]
 
     def text(self) -> str:
         return canonical(msgspec.to_builtins(self)).decode()
@@ -83,14 +44,14 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         return digest(msgspec.to_builtins(self))
 
-    def place(self, state: str) -> Place | None:
+    def place(self, state: str) -> SagaState | None:
         return next((place for place in self.places if place.name == state), None)
 
     def after(self, state: str) -> str:
         names = [place.name for place in self.places] + [DONE]
         return names[names.index(state) + 1]
 
-    def stop(self, state: str) -> Place:
+    def stop(self, state: str) -> SagaState:
         """The place whose failure stops in a state; of several that do, what is undone is the same."""
         return next(place for place in self.places if place.stop == state)
 
@@ -133,7 +94,7 @@ _STATED: Final = Stated.parse(
 )
 
 
-def _arrows(shape: Shape, stops: Mapping[str, Place]) -> Iterator[Arrow]:
+def _arrows(shape: Shape, stops: Mapping[str, SagaState]) -> Iterator[Arrow]:
     yield Arrow(NEW, shape.places[0].name, None, "SAGA_CREATED")
     for place in shape.places:
         after = shape.after(place.name)
@@ -161,43 +122,43 @@ def _arrows(shape: Shape, stops: Mapping[str, Place]) -> Iterator[Arrow]:
 ASSEMBLY: Final = Shape(
     "assembly",
     (
-        Place("S0_PREFLIGHT", "ABORT_PREFLIGHT"),
-        Place("S1_RESERVED", "ABORT_NO_LEASE"),
-        Place("S2_SCHEMA", "COMP_SCHEMA", ("S2_SCHEMA",)),
-        Place("S3_VERIFY_SCHEMA", "COMP_SCHEMA", ("S2_SCHEMA",)),
-        Place("S4_VALUES", "COMP_VALUES", ("S4_VALUES",)),
-        Place("S5_VERIFY_VALUES", "COMP_VALUES", ("S4_VALUES",)),
-        Place("S6_EVIDENCE", "COMP_EVIDENCE", ("S6_EVIDENCE",), again=True),
-        Place("S7_FINALIZE", "COMP_FINALIZE", ("S7_FINALIZE",), forward=True),
+        SagaState("S0_PREFLIGHT", "ABORT_PREFLIGHT"),
+        SagaState("S1_RESERVED", "ABORT_NO_LEASE"),
+        SagaState("S2_SCHEMA", "COMP_SCHEMA", ("S2_SCHEMA",)),
+        SagaState("S3_VERIFY_SCHEMA", "COMP_SCHEMA", ("S2_SCHEMA",)),
+        SagaState("S4_VALUES", "COMP_VALUES", ("S4_VALUES",)),
+        SagaState("S5_VERIFY_VALUES", "COMP_VALUES", ("S4_VALUES",)),
+        SagaState("S6_EVIDENCE", "COMP_EVIDENCE", ("S6_EVIDENCE",), again=True),
+        SagaState("S7_FINALIZE", "COMP_FINALIZE", ("S7_FINALIZE",), forward=True),
     ),
 )
 """The saga by which values enter the registry (S-2)."""
 ROLLBACK: Final = Shape(
     "rollback",
     (
-        Place("R0_CHECK", "ABORT_CHECK"),
-        Place("R1_RESERVED", "ABORT_NO_LEASE"),
-        Place("R2_SUPERSEDE", "ABORT_SUPERSEDE"),
-        Place("R3_FINALIZE", "COMP_FINALIZE", ("R3_FINALIZE",), forward=True),
+        SagaState("R0_CHECK", "ABORT_CHECK"),
+        SagaState("R1_RESERVED", "ABORT_NO_LEASE"),
+        SagaState("R2_SUPERSEDE", "ABORT_SUPERSEDE"),
+        SagaState("R3_FINALIZE", "COMP_FINALIZE", ("R3_FINALIZE",), forward=True),
     ),
 )
 """The saga by which values are superseded (S-6): all of its writing is one transaction, so there is nothing to undo."""
 CUT: Final = Shape(
     "cut",
     (
-        Place("C0_CHECK", "ABORT_DRIFT"),
-        Place("C1_KEEP", "ABORT_KEEP"),
-        Place("C2_STAGE", "COMP_STAGE", ("C2_STAGE",)),
-        Place("C3_APPLY", "COMP_APPLY", ("C3_APPLY", "C2_STAGE")),
-        Place("C4_RECORD", "COMP_RECORD", ("C4_RECORD",), forward=True),
+        SagaState("C0_CHECK", "ABORT_DRIFT"),
+        SagaState("C1_KEEP", "ABORT_KEEP"),
+        SagaState("C2_STAGE", "COMP_STAGE", ("C2_STAGE",)),
+        SagaState("C3_APPLY", "COMP_APPLY", ("C3_APPLY", "C2_STAGE")),
+        SagaState("C4_RECORD", "COMP_RECORD", ("C4_RECORD",), forward=True),
     ),
 )
 """The saga by which an approved change reaches a file tree (H-5): from `C4_RECORD` on it is only finished."""
 UNDO: Final = Shape(
     "undo",
     (
-        Place("U0_RESTORE", "ABORT_RESTORE"),
-        Place("U1_RECORD", "COMP_RECORD", ("U1_RECORD",), forward=True),
+        SagaState("U0_RESTORE", "ABORT_RESTORE"),
+        SagaState("U1_RECORD", "COMP_RECORD", ("U1_RECORD",), forward=True),
     ),
 )
 """The saga by which a cut that failed its verification is taken back (H-6): nothing of it needs undoing."""
@@ -220,14 +181,13 @@ def create(
 ) -> Move:
     """A run begins to be; nothing of it has happened."""
     known = {
-        **{
-            "name": shape.name,
-            "idempotency_root": root,
-            "shape": shape.text(),
-            "input": given,
-            "file": file,
-        },
-        **{"lease": lease, "digests": canonical(dict(digests)).decode()},
+        "name": shape.name,
+        "idempotency_root": root,
+        "shape": shape.text(),
+        "input": given,
+        "file": file,
+        "lease": lease,
+        "digests": canonical(dict(digests)).decode(),
     }
     columns = {
         **known,
@@ -236,26 +196,25 @@ def create(
         "last_ok_state": None,
         "undone": 0,
         "stuck": None,
+        "settled": 0,
     }
     said = {**known, **({"grant_id": grant_id} if grant_id else {})}
-    first = shape.places[0].name
     return Move(
-        machine_of(shape),
-        saga_id,
-        NEW,
-        first,
-        0,
-        actor,
+        machine=machine_of(shape),
+        subject=saga_id,
+        source=NEW,
+        target=shape.places[0].name,
+        version=0,
+        actor=actor,
         detail=said,
-        columns={**columns, "settled": 0},
+        columns=columns,
     )
 
 
 def advance(run: Run, actor: str, said: Mapping[str, Any]) -> Move:
     """A state is done and checked: on to the next."""
-    return _move(
-        run, shape_of(run).after(run.state), "state_done", actor, said, {"last_ok_state": run.state}
-    )
+    after = shape_of(run).after(run.state)
+    return _move(run, after, "state_done", actor, detail=said, columns={"last_ok_state": run.state})
 
 
 def stop(run: Run, reason: str, actor: str, why: Mapping[str, Any]) -> Move:
@@ -270,21 +229,18 @@ def stop(run: Run, reason: str, actor: str, why: Mapping[str, Any]) -> Move:
         place.stop,
         reason,
         actor,
-        {"why": why, "undone": begun, "failed": run.state},
-        {"undone": begun},
+        detail={"why": why, "undone": begun, "failed": run.state},
+        columns={"undone": begun},
     )
 
 
 def compensated(run: Run, actor: str, said: Mapping[str, Any]) -> Move:
     """One more compensation of a stop is done; one that finishes forward ends the run."""
-    undone = run.undone + 1
+    columns = {"undone": run.undone + 1}
+    detail = {**said, **columns}
     if shape_of(run).stop(run.state).forward:
-        return _move(
-            run, DONE, "finished_forward", actor, {**said, "undone": undone}, {"undone": undone}
-        )
-    return _move(
-        run, run.state, "compensated", actor, {**said, "undone": undone}, {"undone": undone}
-    )
+        return _move(run, DONE, "finished_forward", actor, detail=detail, columns=columns)
+    return _move(run, run.state, "compensated", actor, detail=detail, columns=columns)
 
 
 def stick(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
@@ -294,8 +250,8 @@ def stick(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
         run.state,
         "compensation_failed",
         actor,
-        {"why": why},
-        {"stuck": canonical(dict(why)).decode()},
+        detail={"why": why},
+        columns={"stuck": canonical(dict(why)).decode()},
     )
 
 
@@ -303,7 +259,9 @@ def wait_for_person(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
     """The stop of a state that can be tried again is dealt with: what was done before is in force, and a person says
     when the cause is gone."""
     stuck = canonical(dict(why)).decode()
-    return _move(run, run.state, "to_be_tried_again", actor, {"why": why}, {"stuck": stuck})
+    return _move(
+        run, run.state, "to_be_tried_again", actor, detail={"why": why}, columns={"stuck": stuck}
+    )
 
 
 def retry(run: Run, actor: str) -> Move:
@@ -312,14 +270,15 @@ def retry(run: Run, actor: str) -> Move:
     place = shape_of(run).stop(run.state)
     if place.again and not remaining(run):
         columns = {"stuck": None, "undone": 0}
-        return _move(run, place.name, "tried_again", actor, {"undone": 0}, columns)
-    return _move(run, run.state, "retried", actor, {}, {"stuck": None})
+        return _move(run, place.name, "tried_again", actor, detail={"undone": 0}, columns=columns)
+    return _move(run, run.state, "retried", actor, detail={}, columns={"stuck": None})
 
 
 def settle(run: Run, actor: str, said: Mapping[str, Any], given_up: bool = False) -> Move:
     """Nothing more will happen: all is undone, or a person took it as it is."""
     reason = "given_up" if given_up else "settled"
-    return _move(run, run.state, reason, actor, {**said, "undone": run.undone}, {"settled": 1})
+    detail = {**said, "undone": run.undone}
+    return _move(run, run.state, reason, actor, detail=detail, columns={"settled": 1})
 
 
 def failure(reason: str, detail: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,11 +309,20 @@ def _move(
     target: str,
     reason: str,
     actor: str,
+    *,
     detail: Mapping[str, Any],
     columns: Mapping[str, Any],
 ) -> Move:
     machine = machine_of(shape_of(run))
     machine.follow(run.state, target, reason)
     return Move(
-        machine, run.saga_id, run.state, target, run.version, actor, reason, detail, columns
+        machine=machine,
+        subject=run.saga_id,
+        source=run.state,
+        target=target,
+        version=run.version,
+        actor=actor,
+        reason=reason,
+        detail=detail,
+        columns=columns,
     )

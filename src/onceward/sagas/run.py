@@ -23,14 +23,14 @@ from onceward.core.text import described
 from onceward.dispatch import queue
 from onceward.dispatch.machine import Ended
 from onceward.dispatch.task import Inputs
-from onceward.errors import LeaseLost, LockConflict, LockLost, OncewardError, StorageError
+from onceward.errors import LockLost, OncewardError, StorageError
 from onceward.grants import lifecycle as grants
 from onceward.kernel import attest
 from onceward.kernel.foreground import serving
 from onceward.kernel.kernel import Kernel
 from onceward.processes.prints import overheard
-from onceward.sagas import machine as rules
-from onceward.sagas.action_run import Act, upstream
+from onceward.sagas import machine, rules
+from onceward.sagas.action_run import ActionRun, upstream
 from onceward.sagas.declaration import Judge, Saga, Seen
 from onceward.store.port import Transient
 from onceward.store.tables.sagas import (
@@ -62,7 +62,7 @@ class SagaRun:
         """A lease that is ours as soon as its commit is."""
         self.lost = False
         """Whether somebody else has the lease by now."""
-        self._act: Act | None = None
+        self._act: ActionRun | None = None
         self._stopping = False
         self._changed = threading.Condition()
         self._renewed = time.monotonic()
@@ -73,9 +73,9 @@ class SagaRun:
             run = self.look()
             if run.over or run.stuck is not None or self._stopping:
                 return run
-            if rules.shape_of(run).place(run.state) is not None:
+            if machine.shape_of(run).place(run.state) is not None:
                 self._begin(run, run.state, "action")
-            elif (step := rules.pending(run)) is not None:
+            elif (step := machine.pending(run)) is not None:
                 self._begin(run, step, "compensation")
             else:
                 self.store.write(self._settle)
@@ -105,8 +105,7 @@ class SagaRun:
         """A write of the run's own code, under its lease."""
 
         def held(tx: Transaction) -> Any:
-            if not self.hold(tx):
-                raise LeaseLost(f"run {self.saga_id} lost its lease; another holds it")
+            rules.require_held(self.saga_id, self.hold(tx))
             return work(tx)
 
         return self.store.write(held)
@@ -118,7 +117,7 @@ class SagaRun:
     # One action or compensation.
 
     def _begin(self, run: Run, step: str, side: Side) -> None:
-        act = Act(self, run, self.saga.actions[step].side(side), side)
+        act = ActionRun(self, run, self.saga.actions[step].side(side), side)
         with self._changed:
             self._act = act
         self.children.expect({act.child_id: act.work})
@@ -133,7 +132,7 @@ class SagaRun:
         self.children.rouse()
         self._await()
 
-    def _queue(self, tx: Transaction, act: Act) -> bool:
+    def _queue(self, tx: Transaction, act: ActionRun) -> bool:
         """Queue its child if it is still its turn and its guard lets it; whether it is queued."""
         run = Runs(tx).get(self.saga_id)
         if not self.hold(tx) or (run.state, run.version) != (act.run.state, act.run.version):
@@ -142,7 +141,7 @@ class SagaRun:
         why = self.judge(tx, run, guard, None, "guard") if guard is not None else None
         if why is not None:
             act.refused = why
-            tx.move(rules.stop(run, "guard_failed", self.kernel.principal, why))
+            tx.move(machine.stop(run, "guard_failed", self.kernel.principal, why))
             return False
         queue.spawn(tx, [act.order], self.children.owner, self.children.actor)
         return True
@@ -167,29 +166,29 @@ class SagaRun:
                 self.children.stop_running()
 
     def _require_lease(self) -> None:
-        if self.lost:
-            raise LeaseLost(
-                f"run {self.saga_id} lost its lease: it was not renewed in time, and another run has it now;"
-                " nothing more was written",
-                context={"saga_id": self.saga_id},
-            )
+        rules.require_not_lost(self.saga_id, self.lost)
 
     # What its children ask while they end.
 
-    def close(self, tx: Transaction, act: Act, ended: Ended, result: Any) -> None:
+    def close(self, tx: Transaction, act: ActionRun, ended: Ended, result: Any) -> None:
         """In the commit of a child's end: what it means for the run."""
         self._taken, act.refused = None, None
         run = Runs(tx).get(self.saga_id)
         if not self.hold(tx):
             return
         done = ended.reason == "completed"
-        why = None if done else rules.failure(ended.reason, ended.detail)
+        why = None if done else machine.failure(ended.reason, ended.detail)
         error = None if why is None else canonical(why).decode()
         put_step(
             tx,
             Step(
-                *(self.saga_id, act.step, act.side, "done" if done else "failed"),
-                *(written(act.outputs), act.running, error),
+                saga_id=self.saga_id,
+                step=act.step,
+                side=act.side,
+                status="done" if done else "failed",
+                outputs=written(act.outputs),
+                child_id=act.running,
+                error=error,
             ),
         )
         if not act.current(run):
@@ -200,7 +199,9 @@ class SagaRun:
         else:
             self._acted(tx, run, act, why, result)
 
-    def _acted(self, tx: Transaction, run: Run, act: Act, why: Why | None, result: Any) -> None:
+    def _acted(
+        self, tx: Transaction, run: Run, act: ActionRun, why: Why | None, result: Any
+    ) -> None:
         reason, actor = "action_failed", self.kernel.principal
         if why is None:
             check = self.saga.actions[act.step].check
@@ -211,25 +212,25 @@ class SagaRun:
                 why = _refusal(lambda: tx.attempt(lambda: write(tx, self)), "write")
         if why is not None:
             act.refused = why
-            tx.move(rules.stop(run, reason, actor, {**why, "child_id": act.running}))
+            tx.move(machine.stop(run, reason, actor, {**why, "child_id": act.running}))
             return
-        self._end(tx, run, rules.advance(run, actor, act.said))
+        self._end(tx, run, machine.advance(run, actor, act.said))
 
-    def _compensated(self, tx: Transaction, run: Run, act: Act, why: Why | None) -> None:
+    def _compensated(self, tx: Transaction, run: Run, act: ActionRun, why: Why | None) -> None:
         actor = self.kernel.principal
         write = self.saga.actions[act.step].write
-        if why is None and write is not None and rules.shape_of(run).stop(run.state).forward:
+        if why is None and write is not None and machine.shape_of(run).stop(run.state).forward:
             # What finishes forward finishes all of it.
             why = _refusal(lambda: tx.attempt(lambda: write(tx, self)), "write")
         if why is not None:
             act.refused = why
-            tx.move(rules.stick(run, actor, {"step": act.step, "child_id": act.running, **why}))
+            tx.move(machine.stick(run, actor, {"step": act.step, "child_id": act.running, **why}))
             return
-        self._end(tx, run, rules.compensated(run, actor, act.said))
+        self._end(tx, run, machine.compensated(run, actor, act.said))
 
     def judge(self, tx: Transaction, run: Run, judge: Judge, result: Any, what: str) -> Why | None:
         """What a check or a guard says against going on; None if nothing."""
-        seen = Seen(run.idempotency_root, rules.given_of(run), self.inputs(tx, ()), result, tx)
+        seen = Seen(run.idempotency_root, machine.given_of(run), self.inputs(tx, ()), result, tx)
         return _refusal(lambda: judge(seen), what)
 
     def ended(self, again: bool, said: Mapping[str, Any]) -> None:
@@ -242,7 +243,7 @@ class SagaRun:
                 self._act = None
                 self._changed.notify_all()
 
-    def cancelled(self, act: Act) -> None:
+    def cancelled(self, act: ActionRun) -> None:
         """A child was cancelled before it began: as failed as one that was cancelled later."""
         why = {"reason": "cancelled", "step": act.step}
 
@@ -251,9 +252,9 @@ class SagaRun:
             if self.hold(tx) and act.current(run):
                 actor = self.kernel.principal
                 tx.move(
-                    rules.stop(run, "action_failed", actor, why)
+                    machine.stop(run, "action_failed", actor, why)
                     if act.side == "action"
-                    else rules.stick(run, actor, why)
+                    else machine.stick(run, actor, why)
                 )
 
         self.store.write(stop)
@@ -264,16 +265,21 @@ class SagaRun:
     def _settle(self, tx: Transaction) -> None:
         """All that the stop was to undo is undone."""
         run = Runs(tx).get(self.saga_id)
-        if not self.hold(tx) or run.over or run.stuck is not None or rules.pending(run) is not None:
+        if (
+            not self.hold(tx)
+            or run.over
+            or run.stuck is not None
+            or machine.pending(run) is not None
+        ):
             return
         self._give_back(tx, run)
-        place = rules.shape_of(run).stop(run.state)
+        place = machine.shape_of(run).stop(run.state)
         if place.again:
             why = self._why(tx, place.name)
-            tx.move(rules.wait_for_person(run, self.kernel.principal, why))
+            tx.move(machine.wait_for_person(run, self.kernel.principal, why))
             return
         attest.end_of_saga(
-            tx, rules.settle(run, self.kernel.principal, {}), run, self.kernel.signer
+            tx, machine.settle(run, self.kernel.principal, {}), run, self.kernel.signer
         )
 
     def _why(self, tx: Transaction, step: str) -> dict[str, Any]:
@@ -288,7 +294,7 @@ class SagaRun:
     def _end(self, tx: Transaction, run: Run, move: Move) -> None:
         """A move, and if it is the last of a run that is done: its grant is stamped, its lease given back, its end
         signed."""
-        if move.target != rules.DONE:
+        if move.target != machine.DONE:
             tx.move(move)
             return
         if run.grant_id is not None:
@@ -317,21 +323,12 @@ class SagaRun:
 
 def reserve(tx: Transaction, kernel: Kernel, run: Run, scope: Scope | None) -> Lease:
     """The lease of a run, and its grant used up with it; refused before anything is written if either cannot be."""
-    held, actor = find_lease(tx, run.lease), kernel.principal
-    if (
-        held is not None
-        and held.holder not in ("", run.idempotency_root)
-        and held.expires_at > tx.now
-    ):
-        seconds = (held.expires_at - tx.now) // 1_000_000
-        raise LockConflict(
-            f"the lease {run.lease} is held by run {held.holder[:100]}, for up to {seconds} s more",
-            context={"lease": run.lease, "holder": held.holder[:200]},
-        )
+    actor, root = kernel.principal, run.idempotency_root
+    rules.require_free_lease(run.lease, find_lease(tx, run.lease), root, tx.now)
     if scope is not None:
         assert run.grant_id is not None
-        grants.consume(tx, kernel.authority, run.grant_id, scope, actor, run.idempotency_root)
-    lease = take_lease(tx, run.lease, run.idempotency_root, tx.sources.secret()[:32], tx.now)
+        grants.consume(tx, kernel.authority, run.grant_id, scope=scope, executor=actor, root=root)
+    lease = take_lease(tx, run.lease, root, tx.sources.secret()[:32], tx.now)
     assert lease is not None
     tx.append(
         f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence}

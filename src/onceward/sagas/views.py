@@ -14,10 +14,9 @@ from onceward.core.sagas import Run, Side, Step
 from onceward.core.sources import iso
 from onceward.core.views import Explanation, LaneView, View, cost_of
 from onceward.dispatch.views import lane_list
-from onceward.errors import NotFound
 from onceward.kernel.tenure import vacant
 from onceward.people.principals import who_may
-from onceward.sagas import machine as rules
+from onceward.sagas import machine, rules
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.subject import Kind, story
@@ -124,23 +123,23 @@ def saga_view(store: Store, name: str) -> SagaView:
         lease=run.lease,
         lease_held=lease is not None and lease.holder == run.idempotency_root,
         last_ok_state=run.last_ok_state,
-        input=rules.given_of(run),
+        input=machine.given_of(run),
         file=run.file or None,
         grant_id=run.grant_id,
         stuck=_decoded(run.stuck),
         why=why or None,
         left=left or None,
-        not_undone=(list(rules.remaining(run)) if run.over else None) or None,
+        not_undone=(list(machine.remaining(run)) if run.over else None) or None,
         next=_next(run, standing),
     )
 
 
 def _standing(run: Run, running: bool) -> str:
     """How a run stands, in a word."""
-    if run.over and rules.remaining(run):
+    if run.over and machine.remaining(run):
         return "given up"
     if run.over:
-        return "done" if run.state == rules.DONE else "stopped"
+        return "done" if run.state == machine.DONE else "stopped"
     if run.stuck is not None:
         return "stuck"
     return "running" if running else "unfinished"
@@ -151,9 +150,11 @@ def _next(run: Run, standing: str) -> str | None:
     verb = {"stuck": "retry", "unfinished": "resume"}.get(standing)
     if verb is None:
         return None
-    if not run.file and run.name in rules.CARRIED:
+    if not run.file and run.name in machine.CARRIED:
         # The saga of a change is gone on with by the change.
-        return f"onceward change {rules.CARRIED[run.name]} {rules.given_of(run).get('entry_id')}"
+        return (
+            f"onceward change {machine.CARRIED[run.name]} {machine.given_of(run).get('entry_id')}"
+        )
     return f"onceward saga {verb} {run.saga_id}"
 
 
@@ -165,7 +166,7 @@ def _stop(rows: Reads, run: Run) -> tuple[dict[str, Any], list[str]]:
     """Why a run stopped, and what its compensations had to leave as it is."""
     why: dict[str, Any] = {}
     left: list[str] = []
-    if rules.shape_of(run).place(run.state) is None:
+    if machine.shape_of(run).place(run.state) is None:
         for event in events_of(rows, f"saga:{run.saga_id}"):
             facts = event.facts()
             if facts["event"] == "SAGA_STOPPED":
@@ -177,14 +178,14 @@ def _stop(rows: Reads, run: Run) -> tuple[dict[str, Any], list[str]]:
 def _actions(run: Run, steps: _Steps, running: bool) -> list[ActionView]:
     return [
         _action(place.name, "action", _status(run, place.name, steps, running), steps)
-        for place in rules.shape_of(run).places
+        for place in machine.shape_of(run).places
     ]
 
 
 def _compensations(run: Run, steps: _Steps) -> list[ActionView]:
     """What a run at a stop undoes."""
-    shape = rules.shape_of(run)
-    if shape.place(run.state) is not None or run.state == rules.DONE:
+    shape = machine.shape_of(run)
+    if shape.place(run.state) is not None or run.state == machine.DONE:
         return []
     views = []
     for number, name in enumerate(shape.stop(run.state).undo):
@@ -211,7 +212,7 @@ def _action(name: str, side: Side, status: str, steps: _Steps) -> ActionView:
 def _status(run: Run, name: str, steps: _Steps, running: bool) -> str:
     if name == run.state:
         return "running" if running else "next"
-    shape = rules.shape_of(run)
+    shape = machine.shape_of(run)
     names = [place.name for place in shape.places]
     if run.last_ok_state is not None and names.index(name) <= names.index(run.last_ok_state):
         return "done"
@@ -232,16 +233,8 @@ def _decoded(text: str | None) -> dict[str, Any] | None:
 def value_of_action(artifacts: Artifacts, saga_id: str, action: str) -> Any:
     """What an action of a run left; files as their bytes."""
     with artifacts.store.read() as rows:
-        steps = [
-            step
-            for step in Runs(rows).steps(saga_id)
-            if (step.step, step.side, step.status) == (action, "action", "done")
-        ]
-    if not steps:
-        raise NotFound(
-            f"run {saga_id} has no result of {action[:80]!a}", context={"action": action[:80]}
-        )
-    return value_of_outputs(artifacts, read_back(steps[0].outputs), None)
+        step = rules.require_result(saga_id, action, Runs(rows).steps(saga_id))
+    return value_of_outputs(artifacts, read_back(step.outputs), None)
 
 
 # Explained in words.
