@@ -9,7 +9,8 @@ import pytest
 
 from backlog import write
 from onceward.artifacts.trees import ODD, File, Tree, difference, listing, scan
-from onceward.changes.manifest import Manifest, checked
+from onceward.changes.manifest import Manifest
+from onceward.changes.rules import require_manifest
 from onceward.core.changes import LINK, Unit
 from onceward.errors import BaseDrift, InvalidConfig
 
@@ -37,7 +38,7 @@ def test_a_difference_is_exactly_what_has_to_become_what(tmp_path):
         Unit("mode", sha("1"), sha("1"), 0o644, 0o755),
         Unit("new", None, sha("3"), None, 0o644),
     ]
-    assert checked(Manifest("tree", "repo", tuple(units))).unit == tuple(units)
+    assert require_manifest(Manifest("tree", "repo", tuple(units))).unit == tuple(units)
     assert difference(scan(base), scan(base)) == []
     assert listing(tree, ignore) == ["changed", "mode", "new", "same", "sub/deep/x"]
 

@@ -10,7 +10,8 @@ import pytest
 from backlog import PEOPLE
 from helpers import count
 from onceward.changes.machine import CHANGE
-from onceward.changes.manifest import Manifest, checked, manifest_of
+from onceward.changes.manifest import Manifest, manifest_of
+from onceward.changes.rules import require_manifest
 from onceward.core.changes import LINK, PathRule, Policy, Unit
 from onceward.core.machine import NEW
 from onceward.core.tree_paths import check_link
@@ -128,7 +129,7 @@ def test_what_was_not_brought_cannot_be_marked(backlog):
 )
 def test_what_is_no_change_inside_a_tree_is_refused(units):
     with pytest.raises(InvalidConfig):
-        checked(Manifest("tree", "repo", tuple(units)))
+        require_manifest(Manifest("tree", "repo", tuple(units)))
 
 
 @pytest.mark.rule("H-2")
@@ -140,12 +141,12 @@ def test_no_link_leads_out_of_the_tree(leads_to):
     with pytest.raises(InvalidConfig):
         check_link("sub/link" if leads_to.startswith("a/") else "link", leads_to)
     check_link("sub/deep/link", "../../x")
-    assert checked(manifest(Unit("link", None, A, None, LINK)))
+    assert require_manifest(manifest(Unit("link", None, A, None, LINK)))
 
 
 def test_a_manifest_has_one_form_and_one_hash():
     one, two = Unit("a", None, A, None, 0o644), Unit("b", A, B, 0o644, 0o755)
-    first, second = (checked(manifest(*units)) for units in ((one, two), (two, one)))
+    first, second = (require_manifest(manifest(*units)) for units in ((one, two), (two, one)))
     assert first == second and first.content_hash() == second.content_hash()
     assert manifest_of(first.text()) == first
     others = [
@@ -155,7 +156,10 @@ def test_a_manifest_has_one_form_and_one_hash():
         msgspec.structs.replace(first, target="other"),
         msgspec.structs.replace(first, base=A),
     ]
-    assert len({first.content_hash(), *(checked(other).content_hash() for other in others)}) == 6
+    assert (
+        len({first.content_hash(), *(require_manifest(other).content_hash() for other in others)})
+        == 6
+    )
 
 
 @pytest.mark.rule("H-4")

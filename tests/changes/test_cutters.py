@@ -12,7 +12,8 @@ from onceward.artifacts.trees import difference, scan
 from onceward.changes.cut import cut as cut_entry
 from onceward.changes.cut import open_set
 from onceward.changes.cutters import TreeCutter
-from onceward.changes.manifest import Manifest, checked
+from onceward.changes.manifest import Manifest
+from onceward.changes.rules import require_manifest
 from onceward.changes.staging import STAGING, Staging
 from onceward.core import faults
 from onceward.core.changes import LINK, Policy
@@ -62,7 +63,7 @@ def trees(kernel, tmp_path):
                 kernel.artifacts.record(tx, "ent_1", f"{side} {number}", "file", blob)
 
         kernel.store.write(record)
-    manifest = checked(Manifest("tree", "base", tuple(units)))
+    manifest = require_manifest(Manifest("tree", "base", tuple(units)))
     known = []
     staging = Staging(base, kernel.folder / STAGING, "cst_1")
     cutter = TreeCutter(base, kernel.artifacts, manifest, staging, kept=lambda: known[0])

@@ -18,8 +18,9 @@ from onceward.changes import git, staging
 from onceward.changes import verify as verifying
 from onceward.changes.cutters import TreeCutter
 from onceward.changes.diffs import compared
-from onceward.changes.manifest import Manifest, checked
+from onceward.changes.manifest import Manifest
 from onceward.changes.proposals import Proposal, Wish, from_contents, from_folder, given
+from onceward.changes.rules import require_manifest
 from onceward.core import faults
 from onceward.core.canon import sha256_hex
 from onceward.core.chain import link
@@ -163,12 +164,12 @@ def test_who_may_no_longer_sign_verifies_nothing(backlog, monkeypatch, what):
     kernel = backlog.become("vic")
     real = verifying._run_check
 
-    def taken(*arguments):
+    def taken(*arguments, **words):
         if what == "key":
             backlog.ask("tester", "keys.revoke", key=kernel.signer.key.fingerprint)
         else:
             backlog.ask("tester", "principals.take", name="vic", roles=["verifier"])
-        return real(*arguments)
+        return real(*arguments, **words)
 
     monkeypatch.setattr(verifying, "_run_check", taken)
     with pytest.raises(PermissionDenied):
@@ -526,7 +527,7 @@ def test_folders_come_back_as_they_were(backlog):
     made = contents(backlog, {"secret/key": None, "logs/x": (b"2\n", 0o644)})
     digest = sha256_hex(b"L")
     units = (*made.unit, unit_of("spool", None, File(digest, 0o644)))
-    proposal = Proposal(checked(Manifest("tree", "repo", units)), {digest: given(b"L")})
+    proposal = Proposal(require_manifest(Manifest("tree", "repo", units)), {digest: given(b"L")})
     proposal.bring(backlog.kernel.artifacts)
     entry = backlog.approved(what=proposal.manifest)
     backlog.cut(entry)

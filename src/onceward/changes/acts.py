@@ -14,15 +14,15 @@ from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.artifacts.tree_state import rules_of
 from onceward.changes import cut as cutting
 from onceward.changes import lifecycle as changes
+from onceward.changes import rules
 from onceward.changes.lifecycle import Proposed
-from onceward.changes.manifest import Manifest, checked, manifest_of
+from onceward.changes.manifest import Manifest
 from onceward.core.acts import Agrees, Claim, Payload, act, all_of, anything, on, says, work
 from onceward.core.canon import parse
 from onceward.core.changes import DECISIONS, LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Order, Seconds
 from onceward.core.tree_paths import REGISTRY, TREE, check_link, is_machinery
-from onceward.errors import BaseDrift, InvalidConfig
 from onceward.registry.rules import require_plan
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
@@ -98,7 +98,13 @@ def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
             entry, known = changes.revise(tx, actor, asked.revises, what, reason), False
         else:
             entry, known = changes.mark(
-                tx, actor, asked.key, what, reason, asked.depends_on, asked.child
+                tx,
+                actor,
+                asked.key,
+                what,
+                reason,
+                depends_on=asked.depends_on,
+                child=asked.child,
             )
         said = {"entry_id": entry.entry_id, "status": entry.status, "manifest": asked.manifest}
         return {**said, **({"known": True} if known else {})}
@@ -110,14 +116,7 @@ def _proposed(kernel: Kernel, digest: str) -> Proposed:
     """A manifest that somebody brought, in its one form, and all its contents, looked at."""
     artifacts = kernel.artifacts
     text = _bytes(kernel, digest)
-    try:
-        manifest = manifest_of(text)
-    except msgspec.MsgspecError as error:
-        raise InvalidConfig(
-            f"this is no manifest: {error}", context={"field": "manifest"}
-        ) from None
-    if checked(manifest).text().encode() != text:
-        raise InvalidConfig("the manifest is not in its one form", context={"field": "manifest"})
+    manifest = rules.require_manifest_text(text)
     digests = {
         digest
         for unit in manifest.unit
@@ -138,23 +137,13 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
             if unit is not None and unit.after
             else None
         )
-        if (
-            plan is None
-            or unit is None
-            or (plan.ref, plan.collection) != (unit.path, manifest.target)
-        ):
-            raise InvalidConfig(
-                "a change of the registry is one plan, under its own name",
-                context={"field": "unit"},
-            )
+        rules.require_one_plan(manifest, None if plan is None else (plan.ref, plan.collection))
     elif manifest.cutter == TREE:
         _require_tree(kernel, manifest.target)
         _require_ignores(kernel, manifest)
         _require_origin(kernel, manifest)
-    elif manifest.cutter not in kernel.cutters:
-        raise InvalidConfig(
-            f"there is no cutter {manifest.cutter[:60]!a} here", context={"field": "cutter"}
-        )
+    else:
+        rules.require_known_cutter(manifest.cutter, kernel.cutters)
     for unit in manifest.unit:
         if unit.after_mode == LINK and unit.after is not None:
             check_link(unit.path, recorded_path(_bytes(kernel, unit.after)))
@@ -163,11 +152,7 @@ def _require_sound(kernel: Kernel, manifest: Manifest) -> None:
 def _require_ignores(kernel: Kernel, manifest: Manifest) -> None:
     """What a proposal says of the tree's `.gitignore` files is so."""
     root = kernel.home / os_path(manifest.target)
-    if rules_of(root, kernel.policy.ignore).digest() != manifest.ignores:
-        raise BaseDrift(
-            f"a .gitignore of {manifest.target} was changed while the change was being marked; mark it again",
-            context={"tree": manifest.target},
-        )
+    rules.require_same_ignores(manifest, rules_of(root, kernel.policy.ignore).digest())
 
 
 def _require_origin(kernel: Kernel, manifest: Manifest) -> None:
@@ -177,20 +162,11 @@ def _require_origin(kernel: Kernel, manifest: Manifest) -> None:
         return
     with kernel.store.read() as rows:
         base = base_of(rows, kernel.artifacts, Builds(rows).get(origin.build).build_id)
-    if base is None or (base.build_id, base.sha256, base.tree) != (
-        origin.build,
-        origin.base,
-        manifest.target,
-    ):
-        raise InvalidConfig(
-            f"build {origin.build} kept no such state of {manifest.target}",
-            context={"field": "origin"},
-        )
-    if tuple(base.drift(kernel.home / os_path(manifest.target))) != origin.drift:
-        raise BaseDrift(
-            f"{manifest.target} was changed while the change was being marked; mark it again",
-            context={"tree": manifest.target},
-        )
+    kept = None if base is None else (base.build_id, base.sha256, base.tree)
+    rules.require_kept_base(manifest.target, origin, kept)
+    assert base is not None
+    drift = base.drift(kernel.home / os_path(manifest.target))
+    rules.require_same_drift(manifest.target, origin, drift)
 
 
 def _require_tree(kernel: Kernel, target: str) -> None:
@@ -200,19 +176,12 @@ def _require_tree(kernel: Kernel, target: str) -> None:
     home, real = kernel.home.resolve(), (kernel.home / named).resolve()
     inside = real.is_relative_to(home)
     parts = real.relative_to(home).parts if inside else real.parts
-    if real.is_relative_to(kernel.folder.resolve()) or any(is_machinery(part) for part in parts):
-        raise InvalidConfig(
-            f"{target[:80]} is nothing that is changed", context={"field": "target"}
-        )
-    if real != (home / named if not target.startswith("/") else Path(named)) or (
-        target.startswith("/") and inside
-    ):
-        raise InvalidConfig(
-            f"{target[:80]} is not the tree's own name",
-            context={"field": "target", "tree": str(real)},
-        )
-    if not real.is_dir():
-        raise InvalidConfig(f"{target[:80]} is no folder", context={"field": "target"})
+    ours = real.is_relative_to(kernel.folder.resolve())
+    rules.require_not_machinery(target, ours or any(is_machinery(part) for part in parts))
+    absolute = target.startswith("/")
+    own = real == (Path(named) if absolute else home / named) and not (absolute and inside)
+    rules.require_own_name(target, str(real), own)
+    rules.require_folder(target, real.is_dir())
 
 
 def _bytes(kernel: Kernel, digest: str) -> bytes:
@@ -261,11 +230,23 @@ def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     if asked.decision == "defer":
         with kernel.store.read() as rows:
             changes.require_reviewable(
-                rows, principal, asked.entry, asked.decision, asked.digest, kernel.policy
+                rows,
+                principal,
+                asked.entry,
+                decision=asked.decision,
+                content_hash=asked.digest,
+                policy=kernel.policy,
             )
         _close_cut(kernel, asked.entry)
-    said = (asked.entry, asked.decision, asked.digest, asked.reason[:MAX_NOTE_CHARS], kernel.policy)
-    return lambda tx, actor: changes.review(tx, actor, *said)
+    return lambda tx, actor: changes.review(
+        tx,
+        actor,
+        asked.entry,
+        decision=asked.decision,
+        content_hash=asked.digest,
+        reason=asked.reason[:MAX_NOTE_CHARS],
+        policy=kernel.policy,
+    )
 
 
 class CutChange(Order, frozen=True):
@@ -305,7 +286,7 @@ work(
 )
 
 
-class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AbandonChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entry: str
     reason: str
 
@@ -321,7 +302,7 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operation="abandonChange",
     summary="give a change up",
 )
-def abandon(kernel: Kernel, asked: Abandon, principal: str) -> Run:
+def abandon(kernel: Kernel, asked: AbandonChange, principal: str) -> Run:
     if asked.reason.strip():
         closed = _close_cut(kernel, asked.entry)
         if closed is not None and closed.status == "stuck":

@@ -13,7 +13,7 @@ import msgspec
 
 from onceward.artifacts.file_names import os_path
 from onceward.changes import lifecycle as changes
-from onceward.changes import machine as rules
+from onceward.changes import machine, rules
 from onceward.changes.authority import objection_to_decision
 from onceward.changes.cutters import (
     Cutter,
@@ -33,15 +33,6 @@ from onceward.core.canon import sha256_hex
 from onceward.core.changes import ChangeSet, Entry
 from onceward.core.sagas import Run
 from onceward.core.tree_paths import REGISTRY, TREE, overlap
-from onceward.errors import (
-    CODES,
-    GuardFailed,
-    IntegrityFault,
-    InvalidConfig,
-    InvalidResumeState,
-    PermissionDenied,
-    Recovery,
-)
 from onceward.kernel import attest
 from onceward.kernel.kernel import Kernel
 from onceward.sagas import machine as saga_rules
@@ -99,12 +90,7 @@ class Carrying(Saga):
 
     def restore(self, task: ActionTask) -> None:
         foreign = self.cutter.restore()
-        if foreign:
-            raise InvalidResumeState(
-                f"somebody else changed {', '.join(foreign[:5])} meanwhile, and it is left alone: put it back as it was"
-                " before the change, or as the change made it",
-                context={"paths": foreign[:100]},
-            )
+        rules.require_restored(foreign)
         self.cutter.clear()
 
     def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
@@ -153,11 +139,11 @@ class Cutting(Carrying):
         if change_set.status == "applied":
             return
         tx.move(
-            rules.move_set(
+            machine.move_set(
                 change_set, "applied", "all_there", actor, {"units": len(self.manifest.unit)}
             )
         )
-        start = rules.start_cut(entry, actor, self.set_id)
+        start = machine.start_cut(entry, actor, self.set_id)
         told = attest.Pair("change.cut", entry, "cut_applied", manifest, change_set)
         signature = self.sign(tx, run, told)
         said = {
@@ -165,7 +151,9 @@ class Cutting(Carrying):
             "decision_id": change_set.decision_id,
             "manifest": manifest,
         }
-        end = rules.end_cut(rules.through(entry, start), actor, {**said, "signature_id": signature})
+        end = machine.end_cut(
+            machine.through(entry, start), actor, {**said, "signature_id": signature}
+        )
         changes.step(tx, [start, end], signature)
 
 
@@ -192,7 +180,7 @@ class Undoing(Carrying):
             "signature_id": self.sign(tx, run, told),
             "entry_state": entry.status,
         }
-        tx.move(rules.move_set(change_set, "applied", "all_there", actor, said))
+        tx.move(machine.move_set(change_set, "applied", "all_there", actor, said))
 
 
 def cut(
@@ -215,7 +203,7 @@ def cut(
         if known.status == "applied":
             return known
         saga = Cutting(cutter_for(kernel, manifest, known.change_set_id, grant), known, manifest)
-        return carry(kernel, saga, known, known.change_set_id, told, stop)
+        return carry(kernel, saga, known, known.change_set_id, told=told, stop=stop)
 
 
 def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
@@ -228,9 +216,8 @@ def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
         entry, known = Changes(rows).get(entry_id), Changes(rows).live_set(entry_id)
         if known is None:
             _require_cuttable(rows, entry, kernel, rows.now())
-        elif known.status == "applied" and entry.status in ("verify_failed_escalated", "abandoned"):
-            why = f"it was cut, and is {entry.status}: it is not cut again"
-            raise GuardFailed("G-CUT-ONCE", why, entry_id, [_show(entry_id)])
+        else:
+            rules.require_not_cut_before(entry, known)
         manifest = _manifest(rows, entry_id)
     if known is None:
         cutter_for(kernel, manifest, "", grant).check()
@@ -250,13 +237,9 @@ def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
         for one in found.envelopes(change_set.entry_id)
         if one.content_hash == approved.content_hash
     ]
-    if not bodies or sha256_hex(bodies[-1].encode()) != approved.content_hash:
-        raise IntegrityFault(
-            f"what is proposed in {change_set.entry_id} is not what was approved: somebody edited it",
-            context={"rule": "backlog", "entry_id": change_set.entry_id},
-            recovery=[Recovery("see what was edited", "onceward verify")],
-        )
-    return manifest_of(bodies[-1])
+    return manifest_of(
+        rules.require_approved_text(change_set.entry_id, bodies, approved.content_hash)
+    )
 
 
 def _require_believed(rows: Reads, kernel: Kernel, change_set: ChangeSet) -> None:
@@ -272,13 +255,7 @@ def _require_believed(rows: Reads, kernel: Kernel, change_set: ChangeSet) -> Non
         why = "nobody approved it"
     else:
         why = objection_to_decision(kernel.authority, rows, entry, decisions[0], begun=True)
-    if why:
-        said = f"what is said to have been approved does not count: {why}"
-        raise GuardFailed("G-CUT-APPROVED", said, entry.entry_id, [_show(entry.entry_id)])
-
-
-def _show(entry_id: str) -> Recovery:
-    return Recovery("see how it stands", f"onceward change show {entry_id}")
+    rules.require_believed_approval(entry.entry_id, why)
 
 
 def _manifest(rows: Reads, entry_id: str) -> Manifest:
@@ -298,17 +275,7 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
     ]
     waits += found.unverified(entry, _manifest(rows, entry.entry_id).places())
     waits += [one for one in unfinished(rows, entry) if one not in waits]
-    why = rules.cut_objection(entry, approvals, waits, now)
-    decision = approvals.last()
-    if why is not None or decision is None:
-        assert why is not None and why.code in CODES
-        again = Recovery(
-            "have it approved again", f"onceward change review {entry.entry_id} --approve"
-        )
-        way = again if why.code == "APPROVAL_EXPIRED" else _show(entry.entry_id)
-        said = f"{why.why}; {doubt}" if doubt and why.code == "G-CUT-APPROVED" else why.why
-        raise GuardFailed(why.code, said, entry.entry_id, [way])
-    return decision.decision_id
+    return rules.require_cuttable(entry, approvals, waits, now, doubt).decision_id
 
 
 def _believed(
@@ -351,9 +318,9 @@ def open_set(
 ) -> ChangeSet:
     """A change set with everything that it is to touch."""
     change_set_id = tx.sources.new_id("cst")
-    tx.move(rules.open_set(change_set_id, entry_id, decision_id, actor, undoes))
+    tx.move(machine.open_set(change_set_id, entry_id, decision_id, actor, undoes))
     made = Changes(tx).set_named(change_set_id)
-    for row in rules.units_of(manifest_for(tx, made), change_set_id, undoing=undoes is not None):
+    for row in machine.units_of(manifest_for(tx, made), change_set_id, undoing=undoes is not None):
         add_row(tx, row)
     return made
 
@@ -361,7 +328,7 @@ def open_set(
 def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> ChangeSet:
     """Take a cut back that failed its verification; what is stuck is tried again."""
     if change_set.status == "stuck":
-        again = rules.move_set(change_set, "open", "retried", kernel.principal, {})
+        again = machine.move_set(change_set, "open", "retried", kernel.principal, {})
         kernel.store.write(lambda tx: tx.move(again))
         with kernel.store.read() as rows:
             change_set = Changes(rows).set_named(change_set.change_set_id)
@@ -380,6 +347,7 @@ def carry(
     saga: Carrying,
     change_set: ChangeSet,
     root: str,
+    *,
     told: Told = lambda said: None,
     stop: threading.Event | None = None,
 ) -> ChangeSet:
@@ -398,7 +366,7 @@ def carry(
 def _retried(tx: Transaction, change_set_id: str, actor: str) -> None:
     change_set = Changes(tx).set_named(change_set_id)
     if change_set.status == "stuck":
-        tx.move(rules.move_set(change_set, "open", "retried", actor, {}))
+        tx.move(machine.move_set(change_set, "open", "retried", actor, {}))
 
 
 def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> ChangeSet:
@@ -409,11 +377,11 @@ def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> Change
     if change_set.status in ("open", "stuck") and run.settled and change_set.kind == "cut":
         reason = "given_up" if saga_rules.remaining(run) else "taken_back"
         if reason == "taken_back" and change_set.status == "stuck":
-            tx.move(rules.move_set(change_set, "open", "retried", actor, {}))
+            tx.move(machine.move_set(change_set, "open", "retried", actor, {}))
             change_set = found.set_named(change_set_id)
-        tx.move(rules.move_set(change_set, "undone", reason, actor, why))
+        tx.move(machine.move_set(change_set, "undone", reason, actor, why))
     elif change_set.status == "open" and (run.stuck is not None or run.settled):
-        tx.move(rules.move_set(change_set, "stuck", "not_ours", actor, why))
+        tx.move(machine.move_set(change_set, "stuck", "not_ours", actor, why))
     return found.set_named(change_set_id)
 
 
@@ -436,7 +404,7 @@ def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
             run = Runs(rows).of_root(change_set.change_set_id)
             manifest = manifest_for(rows, change_set)
         if run is None:
-            moved = rules.move_set(change_set, "undone", "taken_back", kernel.principal, {})
+            moved = machine.move_set(change_set, "undone", "taken_back", kernel.principal, {})
             kernel.store.write(lambda tx: tx.move(moved))
             return change_set
         require_signer(kernel)
@@ -482,8 +450,8 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
             kernel.artifacts,
             manifest,
             Staging(root, kernel.folder / STAGING, change_set_id),
-            kernel.policy,
-            lambda: listing_of(kernel, change_set_id),
+            policy=kernel.policy,
+            kept=lambda: listing_of(kernel, change_set_id),
         )
     if manifest.cutter == REGISTRY:
         return RegistryCutter(kernel, manifest, change_set_id, grant)
@@ -500,13 +468,7 @@ def own_code(kernel: Kernel, entry_id: str) -> str:
 
 def own_place(cutters: Mapping[str, str], name: str, target: str, home: Path) -> tuple[Place, str]:
     """A place of the user's own, as the settings name it, and the file of its code."""
-    if name not in cutters:
-        raise InvalidConfig(
-            f"there is no cutter {name[:60]!a} here",
-            context={"cutter": name[:128]},
-            recovery=[Recovery("name it under [[changes.cutter]] in onceward.toml")],
-        )
-    place = place_of(imported(cutters[name], home), target)
+    place = place_of(imported(rules.require_named_cutter(name, cutters), home), target)
     return place, inspect.getfile(type(place))
 
 
@@ -521,8 +483,7 @@ def tool_revision(module: str) -> str:
 
 
 def require_signer(kernel: Kernel) -> None:
-    if kernel.signer is None:
-        raise PermissionDenied(f"{kernel.principal} has no key here to sign with")
+    rules.require_key(kernel.principal, kernel.signer is not None)
 
 
 def listing_of(kernel: Kernel, change_set_id: str) -> Listing:

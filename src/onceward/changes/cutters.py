@@ -5,7 +5,7 @@ A cutter's parts can each be done again: what is in its place already stays as i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +15,14 @@ from onceward.artifacts.blobs import Artifacts, Blob
 from onceward.artifacts.file_names import os_path
 from onceward.artifacts.tree_state import TreeState, state_in, state_of
 from onceward.artifacts.trees import ODD, Tree, after, before, folders_of, listing
+from onceward.changes import rules
 from onceward.changes.manifest import Manifest
 from onceward.changes.staging import Staging
 from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import LINK, Policy, Unit
 from onceward.core.durable import sync_all
-from onceward.errors import BaseDrift, InvalidConfig
+from onceward.errors import BaseDrift
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ def listing_in(data: bytes) -> Listing:
     return Listing(state_in(rest), msgspec.json.decode(head)["folders"])
 
 
-class Kept(msgspec.Struct, frozen=True):
+class PriorState(msgspec.Struct, frozen=True):
     """What will be replaced, by path, made durable; and what the place was like."""
 
     prior: dict[str, Blob]
@@ -75,7 +76,7 @@ class Cutter(Protocol):
         """BASE_DRIFT unless everything is what the change was made on."""
         ...
 
-    def keep(self) -> Kept: ...
+    def keep(self) -> PriorState: ...
 
     def stage(self) -> None: ...
 
@@ -110,12 +111,10 @@ class TreeCutter:
     def check(self) -> None:
         with Tree(self._root) as tree:
             drifted = [unit.path for unit in self._units if not self._fits(tree, unit)]
-            if drifted:
-                raise _drifted(drifted)
-        if self._base and state_of(self._root, self._policy.ignore).digest() != self._base:
-            raise BaseDrift(
-                "the tree is not what the change was made on: something else in it has changed"
-            )
+            rules.require_unchanged_base(drifted)
+        if self._base:
+            state = state_of(self._root, self._policy.ignore)
+            rules.require_unchanged_tree(state.digest() == self._base)
 
     def _fits(self, tree: Tree, unit: Unit) -> bool:
         if unit.after is not None:
@@ -131,7 +130,7 @@ class TreeCutter:
                 return False
         return tree.look(unit.path) == before(unit)
 
-    def keep(self) -> Kept:
+    def keep(self) -> PriorState:
         prior: dict[str, Blob] = {}
         with Tree(self._root) as tree:
             for unit in self._units:
@@ -140,7 +139,7 @@ class TreeCutter:
             ways = {way for unit in self._units for way in (*folders_of(unit.path), unit.path)}
             folders = {way: tree.mode_of(way) for way in sorted(ways) if tree.is_folder(way)}
         state = state_of(self._root, self._policy.ignore, self._ignores)
-        return Kept(prior, Listing(state, folders))
+        return PriorState(prior, Listing(state, folders))
 
     def _prior(self, unit: Unit) -> Blob:
         place = self._root / os_path(unit.path)
@@ -148,8 +147,7 @@ class TreeCutter:
             blob = self._artifacts.keep(os.fsencode(os.readlink(place)))  # noqa: PTH115
         else:
             blob = self._artifacts.keep_file(place)
-        if blob.sha256 != unit.before:
-            raise _drifted([unit.path])
+        rules.require_unchanged_base([unit.path] if blob.sha256 != unit.before else [])
         return blob
 
     def stage(self) -> None:
@@ -174,11 +172,7 @@ class TreeCutter:
                 found = tree.look(unit.path)
                 if found == after(unit):
                     continue
-                if found != before(unit):
-                    raise BaseDrift(
-                        f"{unit.path} was changed by somebody else meanwhile",
-                        context={"paths": [unit.path]},
-                    )
+                rules.require_not_changed_meanwhile(unit.path, found == before(unit))
                 if unit.after is None:
                     tree.remove(unit.path)
                 else:
@@ -268,25 +262,25 @@ class PlaceCutter:
 
     def check(self) -> None:
         drifted = [unit.path for unit in self._units if self._digest(unit.path) != unit.before]
-        if drifted:
-            raise _drifted(drifted)
+        rules.require_unchanged_base(drifted)
 
-    def keep(self) -> Kept:
+    def keep(self) -> PriorState:
         prior: dict[str, Blob] = {}
         for unit in self._units:
             data = self._place.read(unit.path)
             if data is not None and sha256_hex(data) == unit.before:
                 prior[unit.path] = self._artifacts.keep(data)
         # A place of one's own is looked at by name: what else is there may be anything, and of any size.
-        return Kept(prior, Listing(TreeState(dict.fromkeys(sorted(self._place.paths()), ODD))))
+        return PriorState(
+            prior, Listing(TreeState(dict.fromkeys(sorted(self._place.paths()), ODD)))
+        )
 
     def stage(self) -> None:
         """All of it is at hand before any of it is put in place."""
         broken = self._artifacts.broken(
             [unit.after for unit in self._units if unit.after is not None], note=False
         )
-        if broken:
-            raise InvalidConfig(f"{len(broken)} of the new contents cannot be read")
+        rules.require_readable(broken)
         faults.point("cut.staged")
 
     def apply(self) -> None:
@@ -294,11 +288,7 @@ class PlaceCutter:
             found = self._digest(unit.path)
             if found == unit.after:
                 continue
-            if found != unit.before:
-                raise BaseDrift(
-                    f"{unit.path} was changed by somebody else meanwhile",
-                    context={"paths": [unit.path]},
-                )
+            rules.require_not_changed_meanwhile(unit.path, found == unit.before)
             self._place.write(unit.path, self._bytes(unit.after))
             faults.point("cut.applied")
 
@@ -329,13 +319,5 @@ class PlaceCutter:
 def place_of(made: Any, target: str) -> Place:
     """A user's own place, from what the settings name: an object, or what makes one for a target."""
     found = made(target) if isinstance(made, type) or not hasattr(made, "read") else made
-    if not all(callable(getattr(found, word, None)) for word in ("paths", "read", "write")):
-        raise InvalidConfig("a cutter of one's own has paths(), read(path) and write(path, data)")
+    rules.require_place(found)
     return found  # type: ignore[no-any-return]
-
-
-def _drifted(paths: Sequence[str]) -> BaseDrift:
-    return BaseDrift(
-        f"{', '.join(paths[:5])} {'is' if len(paths) == 1 else 'are'} not what the change was made on",
-        context={"paths": list(paths[:100])},
-    )

@@ -20,7 +20,7 @@ _WORK: Final = 2_000_000
 """How many pairs of equal lines are still looked at one by one."""
 
 
-class Contents(Protocol):
+class BlobReader(Protocol):
     """Whatever bytes can be read from by their digest."""
 
     def read(self, digest: str) -> Iterator[bytes]: ...
@@ -57,7 +57,7 @@ class FileDiff(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def diffs_of(
-    artifacts: Contents, manifest: Manifest, paths: Sequence[str] = (), limit: int = DIFF_BYTES
+    artifacts: BlobReader, manifest: Manifest, paths: Sequence[str] = (), limit: int = DIFF_BYTES
 ) -> list[FileDiff]:
     """Every file of a manifest, or some of them; renames together. Those above `limit` bytes are only named."""
     units = {unit.path: unit for unit in manifest.unit}
@@ -88,25 +88,16 @@ def _renames(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def _diff(artifacts: Contents, unit: Unit, old_path: str, limit: int) -> FileDiff:
-    what = (
-        "renamed"
-        if old_path
-        else "added"
-        if unit.before is None
-        else "removed"
-        if unit.after is None
-        else "changed"
-    )
-    if what == "changed" and unit.before == unit.after:
-        what = "mode"
+def _diff(artifacts: BlobReader, unit: Unit, old_path: str, limit: int) -> FileDiff:
+    what = _kind(unit, old_path)
     modes = [None if mode is None else f"{mode:o}" for mode in (unit.before_mode, unit.after_mode)]
     said: dict[str, Any] = {"before": unit.before, "after": unit.after, "old_path": old_path}
     said |= {"before_mode": modes[0], "after_mode": modes[1]} if modes[0] != modes[1] else {}
     unseen = what in ("renamed", "mode")
     note, lines = ("", []) if unseen else _lines(artifacts, unit, limit)
     return FileDiff(
-        *(unit.path, what),
+        path=unit.path,
+        what=what,
         **said,
         note=note,
         cut_off=note.startswith(_LARGER),
@@ -116,7 +107,17 @@ def _diff(artifacts: Contents, unit: Unit, old_path: str, limit: int) -> FileDif
     )
 
 
-def _lines(artifacts: Contents, unit: Unit, limit: int) -> tuple[str, list[Line]]:
+def _kind(unit: Unit, old_path: str) -> str:
+    if old_path:
+        return "renamed"
+    if unit.before is None:
+        return "added"
+    if unit.after is None:
+        return "removed"
+    return "mode" if unit.before == unit.after else "changed"
+
+
+def _lines(artifacts: BlobReader, unit: Unit, limit: int) -> tuple[str, list[Line]]:
     sides = []
     for digest, mode in ((unit.before, unit.before_mode), (unit.after, unit.after_mode)):
         data = b"" if digest is None else _bounded(artifacts, digest, limit)
@@ -133,7 +134,7 @@ def _lines(artifacts: Contents, unit: Unit, limit: int) -> tuple[str, list[Line]
     return "", compared(*(side.split("\n") for side in sides))
 
 
-def _bounded(artifacts: Contents, digest: str, limit: int) -> bytes | None:
+def _bounded(artifacts: BlobReader, digest: str, limit: int) -> bytes | None:
     found = b""
     for piece in artifacts.read(digest):
         found += piece

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from onceward.artifacts.file_names import os_path
 from onceward.artifacts.trees import Tree, after
+from onceward.changes import rules
 from onceward.core.changes import Unit
-from onceward.errors import BaseDrift, ExecutionFailed, InvalidConfig
+from onceward.errors import ExecutionFailed, InvalidConfig
 
 _SECONDS = 120
+_DIFF = ("diff", "--name-only", "--no-renames", "-z", "--relative")
 _OURS = (
     "GIT_AUTHOR_NAME",
     "GIT_AUTHOR_EMAIL",
@@ -25,7 +27,7 @@ _OURS = (
 
 def require_repository(tree: Path) -> None:
     """Refuse, before anything is done, a tree that no commit can be made in."""
-    if _git(tree, "rev-parse", "--is-inside-work-tree", check=False).strip() != "true":
+    if _git(tree, ["rev-parse", "--is-inside-work-tree"], check=False).strip() != "true":
         raise InvalidConfig(
             f"{tree} is no git working tree, so --git-commit has nothing to commit to"
         )
@@ -37,45 +39,38 @@ def commit(
     """The commit of exactly this; the one there is, where `key` names a trailer that it has already. What is not what
     was approved is not committed, and a commit that became something else is not passed off as it."""
     paths = [os_path(unit.path) for unit in units]
+    trailer = f"--grep={key}: {trailers[key]}"
     known = _git(
-        tree,
-        "log",
-        "-1",
-        "--format=%H",
-        "--fixed-strings",
-        f"--grep={key}: {trailers[key]}",
-        check=False,
+        tree, ["log", "-1", "--format=%H", "--fixed-strings", trailer], check=False
     ).strip()
     if known:
         return known
     _require_as_approved(tree, units, "it is not committed")
     files = ("--pathspec-from-file=-", "--pathspec-file-nul")
-    tracked = set(_git(tree, "ls-files", "-z", "--", *_some(paths)).split("\0"))
+    tracked = set(_git(tree, ["ls-files", "-z", "--", *_some(paths)]).split("\0"))
     there = [path for path in paths if path in tracked or os.path.lexists(tree / path)]
-    _git(tree, "add", "--all", "--force", *files, said=_listed(there))
+    _git(tree, ["add", "--all", "--force", *files], said=_listed(there))
     # What came and went without ever being committed is nothing to commit.
-    known = _git(tree, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
-    since = known or _git(tree, "hash-object", "-t", "tree", "/dev/null").strip()
-    shown = _git(tree, "diff", "--cached", "--name-only", "--no-renames", "-z", "--relative", since)
+    known = _git(tree, ["rev-parse", "--verify", "--quiet", "HEAD"], check=False).strip()
+    since = known or _git(tree, ["hash-object", "-t", "tree", "/dev/null"]).strip()
+    shown = _git(tree, [*_DIFF, "--cached", since])
     changed = set(shown.split("\0"))
     named = _listed([path for path in paths if path in changed])
     if not named:
         return known
     said = title + "\n\n" + "".join(f"{name}: {value}\n" for name, value in trailers.items())
-    message = _git(tree, "rev-parse", "--git-path", "ONCEWARD_MSG").strip()
+    message = _git(tree, ["rev-parse", "--git-path", "ONCEWARD_MSG"]).strip()
     place = (tree / message).resolve()
     place.write_text(said, "utf-8")
     try:
-        _git(tree, "commit", "--quiet", "--only", "--file", str(place), *files, said=named)
+        _git(tree, ["commit", "--quiet", "--only", "--file", str(place), *files], said=named)
     finally:
         place.unlink(missing_ok=True)
-    made = _git(tree, "rev-parse", "HEAD").strip()
+    made = _git(tree, ["rev-parse", "HEAD"]).strip()
     _require_as_approved(
         tree, units, f"the commit {made[:12]} was made, and a hook made something else of it"
     )
-    left = set(
-        _git(tree, "diff", "--name-only", "--no-renames", "-z", "--relative", "HEAD").split("\0")
-    )
+    left = set(_git(tree, [*_DIFF, "HEAD"]).split("\0"))
     if left & {path for path in paths if path in changed}:
         raise ExecutionFailed(
             f"the commit {made[:12]} was made, and does not hold what was approved"
@@ -86,11 +81,7 @@ def commit(
 def _require_as_approved(tree: Path, units: Sequence[Unit], what: str) -> None:
     with Tree(tree) as found:
         wrong = [unit.path for unit in units if found.look(unit.path) != after(unit)]
-    if wrong:
-        raise BaseDrift(
-            f"{', '.join(wrong[:5])} is not what was approved: {what}",
-            context={"paths": wrong[:100]},
-        )
+    rules.require_as_approved(wrong, what)
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -102,7 +93,7 @@ def _some(paths: Sequence[str]) -> Sequence[str]:
     return paths if sum(len(path) for path in paths) < 100_000 else ()
 
 
-def _git(tree: Path, *words: str, said: str = "", check: bool = True) -> str:
+def _git(tree: Path, words: Sequence[str], *, said: str = "", check: bool = True) -> str:
     # Variables that lead git to another repository or index are somebody else's affair.
     kept = {
         name: value

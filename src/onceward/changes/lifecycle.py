@@ -6,22 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onceward.artifacts.blobs import Artifacts, Blob
-from onceward.changes import machine as rules
-from onceward.changes.machine import Approvals
+from onceward.changes import machine, rules
 from onceward.changes.manifest import Manifest, manifest_of
+from onceward.changes.rules import Approvals
 from onceward.core.canon import canonical
 from onceward.core.changes import Decision, Entry, Envelope, History, Policy
 from onceward.core.machine import NEW
 from onceward.core.records import Move, check_name
-from onceward.errors import (
-    IllegalTransition,
-    InvalidConfig,
-    LockConflict,
-    PermissionDenied,
-    PermitInvalid,
-    Recovery,
-    RequestConflict,
-)
 from onceward.store.port import Reads, moment_of
 from onceward.store.tables.changes import Changes, add_dependency, add_row, add_sweep, add_units
 from onceward.store.tables.keys import find_key, find_signature
@@ -66,6 +57,7 @@ def mark(
     key: str,
     what: Proposed,
     reason: str,
+    *,
     depends_on: Sequence[str] = (),
     child: str = "",
 ) -> tuple[Entry, bool]:
@@ -76,21 +68,19 @@ def mark(
     needed = sorted({changes.named(name).entry_id for name in depends_on})
     known = changes.by_key(key)
     if known is not None:
-        same = manifest.content_hash() in {
-            one.content_hash for one in changes.envelopes(known.entry_id)
-        }
-        if not same or (known.author, [e.entry_id for e in changes.depends_on(known.entry_id)]) != (
-            author,
-            needed,
-        ):
-            raise RequestConflict(
-                f"the key {key[:80]} is that of {known.entry_id}, which proposes something else",
-                context={"entry_id": known.entry_id},
-                recovery=[Recovery("choose another", "--key KEY")],
-            )
+        rules.require_same_mark(
+            known,
+            key,
+            author=author,
+            manifest=manifest.content_hash(),
+            proposed={one.content_hash for one in changes.envelopes(known.entry_id)},
+            needs=needed,
+            known_needs=[one.entry_id for one in changes.depends_on(known.entry_id)],
+        )
         return known, True
     entry_id = tx.sources.new_id("ent")
-    entry = step(tx, [rules.mark(entry_id, key, manifest, author, reason, needed, child=child)])
+    marked = machine.mark(entry_id, key, manifest, author, reason, depends_on=needed, child=child)
+    entry = step(tx, [marked])
     for other in needed:
         add_dependency(tx, entry_id, other)
     propose(tx, entry, author, what, 1)
@@ -101,18 +91,8 @@ def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: 
     """Propose something else in its place: what was said of the old counts no more (H-4)."""
     changes = Changes(tx)
     entry, last = changes.get(entry_id), changes.envelope(entry_id)
-    if entry.status not in rules.REVISABLE:
-        raise IllegalTransition(
-            f"the entry is {entry.status}; what it proposes cannot be changed now",
-            context={"entry_id": entry_id, "state": entry.status},
-            recovery=[
-                Recovery("have it deferred first", f"onceward change review {entry_id} --defer")
-            ]
-            if entry.status == "reviewed_approved"
-            else [],
-        )
-    if (what.manifest.cutter, what.manifest.target) != (entry.cutter, entry.target):
-        raise InvalidConfig("a change stays one of the same place", context={"entry_id": entry_id})
+    rules.require_revisable(entry)
+    rules.require_same_place(entry, what.manifest)
     if last.content_hash != what.manifest.content_hash():
         made = propose(tx, entry, author, what, last.revision + 1)
         said = {
@@ -129,15 +109,13 @@ def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision
     """What exactly is proposed, as one more row; its contents are kept with it."""
     manifest = what.manifest
     envelope = Envelope(
-        *(
-            tx.sources.new_id("man"),
-            entry.entry_id,
-            revision,
-            manifest.content_hash(),
-            manifest.text(),
-            author,
-            tx.now,
-        )
+        manifest_id=tx.sources.new_id("man"),
+        entry_id=entry.entry_id,
+        revision=revision,
+        content_hash=manifest.content_hash(),
+        body=manifest.text(),
+        author=author,
+        made_at=tx.now,
     )
     add_row(tx, envelope)
     add_units(tx, envelope.manifest_id, manifest.unit)
@@ -154,70 +132,58 @@ def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
     sweep_id = tx.sources.new_id("swp")
     entries = changes.promotable(_SWEPT)
     for entry in entries:
-        step(tx, [rules.sweep(entry, actor, sweep_id)])
+        step(tx, [machine.sweep(entry, actor, sweep_id)])
     waiting = changes.counts().get("review_pending", 0)
     said = {"sweep_id": sweep_id, "promoted": len(entries), "waiting": waiting}
     event = tx.append("workspace", "BACKLOG_SWEPT", actor, said)
     if entries:
         tx.append("workspace", "REVIEW_WANTED", actor, said)
-    add_sweep(tx, sweep_id, actor, tx.now, len(entries), waiting, event.position)
+    add_sweep(
+        tx,
+        sweep_id,
+        actor,
+        tx.now,
+        promoted=len(entries),
+        waiting=waiting,
+        position=event.position,
+    )
     return {**said, "entries": [entry.entry_id for entry in entries]}
 
 
 def require_reviewable(
-    rows: Reads, reviewer: str, entry_id: str, decision: str, content_hash: str, policy: Policy
+    rows: Reads, reviewer: str, entry_id: str, *, decision: str, content_hash: str, policy: Policy
 ) -> tuple[Entry, bool]:
     """The entry, if somebody may say this of exactly these bytes now; and whether they had a hand in them."""
-    if decision not in rules.WORDS:
-        raise InvalidConfig("a review is approve, defer or reject", context={"field": "decision"})
+    rules.require_decision(decision)
     changes = Changes(rows)
     entry, envelope = changes.get(entry_id), changes.envelope(entry_id)
-    if envelope.content_hash != content_hash:
-        raise PermitInvalid(
-            "this is not the digest of what the entry proposes now",
-            context={"entry_id": entry_id, "manifest": envelope.content_hash},
-            recovery=[Recovery("look at it again", f"onceward change show {entry_id}")],
-        )
-    own = reviewer in authors_of(changes, entry)
-    if own and decision == "approve" and not policy.authors_may_review:
-        raise PermissionDenied(
-            f"{reviewer} proposed it, and authors do not approve their own changes here",
-            context={"entry_id": entry_id},
-            recovery=[
-                Recovery(
-                    "have somebody else review it, or, working alone, set authors_may_review under [changes]"
-                )
-            ],
-        )
-    arrow = f"reviewed_{rules.WORDS[decision]}"
-    said = _said_so(rows, entry, reviewer, decision, content_hash, policy)
-    if not (
-        said
-        or entry.status == "reviewed_approved" == arrow
-        or rules.CHANGE.allows(entry.status, arrow)
-    ):
-        raise IllegalTransition(
-            f"the entry is {entry.status}; it cannot be {rules.WORDS[decision]} now",
-            context={"entry_id": entry_id, "state": entry.status},
-            recovery=[Recovery("bring it up first", "onceward change sweep")]
-            if entry.status in ("marked", "reviewed_deferred")
-            else [],
-        )
-    return entry, own
+    rules.require_current_manifest(entry_id, envelope.content_hash, content_hash)
+    authors = authors_of(changes, entry)
+    rules.require_other_author(entry_id, reviewer, decision, authors, policy)
+    said = _said_so(
+        rows, entry, reviewer, decision=decision, content_hash=content_hash, policy=policy
+    )
+    rules.require_decidable(entry, decision, said is not None)
+    return entry, reviewer in authors
 
 
 def review(
     tx: Transaction,
     reviewer: str,
     entry_id: str,
+    *,
     decision: str,
     content_hash: str,
     reason: str,
     policy: Policy,
 ) -> dict[str, Any]:
     """A person's word on exactly these bytes (H-4)."""
-    entry, own = require_reviewable(tx, reviewer, entry_id, decision, content_hash, policy)
-    known = _said_so(tx, entry, reviewer, decision, content_hash, policy)
+    entry, own = require_reviewable(
+        tx, reviewer, entry_id, decision=decision, content_hash=content_hash, policy=policy
+    )
+    known = _said_so(
+        tx, entry, reviewer, decision=decision, content_hash=content_hash, policy=policy
+    )
     if known is not None:
         return _said(
             entry, known, approvals_of(tx, entry, policy).lack() if decision == "approve" else ""
@@ -225,17 +191,15 @@ def review(
     if decision == "defer":
         require_no_cut(tx, entry_id)
     made = Decision(
-        *(
-            tx.sources.new_id("dec"),
-            entry_id,
-            content_hash,
-            reviewer,
-            decision,
-            reason,
-            tx.statement(),
-            tx.now,
-        ),
-        entry.version,
+        decision_id=tx.sources.new_id("dec"),
+        entry_id=entry_id,
+        content_hash=content_hash,
+        reviewer=reviewer,
+        decision=decision,
+        reason=reason,
+        statement_hash=tx.statement(),
+        decided_at=tx.now,
+        entry_version=entry.version,
     )
     add_row(tx, made)
     approvals = approvals_of(tx, entry, policy)
@@ -256,7 +220,7 @@ def review(
             {**said, "decision": decision, "lacks": lacks},
         )
     else:
-        entry = step(tx, [rules.decide(entry, decision, reviewer, said)])
+        entry = step(tx, [machine.decide(entry, decision, reviewer, said)])
     return _said(entry, made, lacks)
 
 
@@ -267,17 +231,11 @@ def authors_of(changes: Changes, entry: Entry) -> set[str]:
 
 def require_no_cut(rows: Reads, entry_id: str) -> None:
     """LOCK_CONFLICT while a cut is under way, or stuck: what it has begun is finished or undone first."""
-    live = Changes(rows).live_set(entry_id)
-    if live is not None and live.status in ("open", "stuck"):
-        raise LockConflict(
-            f"a cut of {entry_id} is {'stuck' if live.status == 'stuck' else 'under way'}; it must be over first",
-            context={"entry_id": entry_id, "change_set_id": live.change_set_id},
-            recovery=[Recovery("go on with it", f"onceward change cut {entry_id}")],
-        )
+    rules.require_no_cut(entry_id, Changes(rows).live_set(entry_id))
 
 
 def _said_so(
-    rows: Reads, entry: Entry, reviewer: str, decision: str, content_hash: str, policy: Policy
+    rows: Reads, entry: Entry, reviewer: str, *, decision: str, content_hash: str, policy: Policy
 ) -> Decision | None:
     """What somebody said already, if it is the same, still stands and is not too old."""
     mine = [
@@ -330,7 +288,7 @@ def _in_force(rows: Reads, decision: Decision) -> bool:
 
 def _stands(entry: Entry, decision: str) -> bool:
     """Whether a decision that was made is still what the entry says, or waits for others to say the same."""
-    return entry.status == f"reviewed_{rules.WORDS[decision]}" or decision == "approve"
+    return entry.status == f"reviewed_{machine.WORDS[decision]}" or decision == "approve"
 
 
 def _said(entry: Entry, decision: Decision, lacks: str) -> dict[str, Any]:
@@ -341,9 +299,8 @@ def _said(entry: Entry, decision: Decision, lacks: str) -> dict[str, Any]:
 def abandon(tx: Transaction, actor: str, entry_id: str, why: str) -> dict[str, Any]:
     """Give an entry up, from wherever it is; what is given up already stays so (H-7)."""
     entry = Changes(tx).get(entry_id)
-    if not why.strip():
-        raise InvalidConfig("whoever gives a change up says why", context={"field": "reason"})
+    rules.require_reason(why)
     if entry.status != "abandoned":
         require_no_cut(tx, entry_id)
-        entry = step(tx, [rules.abandon(entry, actor, why)])
+        entry = step(tx, [machine.abandon(entry, actor, why)])
     return {"entry_id": entry_id, "status": entry.status}

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from onceward.changes.manifest import Manifest
-from onceward.core.changes import (
-    Affected,
-    ChangeSet,
-    Decision,
-    Entry,
-    PairSignature,
-    Policy,
-)
+from onceward.core.changes import Affected, ChangeSet, Entry
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Move
-from onceward.core.sources import Micros
 from onceward.core.tree_paths import place_of
 
 CHANGE = Machine.parse(
@@ -102,7 +94,16 @@ def mark(
     said |= {"escalates": failed} if failed else {}
     said |= {"child": child} if child else {}
     said |= {"proposed_by": proposer} if proposer != author else {}
-    return Move(CHANGE, entry_id, NEW, "marked", 0, actor, detail=said, columns=columns)
+    return Move(
+        machine=CHANGE,
+        subject=entry_id,
+        source=NEW,
+        target="marked",
+        version=0,
+        actor=actor,
+        detail=said,
+        columns=columns,
+    )
 
 
 REVISABLE: Final = ("marked", "review_pending", "reviewed_deferred")
@@ -159,7 +160,16 @@ def open_set(
     }
     columns |= {"kind": "undo" if undoes else "cut", "of_change_set": undoes}
     said = {key: value for key, value in columns.items() if value is not None}
-    return Move(CHANGE_SET, change_set_id, NEW, "open", 0, executor, detail=said, columns=columns)
+    return Move(
+        machine=CHANGE_SET,
+        subject=change_set_id,
+        source=NEW,
+        target="open",
+        version=0,
+        actor=executor,
+        detail=said,
+        columns=columns,
+    )
 
 
 def move_set(
@@ -167,46 +177,15 @@ def move_set(
 ) -> Move:
     CHANGE_SET.follow(change_set.status, target, reason)
     return Move(
-        *(
-            CHANGE_SET,
-            change_set.change_set_id,
-            change_set.status,
-            target,
-            change_set.version,
-            actor,
-            reason,
-            said,
-        )
+        machine=CHANGE_SET,
+        subject=change_set.change_set_id,
+        source=change_set.status,
+        target=target,
+        version=change_set.version,
+        actor=actor,
+        reason=reason,
+        detail=said,
     )
-
-
-class Objection(msgspec.Struct, frozen=True):
-    """Why something may not be, by its code."""
-
-    code: str
-    why: str
-
-
-def approved(
-    decisions: Sequence[Decision],
-    content_hash: str,
-    policy: Policy,
-    places: Sequence[str],
-    roles: Mapping[str, Set[str]],
-) -> str:
-    """What approvals of exactly these bytes still lack, in words; empty if they are enough. Of every reviewer the last
-    word counts, as they came; `roles` says who has which."""
-    last: dict[str, Decision] = {}
-    for decision in decisions:
-        if decision.content_hash == content_hash:
-            last[decision.reviewer] = decision
-    for_it = {reviewer for reviewer, decision in last.items() if decision.decision == "approve"}
-    for rule in policy.rules(places):
-        if len(for_it) < rule.approvals:
-            return f"{rule.glob} needs {rule.approvals} approvals, and has {len(for_it)}"
-        if rule.role and not any(rule.role in roles.get(reviewer, ()) for reviewer in for_it):
-            return f"{rule.glob} needs an approval by somebody with the role {rule.role}"
-    return ""
 
 
 def units_of(manifest: Manifest, change_set_id: str, undoing: bool = False) -> list[Affected]:
@@ -217,84 +196,31 @@ def units_of(manifest: Manifest, change_set_id: str, undoing: bool = False) -> l
         was, will = (u.after_mode, u.before_mode) if undoing else (u.before_mode, u.after_mode)
         found.append(
             Affected(
-                change_set_id, u.path, place_of(manifest.target, u.path), here, there, was, will
+                change_set_id=change_set_id,
+                path=u.path,
+                place=place_of(manifest.target, u.path),
+                before=here,
+                after=there,
+                before_mode=was,
+                after_mode=will,
             )
         )
     return found
 
 
-class Approvals(msgspec.Struct, frozen=True):
-    """What there is to say for an entry: who approved what, and what the workspace wants."""
-
-    decisions: Sequence[Decision]
-    """Since the entry last came up, of people whose word still counts."""
-    content_hash: str
-    """Of what it proposes now."""
-    places: Sequence[str]
-    policy: Policy
-    roles: Mapping[str, Set[str]]
-
-    def lack(self, since: Micros = 0) -> str:
-        """What is missing for it to be approved, of what was said since; empty if nothing is."""
-        counting = [one for one in self.decisions if one.decided_at > since]
-        return approved(counting, self.content_hash, self.policy, self.places, self.roles)
-
-    def last(self) -> Decision | None:
-        """The approval that made it so."""
-        found = [
-            one
-            for one in self.decisions
-            if one.decision == "approve" and one.content_hash == self.content_hash
-        ]
-        return found[-1] if found else None
-
-
-def cut_objection(
-    entry: Entry, approvals: Approvals, open_deps: Sequence[str], now: Micros
-) -> Objection | None:
-    """Why an entry may not be cut (G-CUT-APPROVED, APPROVAL_EXPIRED, G-CUT-DEPS)."""
-    if entry.status != "reviewed_approved":
-        return Objection("G-CUT-APPROVED", f"the entry is {entry.status}, not approved")
-    lack = approvals.lack()
-    if lack or approvals.last() is None:
-        return Objection(
-            "G-CUT-APPROVED",
-            f"it is not approved as it is now: {lack or 'nobody approved these bytes'}",
-        )
-    if approvals.lack(now - approvals.policy.approval_seconds * 1_000_000):
-        return Objection("APPROVAL_EXPIRED", "its approval is too old")
-    if open_deps:
-        return Objection("G-CUT-DEPS", f"{', '.join(open_deps[:5])} must be verified first")
-    return None
-
-
 VERIFIABLE: Final = ("cut_applied", "verified_complete", "verify_failed_escalated")
-
-
-def verify_objection(
-    entry: Entry,
-    executor: PairSignature | None,
-    hands: Set[str],
-    principal: str,
-    fingerprint: str,
-    tool_revision: str,
-) -> Objection | None:
-    """Why somebody may not verify a cut (G-VERIFY-CUT, G-VERIFY-SOD); `hands` are all who had one in it."""
-    if executor is None or entry.status not in VERIFIABLE:
-        return Objection("G-VERIFY-CUT", f"the entry is {entry.status}; there is no cut to verify")
-    if principal in (executor.principal, *hands):
-        return Objection(
-            "G-VERIFY-SOD", f"{principal} carried it out; somebody else must verify it"
-        )
-    if executor.fingerprint == fingerprint:
-        return Objection(
-            "G-VERIFY-SOD", "the key that signed the cut must not sign its verification"
-        )
-    if executor.tool_revision == tool_revision:
-        return Objection("G-VERIFY-SOD", "what carried it out must not be what verifies it")
-    return None
+"""Where there is a cut to verify."""
 
 
 def _move(entry: Entry, target: str, reason: str, actor: str, said: Mapping[str, Any]) -> Move:
     CHANGE.follow(entry.status, target, reason)
-    return Move(CHANGE, entry.entry_id, entry.status, target, entry.version, actor, reason, said)
+    return Move(
+        machine=CHANGE,
+        subject=entry.entry_id,
+        source=entry.status,
+        target=target,
+        version=entry.version,
+        actor=actor,
+        reason=reason,
+        detail=said,
+    )

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from onceward.artifacts.file_names import recorded_path
-from onceward.errors import BaseDrift, InvalidConfig
+from onceward.changes import rules
+from onceward.errors import InvalidConfig
 
 _HUNK: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
 _QUOTED: Final = re.compile(rb'\\([abfnrtv"\\]|[0-7]{3})|\\')
@@ -55,14 +56,9 @@ class Patched(msgspec.Struct):
                 and lines[start:end] == hunk.old
                 and not (open_ended and end < len(lines))
             )
-            if not fits or (
-                made and not made[-1].endswith(b"\n") and (hunk.new or lines[at:start])
-            ):
-                path = self.old or self.new or ""
-                raise BaseDrift(
-                    f"{path} is not what the patch was made on, at line {hunk.start}",
-                    context={"paths": [path]},
-                )
+            more = bool(hunk.new or lines[at:start])
+            joined = bool(made) and not made[-1].endswith(b"\n") and more
+            rules.require_fitting_hunk(self.old or self.new or "", hunk.start, fits and not joined)
             made += lines[at:start] + hunk.new
             at = end
         return b"".join(made + lines[at:])
@@ -225,8 +221,14 @@ class _Reader:
 
 
 _WORDS: Final = (
-    *(b"old mode ", b"new mode ", b"new file mode ", b"deleted file mode "),
-    *(b"rename from ", b"rename to ", b"copy from ", b"copy to "),
+    b"old mode ",
+    b"new mode ",
+    b"new file mode ",
+    b"deleted file mode ",
+    b"rename from ",
+    b"rename to ",
+    b"copy from ",
+    b"copy to ",
 )
 
 
@@ -237,7 +239,8 @@ def _named(line: bytes) -> tuple[str | None, tuple[bytes, bytes]]:
     if quoted is not None or text.endswith(b'"'):
         parts = [_unquoted(b'"' + found + b'"') for found in _STRING.findall(text)]
         rest = _STRING.sub(b"", text).strip()
-        parts = parts if not rest else ([*parts, rest] if quoted is not None else [rest, *parts])
+        if rest:
+            parts = [*parts, rest] if quoted is not None else [rest, *parts]
         old, new = parts if len(parts) == 2 else (b"", b"")
     else:
         half = len(text) // 2
@@ -265,9 +268,10 @@ def _unquoted(text: bytes) -> bytes:
 
     def meant(found: re.Match[bytes]) -> bytes:
         escape = found[1] or b""
-        number = (
-            int(escape, 8) if escape.isdigit() else _ESCAPES.get(escape[0], 256) if escape else 256
-        )
+        if escape.isdigit():
+            number = int(escape, 8)
+        else:
+            number = _ESCAPES.get(escape[0], 256) if escape else 256
         if number > 255:
             raise InvalidConfig(
                 f"a path of the patch cannot be read: {text[:60]!r}", context={"field": "--patch"}

@@ -16,13 +16,13 @@ from onceward.artifacts.file_names import os_path, recorded_path
 from onceward.artifacts.outputs import VALUES, read_back
 from onceward.artifacts.tree_state import drift_digest, named, rules_of, state_of
 from onceward.artifacts.trees import ODD, File, Tree, difference, scan, unit_of
+from onceward.changes import rules
 from onceward.changes.cutters import Place
-from onceward.changes.manifest import Manifest, Origin, checked
+from onceward.changes.manifest import Manifest, Origin
 from onceward.changes.patches import Patched, read_patch
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import LINK, Policy, Unit
 from onceward.core.tree_paths import REGISTRY, TREE, check_path
-from onceward.errors import BaseDrift, InvalidConfig, Recovery
 from onceward.registry.machine import RegistryPlan
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds, plan_body
@@ -63,18 +63,12 @@ class Wish(msgspec.Struct, frozen=True):
     def proposal(self, units: Sequence[Unit], contents: Contents) -> Proposal:
         if not units:
             self.require_untouched()
-            raise InvalidConfig(
-                "there is nothing to change: all of it is there already", context={"field": "unit"}
-            )
+        rules.require_units(units)
         gone = {unit.path for unit in units if unit.after is None}
         with Tree(self.root) as tree:
             for unit in units:
                 above = tree.file_above(unit.path) if unit.after is not None else ""
-                if above and above not in gone:
-                    raise InvalidConfig(
-                        f"{unit.path} would lie inside the file {above}",
-                        context={"path": unit.path},
-                    )
+                rules.require_not_inside(unit.path, above, gone)
         whole = self.policy.drift == "tree"
         manifest = Manifest(
             cutter=TREE,
@@ -85,52 +79,30 @@ class Wish(msgspec.Struct, frozen=True):
             base=state_of(self.root, self.policy.ignore).digest() if whole else "",
             origin=self._origin({unit.path for unit in units}),
         )
-        return Proposal(checked(manifest), contents)
+        return Proposal(rules.require_manifest(manifest), contents)
 
     def require_untouched(self) -> None:
         """BASE_DRIFT where the tree was changed since the work began: then it was done in place."""
         drift = self.base.drift(self.root) if self.base is not None else []
         if drift and self.base is not None:
-            raise BaseDrift(
-                f"there is nothing to propose, and {named(drift)} changed in place after build"
-                f" {self.base.build_id} began: nobody has reviewed that",
-                context={"paths": [unit.path for unit in drift[:100]]},
-                recovery=[
-                    Recovery("put the tree back as it was, and mark what the build left"),
-                    Recovery(
-                        "have the agent work on a copy: propose it by --tree COPY --since BUILD"
-                    ),
-                ],
+            rules.require_not_in_place(
+                self.base.build_id, [unit.path for unit in drift], named(drift)
             )
 
     def _origin(self, own: Set[str]) -> Origin | None:
         """What the work was made on; refused where a file that it proposes was changed since by somebody else."""
         if self.base is None:
             return None
-        if self.base.tree != self.target:
-            raise InvalidConfig(
-                f"build {self.base.build_id} kept the state of {self.base.tree}, not of {self.target}",
-                context={"field": "tree", "tree": self.base.tree},
-                recovery=[Recovery(f"propose it for {self.base.tree}")],
-            )
+        rules.require_base_of_tree(self.base.build_id, self.base.tree, self.target)
         drift = self.base.drift(self.root)
         under = [unit for unit in drift if unit.path in own]
-        if under and drift_digest(under) != self.accepted:
-            raise BaseDrift(
-                f"{named(under)} changed after build {self.base.build_id} began, and not by a recorded cut: the"
-                " proposal would hide that",
-                context={
-                    "paths": [unit.path for unit in under[:100]],
-                    "drift": drift_digest(under),
-                },
-                recovery=[
-                    Recovery("put it back as it was, then mark the change again"),
-                    Recovery(
-                        "or accept what was changed; the reviewer is shown that it was",
-                        f"--accept-drift {drift_digest(under)}",
-                        "medium",
-                    ),
-                ],
+        if under:
+            rules.require_drift_shown(
+                self.base.build_id,
+                [unit.path for unit in under],
+                named(under),
+                digest=drift_digest(under),
+                accepted=self.accepted,
             )
         return Origin(build=self.base.build_id, base=self.base.sha256, drift=tuple(drift))
 
@@ -167,36 +139,23 @@ def _patch(
     data, mode = b"", 0o644
     if file.old is not None:
         found = tree.look(file.old)
-        if found is None or found in (ODD,) or found.mode == LINK:
-            raise BaseDrift(
-                f"{file.old} is not there, and the patch changes it", context={"paths": [file.old]}
-            )
+        there = found is not None and found != ODD and found.mode != LINK
+        rules.require_patched_file(file.old, there)
+        assert found is not None
         data, mode = (root / os_path(file.old)).read_bytes(), found.mode
     fresh = file.new is not None and file.new != file.old
-    if (
-        fresh
-        and file.new is not None
-        and tree.look(file.new) is not None
-        and made.get(file.new, b"") is not None
-    ):
-        raise BaseDrift(
-            f"{file.new} is there already, and the patch makes it", context={"paths": [file.new]}
-        )
+    if fresh and file.new is not None:
+        there = tree.look(file.new) is not None and made.get(file.new, b"") is not None
+        rules.require_new_file(file.new, there)
     touched = {file.new} if file.copied else {file.old, file.new}
-    if any(
+    twice = any(
         path in made and not (fresh and path == file.new and made[path] is None)
         for path in touched
         if path
-    ):
-        raise InvalidConfig(
-            f"{file.new or file.old} stands twice in the patch",
-            context={"path": file.new or file.old},
-        )
+    )
+    rules.require_patched_once(file.new or file.old, twice)
     data = file.applied(data)
-    if file.new is None and data:
-        raise BaseDrift(
-            f"{file.old} has more in it than the patch removes", context={"paths": [file.old]}
-        )
+    rules.require_emptied(file.old, file.new is None and bool(data))
     if file.old is not None and file.old != file.new and not file.copied:
         made[file.old] = None
     if file.new is not None:
@@ -220,17 +179,12 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
         build = Builds(rows).named(name)
         body = msgspec.json.decode(plan_body(rows, build.plan_hash) or '{"stages":[]}')
         checkpoints = list(checkpoints_of(rows, build.build_id))
-    if build.state != "SUCCESS":
-        raise InvalidConfig(
-            f"build {build.build_id} is {build.state}; only what it finished can be proposed"
-        )
+    rules.require_finished_build(build.build_id, build.state)
     known = [stage["name"] for stage in body["stages"]]
     needed = {
         need for stage in body["stages"] for need in (*stage["needs"], *stage.get("collect", ()))
     }
-    odd = [stage for stage in stages if stage not in known]
-    if odd:
-        raise InvalidConfig(f"the build has no stage {odd[0][:60]!a}; it has {', '.join(known)}")
+    rules.require_stages(stages, known)
     wanted = set(stages) or {stage for stage in known if stage not in needed}
     found: dict[str, tuple[str, int]] = {}
     for checkpoint in checkpoints:
@@ -240,14 +194,10 @@ def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str
                 continue
             made = (output.sha256, 0o755 if output.kind == "program" else 0o644)
             path = recorded_path(output.name)
-            if found.setdefault(path, made) != made:
-                raise InvalidConfig(
-                    f"two steps made a {path}; choose between their stages with --stage",
-                    context={"path": path, "stages": sorted(wanted)},
-                )
+            rules.require_one_maker(path, found.setdefault(path, made) == made, wanted)
     if not found:
         wish.require_untouched()
-        raise InvalidConfig(f"build {build.build_id} made no files in {', '.join(sorted(wanted))}")
+    rules.require_made_files(build.build_id, found, wanted)
     with Tree(wish.root) as tree:
         units, contents = [], Contents()
         for path, (sha256, mode) in sorted(found.items()):
@@ -278,8 +228,7 @@ def _from_contents(
     for path, now in sorted(made.items()):
         was = _there(tree, path)
         will = None if now is None else File(sha256_hex(now[0]), now[1])
-        if was is None and will is None:
-            raise InvalidConfig(f"{path} is to go, and is not there", context={"path": path})
+        rules.require_removable(path, was is not None or will is not None)
         if was == will:
             continue
         units.append(unit_of(path, was, will))
@@ -292,8 +241,7 @@ def _from_contents(
 
 def _there(tree: Tree, path: str) -> File | None:
     found = tree.look(path)
-    if found == ODD:
-        raise InvalidConfig(f"{path} is there, and is no file", context={"path": path})
+    rules.require_plain(path, found == ODD)
     return found
 
 
@@ -309,21 +257,17 @@ def for_place(
         before, after = (None if one is None else sha256_hex(one) for one in (was, data))
         units.append(Unit(path, before, after))
         contents |= {sha256_hex(one): given(one) for one in (was, data) if one is not None}
-    if not units:
-        raise InvalidConfig(
-            "there is nothing to change: all of it is there already", context={"field": "unit"}
-        )
-    return Proposal(checked(Manifest(cutter, target, tuple(units), tuple(check))), contents)
+    rules.require_units(units)
+    manifest = Manifest(cutter, target, tuple(units), tuple(check))
+    return Proposal(rules.require_manifest(manifest), contents)
 
 
 def for_registry(plan: RegistryPlan, check: Sequence[str] = ()) -> Proposal:
     """A plan for the registry: what is approved is the plan, word for word."""
     data = canonical(msgspec.to_builtins(plan))
     unit = Unit(plan.ref, None, sha256_hex(data))
-    return Proposal(
-        checked(Manifest(REGISTRY, plan.collection, (unit,), tuple(check))),
-        {sha256_hex(data): given(data)},
-    )
+    manifest = Manifest(REGISTRY, plan.collection, (unit,), tuple(check))
+    return Proposal(rules.require_manifest(manifest), {sha256_hex(data): given(data)})
 
 
 def given(data: bytes) -> Callable[[], Iterable[bytes]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onceward.changes.cutters import Kept, Listing
+from onceward.changes import rules
+from onceward.changes.cutters import Listing, PriorState
 from onceward.changes.manifest import Manifest
 from onceward.core.canon import parse
-from onceward.errors import BaseDrift, ExecutionFailed, PermitInvalid, Recovery
 from onceward.grants import lifecycle as grants
 from onceward.kernel.kernel import Kernel
 from onceward.registry import lifecycle as registry
@@ -34,12 +34,12 @@ class RegistryCutter:
     def check(self) -> None:
         with self._kernel.store.read() as rows:
             against = objections(self._plan, Registry(rows), self._root)
-            if against and Runs(rows).of_root(self._root) is None:
-                raise BaseDrift("; ".join(against[:5]), context={"objections": against[:50]})
+            if Runs(rows).of_root(self._root) is None:
+                rules.require_unopposed(against)
             self._granted()
 
-    def keep(self) -> Kept:
-        return Kept({}, Listing())
+    def keep(self) -> PriorState:
+        return PriorState({}, Listing())
 
     def stage(self) -> None:
         """The saga of the registry stages by itself."""
@@ -51,7 +51,12 @@ class RegistryCutter:
         run, lease = begin(
             kernel,
             Wanted(
-                assembly, self._root, assembly.given(), kernel.principal, kernel.environment, grant
+                assembly,
+                self._root,
+                assembly.given(),
+                executor=kernel.principal,
+                environment=kernel.environment,
+                grant_id=grant,
             ),
         )
         if not run.over and run.stuck is None:
@@ -60,12 +65,7 @@ class RegistryCutter:
                 run = carrying.run()
             finally:
                 carrying.children.close()
-        if run.state != "DONE":
-            raise ExecutionFailed(
-                f"the plan {self._plan.ref} stopped at {run.state}",
-                context={"saga_id": run.saga_id},
-                recovery=[Recovery("see why", f"onceward saga show {run.saga_id}")],
-            )
+        rules.require_carried_out(self._plan.ref, run)
 
     def restore(self) -> list[str]:
         kernel = self._kernel
@@ -81,15 +81,7 @@ class RegistryCutter:
             run = Runs(rows).of_root(self._root)
             if run is not None and run.grant_id is not None:
                 return run.grant_id
-            if self._grant is None:
-                raise PermitInvalid(
-                    "a change of the registry needs a grant for exactly its plan",
-                    recovery=[
-                        Recovery("ask for one", "onceward grant draft PLAN"),
-                        Recovery("name it", "--grant GRANT"),
-                    ],
-                )
-            grant = Grants(rows).named(self._grant)
+            grant = Grants(rows).named(rules.require_grant(self._grant))
             scope = Assembly(self._plan, kernel.environment).scope(
                 None, kernel.environment, kernel.principal
             )

@@ -3,7 +3,6 @@ own check (H-6). What fails is taken back, and told to people as an entry of its
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from onceward.artifacts.tree_state import (
 )
 from onceward.artifacts.trees import ODD, File, Tree, after, before, folders_of, unit_of
 from onceward.changes import lifecycle as changes
-from onceward.changes import machine as rules
+from onceward.changes import machine, rules
 from onceward.changes.authority import objection_to_cut
 from onceward.changes.cut import (
     listing_of,
@@ -44,7 +43,7 @@ from onceward.core.limits import MAX_NAMED_PATHS
 from onceward.core.tree_paths import REGISTRY, TREE, beneath
 from onceward.dispatch.machine import Ended
 from onceward.dispatch.work import Command
-from onceward.errors import BaseDrift, GuardFailed, InvalidConfig, LockConflict, Recovery
+from onceward.errors import InvalidConfig
 from onceward.kernel import attest
 from onceward.kernel.foreground import serving
 from onceward.kernel.kernel import Kernel
@@ -57,7 +56,7 @@ from onceward.store.tables.sagas import Runs
 from onceward.store.transaction import Transaction
 
 
-class Seen(msgspec.Struct):
+class Inspection(msgspec.Struct):
     """What somebody found: paths that differ, are missing or are too many, and how the check ended."""
 
     units: int
@@ -92,7 +91,7 @@ class Seen(msgspec.Struct):
             }
         return canonical(said).decode()
 
-    def add(self, later: Seen) -> None:
+    def add(self, later: Inspection) -> None:
         """What another look found: the change itself as it is then, and whatever became otherwise in between."""
         self.different, self.missing, self.extra = later.different, later.missing, later.extra
         # What was accepted before stays accepted as it was.
@@ -178,12 +177,14 @@ def verify(
             seen.drift = []
         if manifest.check and seen.passed:
             seen.check = _run_check(
-                kernel, entry, change_set, manifest, timeout, stop or threading.Event()
+                kernel, entry, change_set, manifest, timeout=timeout, stop=stop or threading.Event()
             )
             # What is signed is what is there when all is said, whatever the check did to it.
             seen.add(look(kernel, change_set, manifest))
         result = kernel.store.write(
-            lambda tx: _record(tx, kernel, entry_id, manifest, seen, result_id)
+            lambda tx: _record(
+                tx, kernel, entry_id, manifest=manifest, seen=seen, result_id=result_id
+            )
         )
         return _answer(kernel, entry_id, result, fresh=True)
 
@@ -195,40 +196,26 @@ def _require_verifiable(
     signature = (
         Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
     )
-    key = kernel.signer.key.fingerprint
     hands = hands_in(rows, change_set) if change_set is not None else set()
-    why = rules.verify_objection(
-        entry, signature, hands, kernel.principal, key, tool_revision(__file__)
+    signature = rules.require_verifiable(
+        entry,
+        signature,
+        hands,
+        principal=kernel.principal,
+        fingerprint=kernel.signer.key.fingerprint,
+        tool_revision=tool_revision(__file__),
     )
-    if why is not None:
-        other = Recovery(
-            "act as somebody else", f"onceward --as NAME change verify {entry.entry_id}"
-        )
-        show = Recovery("see how it stands", f"onceward change show {entry.entry_id}")
-        raise GuardFailed(
-            why.code, why.why, entry.entry_id, [other if why.code == "G-VERIFY-SOD" else show]
-        )
-    assert change_set is not None and signature is not None
+    assert change_set is not None
     (decision,) = [
         one
         for one in Changes(rows).decisions(entry.entry_id)
         if one.decision_id == change_set.decision_id
     ]
-    doubt = objection_to_cut(kernel.authority, rows, entry, change_set, decision, signature)
-    if doubt:
-        raise GuardFailed(
-            "G-VERIFY-CUT",
-            f"what is said to have been approved and cut does not count: {doubt}",
-            entry.entry_id,
-            [Recovery("see what was edited", "onceward verify")],
-        )
-    others = unfinished(rows, entry)
-    if others:
-        raise LockConflict(
-            f"{others[0]} is being cut or taken back in the same place; what is there now says nothing",
-            context={"entry_id": entry.entry_id, "others": others[:10]},
-            recovery=[Recovery("see how it stands", f"onceward change show {others[0]}")],
-        )
+    doubt = objection_to_cut(
+        kernel.authority, rows, entry, cut=change_set, decision=decision, signed=signature
+    )
+    rules.require_believed_cut(entry.entry_id, doubt)
+    rules.require_nothing_else_cut(entry.entry_id, unfinished(rows, entry))
 
 
 def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
@@ -238,32 +225,20 @@ def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
     return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
 
 
-def _require_no_drift(entry: Entry, seen: Seen, accepted: str, principal: str) -> None:
+def _require_no_drift(entry: Entry, seen: Inspection, accepted: str, principal: str) -> None:
     """BASE_DRIFT where something else in the tree was changed since the cut, and nobody accepted exactly that."""
-    if not seen.drift or drift_digest(seen.drift) == accepted:
-        return
-    digest = drift_digest(seen.drift)
-    first = entry.status == "cut_applied"
-    again = f"onceward --as {shlex.quote(principal)} change verify {entry.entry_id}"
-    again += "" if first else " --again"
-    what = "it is not verified, and stays" if first else "nothing new is said of it, and it stays"
-    raise BaseDrift(
-        f"{named(seen.drift)}: not as it was after the cut of {entry.entry_id}, and not by a recorded cut;"
-        f" {what} {entry.status}",
-        context={
-            "entry_id": entry.entry_id,
-            "paths": [unit.path for unit in seen.drift[:MAX_NAMED_PATHS]],
-            "count": len(seen.drift),
-            "drift": digest,
-        },
-        recovery=[
-            Recovery("put it back as it was, then verify again", again),
-            Recovery("or accept exactly this", f"{again} --accept-drift {digest}", "medium"),
-        ],
-    )
+    if seen.drift:
+        rules.require_drift_accepted(
+            entry,
+            [unit.path for unit in seen.drift],
+            named(seen.drift),
+            digest=drift_digest(seen.drift),
+            accepted=accepted,
+            principal=principal,
+        )
 
 
-def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
+def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Inspection:
     """What is really there, held against what the change set, and those after it, should have left."""
     if manifest.cutter == REGISTRY:
         return _look_at_registry(kernel, change_set, manifest)
@@ -289,7 +264,7 @@ def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
     otherwise = changed(beside, {path: file for path, file in others.items() if path not in own})
     # What lies where the change put or removed a file is of the change's own.
     beneath_own = [unit for unit in otherwise if not own.isdisjoint(folders_of(unit.path))]
-    seen = Seen(
+    seen = Inspection(
         len(units),
         different=[path for path in wrong if present[path] is not None],
         missing=[path for path in wrong if present[path] is None],
@@ -321,7 +296,7 @@ def _present(
         return dict.fromkeys(paths), {}
 
 
-def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Seen:
+def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Inspection:
     plan, root = plan_in(kernel, manifest), root_of(change_set.change_set_id)
     wanted = {str(one.key): one.meaning.digest() for one in plan.value}
     with kernel.store.read() as rows:
@@ -330,7 +305,7 @@ def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest)
             for v in Registry(rows).of_root(root)
             if v.status in ("active", "superseded")
         }
-    return Seen(
+    return Inspection(
         len(wanted),
         different=sorted(key for key in wanted.keys() & own.keys() if wanted[key] != own[key]),
         missing=sorted(wanted.keys() - own.keys()),
@@ -343,6 +318,7 @@ def _run_check(
     entry: Entry,
     change_set: ChangeSet,
     manifest: Manifest,
+    *,
     timeout: float | None,
     stop: threading.Event,
 ) -> dict[str, Any]:
@@ -362,8 +338,7 @@ def _run_check(
             how = children.wait(child_id)
     finally:
         children.close()
-    if how.detail.get("stopped"):
-        raise LockConflict("the check was stopped before it ended; nothing is said of the change")
+    rules.require_check_ended(bool(how.detail.get("stopped")))
     return {"passed": how.reason == "completed", "child_id": child_id, **_said(how)}
 
 
@@ -394,7 +369,13 @@ def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") ->
 
 
 def _record(
-    tx: Transaction, kernel: Kernel, entry_id: str, manifest: Manifest, seen: Seen, result_id: str
+    tx: Transaction,
+    kernel: Kernel,
+    entry_id: str,
+    *,
+    manifest: Manifest,
+    seen: Inspection,
+    result_id: str,
 ) -> VerifyResult:
     """What was found, and all that follows from it: one transaction."""
     found, actor = Changes(tx), kernel.principal
@@ -414,26 +395,33 @@ def _record(
     )
     add_row(tx, result)
     first = entry.status == "cut_applied"
-    to = (
-        ("verified_complete" if seen.passed else "verify_failed_escalated")
-        if first
-        else entry.status
+    to = entry.status
+    if first:
+        to = "verified_complete" if seen.passed else "verify_failed_escalated"
+    told = attest.Pair(
+        act="change.verify",
+        entry=entry,
+        to=to,
+        manifest=manifest.content_hash(),
+        change_set=change_set,
+        result=result,
     )
-    told = attest.Pair("change.verify", entry, to, manifest.content_hash(), change_set, result)
     signed = attest.pair(tx, told, tool_revision(__file__), kernel.signer)
     said: dict[str, Any] = {
-        **{"change_set_id": change_set.change_set_id, "verify_result_id": result.verify_result_id},
-        **{"result": result_digest(result), "signature_id": signed.signature_id},
+        "change_set_id": change_set.change_set_id,
+        "verify_result_id": result.verify_result_id,
+        "result": result_digest(result),
+        "signature_id": signed.signature_id,
     }
     if not seen.passed:
         if first:
             taken = open_set(tx, entry_id, change_set.decision_id, actor, change_set.change_set_id)
             said["undo"] = taken.change_set_id
-        said |= {"escalation": _escalate(tx, kernel, entry, change_set, manifest, seen.why())}
+        said |= {"escalation": _escalate(tx, kernel, entry, manifest, seen.why())}
         said |= {"manifest": manifest.content_hash()}
     if first:
-        start = rules.start_verify(entry, actor, change_set.change_set_id)
-        end = rules.end_verify(rules.through(entry, start), actor, seen.passed, said)
+        start = machine.start_verify(entry, actor, change_set.change_set_id)
+        end = machine.end_verify(machine.through(entry, start), actor, seen.passed, said)
         changes.step(tx, [start, end], signed.signature_id)
     else:
         tx.append(f"entry:{entry_id}", "ENTRY_REVERIFIED", actor, {**said, "passed": seen.passed})
@@ -445,14 +433,15 @@ def _escalate(
     tx: Transaction,
     kernel: Kernel,
     entry: Entry,
-    change_set: ChangeSet,
     manifest: Manifest,
     why: str,
 ) -> str:
     """The same proposal once more, for people to look at with what went wrong; one at a time (X62)."""
     found = Changes(tx)
     waiting = [
-        one for one in found.escalations(entry.entry_id) if one.status not in rules.CHANGE.terminal
+        one
+        for one in found.escalations(entry.entry_id)
+        if one.status not in machine.CHANGE.terminal
     ]
     if waiting:
         return waiting[-1].entry_id
@@ -462,8 +451,12 @@ def _escalate(
     ]
     entry_id = tx.sources.new_id("ent")
     reason = f"{entry.entry_id} failed its verification: {why}"
-    move = rules.mark(
-        *(entry_id, f"escalation:{entry_id}", manifest, entry.author, reason),
+    move = machine.mark(
+        entry_id,
+        f"escalation:{entry_id}",
+        manifest,
+        entry.author,
+        reason,
         escalates=(entry.entry_id, kernel.principal, proposer),
     )
     born = changes.step(tx, [move])

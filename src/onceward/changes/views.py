@@ -9,6 +9,7 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.file_names import recorded_path
+from onceward.changes import rules
 from onceward.changes.diffs import FileDiff, diffs_of
 from onceward.changes.lifecycle import approvals_of
 from onceward.changes.manifest import Origin, manifest_of
@@ -26,7 +27,6 @@ from onceward.core.changes import (
 from onceward.core.limits import DIFF_BYTES, WHOLE_DIFF_BYTES
 from onceward.core.sources import iso
 from onceward.core.views import Explanation, View
-from onceward.errors import NotFound
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -423,11 +423,7 @@ def change_diff(
     known = set(manifest.paths())
     paths = [path if path in known else recorded_path(path) for path in paths]
     unknown = [path for path in paths if path not in known]
-    if unknown:
-        raise NotFound(
-            f"the change has nothing to do with {unknown[0][:80]}",
-            context={"path": unknown[0][:200]},
-        )
+    rules.require_paths_of_change(unknown)
     limit = WHOLE_DIFF_BYTES if whole else DIFF_BYTES
     return DiffView(
         entry_id=entry.entry_id,
