@@ -137,6 +137,8 @@ def test_a_grant_allows_its_own_scope_and_no_other(name):
     with refused("PERMIT_INVALID", "the grant of this run is for"):
         rules.require_same_scope(GRANT, other, "grt_1")
     rules.require_same_scope(GRANT, SCOPE, "grt_1")
+    assert rules.difference(SCOPE, SCOPE) == ""
+    assert rules.difference(SCOPE, scope(executor="eve")) == "is for tester, not for eve"
 
 
 @pytest.mark.rule("S-3")

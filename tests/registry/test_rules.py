@@ -125,6 +125,7 @@ def test_a_value_that_could_not_be_compared_or_digested_is_refused(but, words):
         ({"value": [planned(act_type="")]}, "act_type must be"),
         ({"value": [PLANNED, PLANNED]}, "two values of the plan"),
         ({"value": [PLANNED, planned(protocol_version="1.11.0")]}, "one can be active"),
+        ({"value": [PLANNED, planned(act_type="READ")]}, "two values of the plan"),
         ({"value": [planned(supersedes="pay")]}, "is no value"),
         ({"value": [planned(supersedes="send@1.0.0")]}, "a newer version of the same operation"),
         ({"value": [planned(supersedes="pay@1.10.0")]}, "a newer version of the same operation"),
@@ -166,6 +167,11 @@ def test_a_rollback_plan_that_cannot_be_read_is_refused(but, words):
         (planned(), State(value("pay@1.9.0")), 'say supersedes = "pay@1.9.0"'),
         (planned(supersedes="pay@1.9.0"), State(), "pay@1.9.0 is not the active value"),
         (
+            planned(supersedes="pay@1.8.0"),
+            State(value("pay@1.8.0", status="superseded"), value("pay@1.9.0")),
+            "pay@1.8.0 is not the active value",
+        ),
+        (
             planned(supersedes="pay@1.9.0"),
             State(value("pay@1.9.0", collection="col_2")),
             "is in another collection",
@@ -190,6 +196,7 @@ def test_what_stands_against_a_plan_is_told_and_refused(one, state, why):
     ("one", "state"),
     [
         (planned(), State()),
+        (planned(), State(schema=schema_digest("ops"))),
         (planned(), State(value("pay@1.10.0"))),
         (planned(), State(value("pay@1.9.0", act="READ"))),
         (planned(supersedes="pay@1.9.0"), State(value("pay@1.9.0"))),
@@ -259,6 +266,22 @@ def test_every_value_that_was_superseded_has_its_audit_row():
 def test_a_rollback_of_what_is_not_there_is_refused(plan, words):
     with refused("INVALID_CONFIG", words):
         rules.judge_rollback(plan, State(value("pay@1.0.0")))
+
+
+@pytest.mark.rule("S-6")
+@pytest.mark.parametrize(
+    ("plan", "executing", "code"),
+    [
+        (RollbackPlan("p", "ops", [RollbackStep("delete", "pay@1.0.0")], True), False, CODES[0]),
+        (RollbackPlan("p", "ops", [RollbackStep("delete", "pay@1.0.0")], True), True, CODES[2]),
+        (RollbackPlan("p", "ops", [RollbackStep("delete", "pay@1.0.0")]), False, CODES[2]),
+        (RollbackPlan("p", "ops", []), False, CODES[1]),
+        (None, False, CODES[1]),
+    ],
+)
+def test_a_rollback_that_is_only_checked_or_says_nothing_is_judged_first(plan, executing, code):
+    verdict = rules.judge_rollback(plan, State(value("pay@1.0.0")), executing)
+    assert verdict.code == code and verdict.why and not verdict.valid
 
 
 @pytest.mark.rule("S-6")
