@@ -22,6 +22,7 @@ from onceward.core.changes import (
 from onceward.core.limits import MAX_UNITS
 from onceward.core.machine import NEW
 from onceward.core.sagas import Run
+from onceward.errors import GuardFailed
 from refusals import refused, refused_unless
 
 A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
@@ -512,6 +513,29 @@ def test_a_cut_goes_on_where_nobody_else_changes_its_files(same):
         rules.require_restored([] if same else ["a"])
     with refused_unless(same, "BASE_DRIFT", "a is not what was approved: it is not committed"):
         rules.require_as_approved([] if same else ["a"], "it is not committed")
+
+
+@pytest.mark.rule("H-5")
+@pytest.mark.parametrize(
+    ("why", "code", "words"),
+    [
+        ({"error": "BASE_DRIFT", "message": "a has changed"}, "BASE_DRIFT", "a has changed"),
+        ({"error": "ValueError", "reason": "failed"}, "EXECUTION_FAILED", "failed"),
+        ({}, "EXECUTION_FAILED", "it was given up"),
+    ],
+)
+def test_a_cut_that_was_taken_back_says_why_by_its_code(why, code, words):
+    for saga_id, ways in (("sga_1", ["onceward explain sga_1"]), (None, [])):
+        with pytest.raises(GuardFailed, match=f"nothing was changed: {words}") as caught:
+            rules.refuse_taken_back(change_set("undone"), why, saga_id)
+        assert caught.value.code == code
+        assert [one.command for one in caught.value.recovery] == ways
+
+
+@pytest.mark.parametrize("cutter", ["tree", "registry"])
+def test_only_a_change_of_a_tree_is_committed_to_git(cutter):
+    with refused_unless(cutter == "tree", "INVALID_CONFIG", "--git-commit is for changes of a"):
+        rules.require_tree(manifest(cutter=cutter))
 
 
 # Cutting a change of the registry.

@@ -177,6 +177,14 @@ def test_a_run_that_is_stuck_is_retried_and_one_that_is_not_is_resumed():
         rules.require_stuck(RUN)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_is_resumed_from_the_file_of_its_saga(there):
+    with refused_unless(there, "INVALID_RESUME_STATE", "is not at order.py any more"):
+        rules.require_saga_file(run(file="order.py"), there)
+    with refused_unless(there, "INVALID_RESUME_STATE", "was in no file"):
+        rules.require_saga_file(RUN, there)
+
+
 @pytest.mark.rule("S-4")
 @pytest.mark.parametrize(
     ("held", "free"),

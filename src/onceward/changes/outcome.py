@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from onceward.changes import git
+from onceward.changes import git, rules
 from onceward.changes.cut import manifest_for, tree_of
 from onceward.changes.manifest import Manifest, manifest_of
 from onceward.changes.verify import Verified
 from onceward.changes.views import ChangeView, VerdictView, change_view, result_view, verdict
 from onceward.core.changes import ChangeSet
-from onceward.core.tree_paths import TREE
-from onceward.errors import CODES, GuardFailed, InvalidConfig, Recovery
 from onceward.kernel.kernel import Kernel
 from onceward.sagas.views import saga_view
 from onceward.store.tables.changes import Changes
@@ -21,7 +19,10 @@ from onceward.store.tables.sagas import Runs
 def carried_out(kernel: Kernel, done: ChangeSet, commit: bool) -> ChangeView:
     """How an entry stands after its cut; one that was taken back says why."""
     if done.status == "undone":
-        raise _taken_back(kernel, done)
+        with kernel.store.read() as rows:
+            run = Runs(rows).of_root(done.change_set_id)
+        why = saga_view(kernel.store, run.saga_id).why if run is not None else None
+        rules.refuse_taken_back(done, why or {}, run.saga_id if run is not None else None)
     return _with_commit(kernel, done.entry_id, commit and done.status == "applied")
 
 
@@ -37,24 +38,6 @@ def checked(kernel: Kernel, done: Verified, commit: bool) -> VerdictView:
     )
 
 
-def _taken_back(kernel: Kernel, change_set: ChangeSet) -> GuardFailed:
-    """Why a cut stopped and was undone, by its code."""
-    with kernel.store.read() as rows:
-        run = Runs(rows).of_root(change_set.change_set_id)
-    why = (saga_view(kernel.store, run.saga_id).why if run is not None else None) or {}
-    code = str(why.get("error", ""))
-    said = f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}"
-    show = (
-        Recovery("see how it went", f"onceward explain {run.saga_id}") if run is not None else None
-    )
-    return GuardFailed(
-        code if code in CODES else "EXECUTION_FAILED",
-        said,
-        change_set.entry_id,
-        [show] if show is not None else [],
-    )
-
-
 def _manifest(kernel: Kernel, name: str) -> Manifest:
     with kernel.store.read() as rows:
         found = Changes(rows)
@@ -63,10 +46,7 @@ def _manifest(kernel: Kernel, name: str) -> Manifest:
 
 def require_commit(kernel: Kernel, name: str) -> None:
     manifest = _manifest(kernel, name)
-    if manifest.cutter != TREE:
-        raise InvalidConfig(
-            "--git-commit is for changes of a file tree", context={"field": "--git-commit"}
-        )
+    rules.require_tree(manifest)
     git.require_repository(tree_of(kernel.home, manifest))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -18,6 +18,7 @@ from onceward.core.sagas import Run
 from onceward.core.sources import Micros
 from onceward.core.tree_paths import TREE, check_path, check_tree_name
 from onceward.errors import (
+    CODES,
     BaseDrift,
     ExecutionFailed,
     GuardFailed,
@@ -615,6 +616,28 @@ def require_as_approved(wrong: Sequence[str], what: str) -> None:
         raise BaseDrift(
             f"{', '.join(wrong[:5])} is not what was approved: {what}",
             context={"paths": list(wrong[:100])},
+        )
+
+
+def refuse_taken_back(
+    change_set: ChangeSet, why: Mapping[str, Any], saga_id: str | None
+) -> NoReturn:
+    """A cut that was undone says why, by the code of what stopped it; `why` is what its saga recorded."""
+    code = str(why.get("error", ""))
+    show = Recovery("see how it went", f"onceward explain {saga_id}")
+    raise GuardFailed(
+        code if code in CODES else "EXECUTION_FAILED",
+        f"nothing was changed: {why.get('message') or why.get('reason') or 'it was given up'}",
+        change_set.entry_id,
+        [show] if saga_id is not None else [],
+    )
+
+
+def require_tree(manifest: Manifest) -> None:
+    """Only a change of a tree is committed to git."""
+    if manifest.cutter != TREE:
+        raise InvalidConfig(
+            "--git-commit is for changes of a file tree", context={"field": "--git-commit"}
         )
 
 

@@ -27,7 +27,14 @@ def apply_for(taking: Taking, order: ApplyPlan) -> Job:
     saga = make(order.plan, kernel.environment)
     with kernel.store.read() as rows:
         grant, root = root_under(rows, saga, order.grant)
-    wanted = Wanted(saga, root, saga.given(), kernel.principal, kernel.environment, grant)
+    wanted = Wanted(
+        saga=saga,
+        root=root,
+        given=saga.given(),
+        executor=kernel.principal,
+        environment=kernel.environment,
+        grant_id=grant,
+    )
     run, lease = begin(kernel, wanted, accept=accept_run(taking))
     return SagaJob(kernel, saga, run, lease)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from onceward.core.sagas import Lease, Run
 from onceward.dispatch.budget import limits_of_budget
-from onceward.errors import InvalidResumeState, Recovery
 from onceward.kernel.answers import Subject
 from onceward.kernel.jobs import Job, Taking, begins
 from onceward.kernel.kernel import Kernel
+from onceward.sagas import rules
 from onceward.sagas.acts import ResumeSaga, RunSaga
 from onceward.sagas.declaration import Saga
 from onceward.sagas.lifecycle import Wanted, begin, take_up
@@ -100,15 +100,7 @@ def shipped_saga(run: Run) -> Saga | None:
 def saga_file_of(known: Run, home: Path, file: Path | None = None) -> Path:
     """The file that the saga of a run was read from; INVALID_RESUME_STATE where it is not there any more."""
     file = file or home / known.file
-    if not file.is_file():
-        where = f"is not at {known.file} any more" if known.file else "was in no file"
-        raise InvalidResumeState(
-            f"the saga of {known.saga_id} {where}",
-            context={"saga_id": known.saga_id, "file": known.file},
-            recovery=[
-                Recovery("say where it is", f"onceward saga resume {known.saga_id} --file FILE")
-            ],
-        )
+    rules.require_saga_file(known, file.is_file())
     return file
 
 

@@ -207,6 +207,19 @@ def require_stuck(run: Run) -> None:
         )
 
 
+def require_saga_file(run: Run, there: bool) -> None:
+    """The file that the saga of a run was read from is there."""
+    if not there:
+        where = f"is not at {run.file} any more" if run.file else "was in no file"
+        raise InvalidResumeState(
+            f"the saga of {run.saga_id} {where}",
+            context={"saga_id": run.saga_id, "file": run.file},
+            recovery=[
+                Recovery("say where it is", f"onceward saga resume {run.saga_id} --file FILE")
+            ],
+        )
+
+
 # The lease of a run.
 
 
