@@ -1,4 +1,4 @@
-"""Whether what is said about a change was signed: its reviewers' decisions, and that it was carried out (H-5)."""
+"""Whether what is recorded about a change was signed: the decisions of reviewers, and the cut (H-5)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from onceward.store.tables.keys import workspace_id
 def objection_to_decision(
     authority: Authority, rows: Reads, entry: Entry, decision: Decision, *, begun: bool = False
 ) -> str:
-    """Why a decision about a change is not to be believed; empty where its reviewer signed exactly that, might
-    then, and may now, and the entry is what its history says. What was `begun` on it is finished also when its
-    reviewer has left since."""
+    """Why a decision about a change is not to be believed; empty where its reviewer signed exactly that with the
+    role it needs, and the entry agrees with its history. A cut that has `begun` is finished also when its reviewer
+    has left since."""
     try:
         events = _history(authority, rows, entry)
         asked = _decided(authority, rows, events, decision, now=not begun)
@@ -49,8 +49,8 @@ def objection_to_cut(
     decision: Decision,
     signed: PairSignature,
 ) -> str:
-    """Why it is not to be believed that an approved change was carried out; empty where a reviewer signed for
-    exactly this proposal, and an executor for having carried it out."""
+    """Why a cut is not to be believed; empty where a reviewer signed exactly this proposal, and an executor signed
+    that they cut it."""
     try:
         events = _history(authority, rows, entry)
         _decided(authority, rows, events, decision, now=False)
@@ -75,7 +75,7 @@ def objection_to_cut(
 
 
 def _history(authority: Authority, rows: Reads, entry: Entry) -> list[Event]:
-    """The history of an entry, if it leads to what the entry is."""
+    """The events of an entry, if they lead to its state."""
     events = authority.history(rows, f"entry:{entry.entry_id}", CHANGE)
     moves = [event.facts()["detail"] for event in events if event.source == CHANGE.name]
     last = moves[-1] if moves else {}

@@ -1,5 +1,5 @@
-"""Carrying an approved change out, as a saga: checked, kept, staged, put in its place, recorded and signed (H-5); and
-taking one back that failed its verification (H-6)."""
+"""Cutting an approved change, as a saga: check, keep, stage, apply, record and sign (H-5); and undoing a cut that
+failed its verification (H-6)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from onceward.store.transaction import Transaction
 
 
 class Carrying(Saga):
-    """A change set being carried out. Of two at one place, one waits."""
+    """The saga of a change set. Only one runs at a time for each cutter."""
 
     table: Shape
 
@@ -64,7 +64,7 @@ class Carrying(Saga):
         return self.table
 
     def lease(self, root: str) -> str:
-        """One at a time, whatever the place: trees may lie in each other."""
+        """One lease per cutter: trees may lie in each other."""
         return f"change:{self.manifest.cutter}"
 
     def put(
@@ -94,7 +94,7 @@ class Carrying(Saga):
         self.cutter.clear()
 
     def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
-        """The word of who carried it out, if they still may; answers the signature's id."""
+        """Sign the change set, if the principal still may; answers the signature's id."""
         run.kernel.authority.require(tx, run.kernel.principal, attest.ROLES[told.act])
         signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.kernel.signer)
         add_row(tx, signed)
@@ -133,7 +133,7 @@ class Cutting(Carrying):
         faults.point("cut.record")
 
     def _record(self, tx: Transaction, run: SagaRun) -> None:
-        """The entry's own two arrows, the executor's signature and the change set's end: one transaction."""
+        """Both arrows of the entry, the executor's signature and the end of the change set: one transaction."""
         found, actor, manifest = Changes(tx), run.kernel.principal, self.manifest.content_hash()
         change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
@@ -158,7 +158,7 @@ class Cutting(Carrying):
 
 
 class Undoing(Carrying):
-    """What failed its verification is taken back, wherever our own bytes still are."""
+    """Undoes a cut that failed its verification, wherever the files are still as the cut left them."""
 
     table = UNDO
 
@@ -190,7 +190,7 @@ def cut(
     told: Told = lambda said: None,
     stop: threading.Event | None = None,
 ) -> ChangeSet:
-    """Carry an approved change out, once; called again it finishes, or answers what is there."""
+    """Cut an approved change, once; called again it finishes, or answers the change set there is."""
     entry_id = require_cuttable(kernel, name, grant)
     with kernel.alone(entry_id):
         with kernel.store.read() as rows:
@@ -207,8 +207,7 @@ def cut(
 
 
 def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
-    """The entry that a name means, if it may be cut now, or is being cut; what stands against it is told before
-    anything is written."""
+    """The entry that a name means, if it can be cut now, or is being cut. Refused before anything is written."""
     kernel.require("executor")
     require_signer(kernel)
     with kernel.store.read() as rows:
@@ -225,7 +224,7 @@ def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
 
 
 def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
-    """What a change set carries out: what was approved, whatever was proposed since."""
+    """The manifest of a change set: what was approved, whatever was proposed since."""
     found = Changes(rows)
     (approved,) = [
         one
@@ -243,7 +242,7 @@ def manifest_for(rows: Reads, change_set: ChangeSet) -> Manifest:
 
 
 def _require_believed(rows: Reads, kernel: Kernel, change_set: ChangeSet) -> None:
-    """A cut that was begun goes on by an approval that somebody signed: rows that say so are not enough."""
+    """Check that somebody signed the approval of a cut that has begun: rows alone are not enough."""
     if change_set.status not in ("open", "stuck"):
         return
     found = Changes(rows)
@@ -263,7 +262,7 @@ def _manifest(rows: Reads, entry_id: str) -> Manifest:
 
 
 def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> str:
-    """The decision that lets an entry be cut; the guard that does not, by its code."""
+    """The id of the decision that lets an entry be cut; the guard's code where there is none."""
     found = Changes(rows)
     approvals, doubt = _believed(
         rows, entry, changes.approvals_of(rows, entry, kernel.policy), kernel
@@ -281,7 +280,7 @@ def _require_cuttable(rows: Reads, entry: Entry, kernel: Kernel, now: int) -> st
 def _believed(
     rows: Reads, entry: Entry, approvals: rules.Approvals, kernel: Kernel
 ) -> tuple[rules.Approvals, str]:
-    """Approvals without those that nobody signed who might; and why the last of these does not count."""
+    """The approvals whose signatures count; and why the last of the others does not."""
     believed, doubt = [], ""
     for decision in approvals.decisions:
         why = objection_to_decision(kernel.authority, rows, entry, decision)
@@ -293,7 +292,7 @@ def _believed(
 
 
 def unfinished(rows: Reads, entry: Entry) -> list[str]:
-    """Other entries that are being cut or taken back in trees that have files in common with an entry's own."""
+    """Other entries that are being cut or undone in trees that share files with this entry's tree."""
     return sorted(
         {
             other
@@ -304,7 +303,7 @@ def unfinished(rows: Reads, entry: Entry) -> list[str]:
 
 
 def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
-    """The one live change set of an approval: the one there is, or a new one if nothing stands against it."""
+    """The live change set of an approval: the one there is, or a new one."""
     found = Changes(tx)
     known = found.live_set(entry_id)
     if known is not None:
@@ -316,7 +315,7 @@ def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
 def open_set(
     tx: Transaction, entry_id: str, decision_id: str, actor: str, undoes: str | None = None
 ) -> ChangeSet:
-    """A change set with everything that it is to touch."""
+    """A new change set, with every file that it will touch."""
     change_set_id = tx.sources.new_id("cst")
     tx.move(machine.open_set(change_set_id, entry_id, decision_id, actor, undoes))
     made = Changes(tx).set_named(change_set_id)
@@ -326,7 +325,7 @@ def open_set(
 
 
 def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> ChangeSet:
-    """Take a cut back that failed its verification; what is stuck is tried again."""
+    """Undo a cut that failed its verification; what is stuck is retried."""
     if change_set.status == "stuck":
         again = machine.move_set(change_set, "open", "retried", kernel.principal, {})
         kernel.store.write(lambda tx: tx.move(again))
@@ -351,7 +350,7 @@ def carry(
     told: Told = lambda said: None,
     stop: threading.Event | None = None,
 ) -> ChangeSet:
-    """Run, or go on with, the saga of a change set, and say of the set what became of it."""
+    """Run or resume the saga of a change set, and record what became of it."""
     run, lease = begin(kernel, Wanted(saga, root, saga.given(), kernel.principal, ""))
     if run.stuck is not None:
         kernel.store.write(lambda tx: _retried(tx, change_set.change_set_id, kernel.principal))
@@ -370,7 +369,7 @@ def _retried(tx: Transaction, change_set_id: str, actor: str) -> None:
 
 
 def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> ChangeSet:
-    """What became of a change set, by what became of its saga."""
+    """Close a change set by the end of its saga."""
     found = Changes(tx)
     change_set = found.set_named(change_set_id)
     why = _why(tx, run)
@@ -386,7 +385,7 @@ def _closed(tx: Transaction, actor: str, change_set_id: str, run: Run) -> Change
 
 
 def _why(rows: Reads, run: Run) -> dict[str, Any]:
-    """What is to be said of a run that did not come to its end."""
+    """Why a run did not come to its end."""
     errors = [step.error for step in Runs(rows).steps(run.saga_id) if step.error]
     said = msgspec.json.decode(run.stuck or (errors[-1] if errors else "{}"))
     return {
@@ -397,8 +396,7 @@ def _why(rows: Reads, run: Run) -> dict[str, Any]:
 
 
 def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
-    """A cut whose kernel died half-way: undone, or finished where all that is left is to say so, by somebody who may
-    (H-5)."""
+    """End a cut whose kernel died: undo it, or finish it where only the record is missing (H-5)."""
     with kernel.alone(change_set.entry_id):
         with kernel.store.read() as rows:
             run = Runs(rows).of_root(change_set.change_set_id)
@@ -428,7 +426,7 @@ def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
 
 
 def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
-    """A cut that is stuck is taken as it is: its saga is over, and the set with it."""
+    """Abandon a cut that is stuck: its saga is over, and the change set with it."""
 
     def work(tx: Transaction) -> None:
         run = Runs(tx).of_root(change_set.change_set_id)
@@ -442,7 +440,7 @@ def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
 
 
 def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None) -> Cutter:
-    """What carries a manifest out."""
+    """The cutter of a manifest."""
     if manifest.cutter == TREE:
         root = tree_of(kernel.home, manifest)
         return TreeCutter(
@@ -460,14 +458,14 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
 
 
 def own_code(kernel: Kernel, entry_id: str) -> str:
-    """`module:name` of the place that a change is made to, where that is code of the user's own; else empty."""
+    """`module:name` of the user's own place that a change is made to; empty for a tree or the registry."""
     with kernel.store.read() as rows:
         cutter = _manifest(rows, entry_id).cutter
     return kernel.cutters.get(cutter, "")
 
 
 def own_place(cutters: Mapping[str, str], name: str, target: str, home: Path) -> tuple[Place, str]:
-    """A place of the user's own, as the settings name it, and the file of its code."""
+    """The user's own place of a cutter, and the file of its code."""
     place = place_of(imported(rules.require_named_cutter(name, cutters), home), target)
     return place, inspect.getfile(type(place))
 
@@ -478,7 +476,7 @@ def tree_of(home: Path, manifest: Manifest) -> Path:
 
 
 def tool_revision(module: str) -> str:
-    """The digest of the code that acts."""
+    """The digest of a module's file."""
     return sha256_hex(Path(module).read_bytes())
 
 
@@ -487,7 +485,7 @@ def require_signer(kernel: Kernel) -> None:
 
 
 def listing_of(kernel: Kernel, change_set_id: str) -> Listing:
-    """What a place was like before a change set; nothing where it did not come so far."""
+    """What a place was like before a change set; empty where that was not recorded yet."""
     with kernel.store.read() as rows:
         kept = [ref.sha256 for ref in refs_of(rows, change_set_id) if ref.kind == "listing"]
     return listing_in(b"".join(kernel.artifacts.read(kept[0]))) if kept else Listing()

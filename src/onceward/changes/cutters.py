@@ -1,6 +1,6 @@
-"""What carries a change out: exactly the approved bytes in their places, or nothing (H-5).
+"""What cuts a change: exactly the approved bytes in their places, or nothing (H-5).
 
-A cutter's parts can each be done again: what is in its place already stays as it is."""
+Every step of a cutter can be repeated: what is done already stays as it is."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from onceward.errors import BaseDrift
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a place was like before a change: everything there that counts, and the folders on the way of the change
-    with their modes."""
+    """What a place was like before a change: every file that counts, and the folders above the change with their
+    modes."""
 
     state: TreeState = TreeState()
     folders: dict[str, int] = {}
 
     def data(self) -> bytes:
-        """As it is kept: the folders, then the state; a NUL ends each part."""
+        """As stored: the folders, then the state; a NUL ends each part."""
         return canonical({"folders": dict(self.folders)}) + b"\0" + self.state.data()
 
 
@@ -43,7 +43,7 @@ def listing_in(data: bytes) -> Listing:
 
 
 class PriorState(msgspec.Struct, frozen=True):
-    """What will be replaced, by path, made durable; and what the place was like."""
+    """What a cut will replace, by path, stored durably; and what the place was like."""
 
     prior: dict[str, Blob]
     listing: Listing
@@ -67,7 +67,7 @@ class Place(Protocol):
 
 
 class Cutter(Protocol):
-    """What the saga of a cut is made of."""
+    """The steps of a cut."""
 
     module: str
     """The file of the code that acts: its digest is the revision of the tool."""
@@ -90,7 +90,7 @@ class Cutter(Protocol):
 
 
 class TreeCutter:
-    """A change of a file tree. `kept` answers what the tree was like before it, once that is known."""
+    """Cuts a change of a file tree. `kept` answers what the tree was like before the cut, once that is known."""
 
     module = __file__
 
@@ -181,7 +181,7 @@ class TreeCutter:
         sync_all(self._root)
 
     def _stage_missing(self, tree: Tree, staging: Tree) -> None:
-        """A kernel that was killed leaves nothing staged: the next one clears it away."""
+        """Stage again what a killed kernel left unstaged."""
         missing = [
             (number, unit)
             for number, unit in enumerate(self._units)
@@ -223,7 +223,7 @@ class TreeCutter:
     def _one(
         self, tree: Tree, unit: Unit, foreign: list[str], act: Callable[[Tree, Unit], None]
     ) -> None:
-        """Give one file back; whatever stands against it concerns no other."""
+        """Restore one file; a failure concerns no other file."""
         found = tree.look(unit.path)
         if found == before(unit):
             return
@@ -250,7 +250,7 @@ class TreeCutter:
 
 
 class PlaceCutter:
-    """A change of a place of the user's own: the same steps, by its three words."""
+    """Cuts a change of a user's own place, by its three methods."""
 
     def __init__(self, place: Place, module: str, artifacts: Artifacts, manifest: Manifest) -> None:
         self._place, self.module, self._artifacts, self._units = (
@@ -317,7 +317,7 @@ class PlaceCutter:
 
 
 def place_of(made: Any, target: str) -> Place:
-    """A user's own place, from what the settings name: an object, or what makes one for a target."""
+    """A user's own place, from what the settings name: an object, or a class that is called with the target."""
     found = made(target) if isinstance(made, type) or not hasattr(made, "read") else made
     rules.require_place(found)
     return found  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What a change would do, as people read it: file by file, line by line."""
+"""The differences of a change as people read them: file by file, line by line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORK: Final = 2_000_000
 
 
 class BlobReader(Protocol):
-    """Whatever bytes can be read from by their digest."""
+    """Whatever reads contents by their digest."""
 
     def read(self, digest: str) -> Iterator[bytes]: ...
 
@@ -144,7 +144,7 @@ def _bounded(artifacts: BlobReader, digest: str, limit: int) -> bytes | None:
 
 
 def compared(before: Sequence[str], after: Sequence[str]) -> list[Line]:
-    """Lines that went, came, or stand beside those; what lies between far ones is left out."""
+    """Lines that were removed, added, or stand beside those; what lies between distant ones is left out."""
     # What `split` leaves behind the last newline is no line; where there is something, the file has no end of line.
     old, new = _ended(before), _ended(after)
     found: list[Line] = []
@@ -161,8 +161,8 @@ def compared(before: Sequence[str], after: Sequence[str]) -> list[Line]:
 
 
 def _matched(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[str]:
-    """What two texts have in common. Lines that stand there hundreds of times match anything, which takes for ever to
-    find out: where there are many of them, they are not what is matched by."""
+    """What two texts have in common. Lines that stand there hundreds of times match anything, and comparing them
+    takes very long: where there are many, they are not compared."""
     counts = Counter(new)
     work = sum(counts[line] for line in old)
     return difflib.SequenceMatcher(None, old, new, autojunk=work > _WORK)

@@ -1,5 +1,5 @@
-"""One commit of exactly what a change touched, with trailers that name who answers for it. What else is in the working
-tree, or staged, stays as it is."""
+"""One commit of exactly what a change touched, with trailers that name who is responsible. Everything else in the
+working tree or the index stays as it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OURS = (
 
 
 def require_repository(tree: Path) -> None:
-    """Refuse, before anything is done, a tree that no commit can be made in."""
+    """Refuse a tree that no commit can be made in, before anything is done."""
     if _git(tree, ["rev-parse", "--is-inside-work-tree"], check=False).strip() != "true":
         raise InvalidConfig(
             f"{tree} is no git working tree, so --git-commit has nothing to commit to"
@@ -36,8 +36,8 @@ def require_repository(tree: Path) -> None:
 def commit(
     tree: Path, units: Sequence[Unit], title: str, trailers: Mapping[str, str], key: str
 ) -> str:
-    """The commit of exactly this; the one there is, where `key` names a trailer that it has already. What is not what
-    was approved is not committed, and a commit that became something else is not passed off as it."""
+    """Commit exactly these units; answers the commit there is where one has the trailer `key` already. Refused
+    where the files, or the commit that a hook changed, are not what was approved."""
     paths = [os_path(unit.path) for unit in units]
     trailer = f"--grep={key}: {trailers[key]}"
     known = _git(
@@ -89,7 +89,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _some(paths: Sequence[str]) -> Sequence[str]:
-    """So many as fit on a command line; without a path git lists all, which is as true and only slower."""
+    """The paths that fit on a command line; without a path git lists all files, which is only slower."""
     return paths if sum(len(path) for path in paths) < 100_000 else ()
 
 

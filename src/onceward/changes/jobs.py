@@ -30,7 +30,7 @@ class ChangeJob:
 
 @begins(CutChange)
 def cut_for(taking: Taking, order: CutChange) -> Job:
-    """Carry an approved entry out, for whoever asked."""
+    """Cut an approved entry as a job."""
     kernel = taking.kernel.acting(taking.actor)
     _probe_place(taking, order.entry)
     entry_id = require_cuttable(kernel, order.entry, order.grant)
@@ -45,7 +45,7 @@ def cut_for(taking: Taking, order: CutChange) -> Job:
 
 @begins(VerifyChange)
 def verify_for(taking: Taking, order: VerifyChange) -> Job:
-    """Verify what was cut, for whoever asked."""
+    """Verify a cut as a job."""
     kernel = taking.kernel.acting(taking.actor)
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(order.entry).entry_id
@@ -69,7 +69,7 @@ def verify_for(taking: Taking, order: VerifyChange) -> Job:
 
 
 def _probe_place(taking: Taking, name: str) -> None:
-    """A place of the user's own is code, too."""
+    """A user's own place is code too, and is imported in a process of its own first."""
     kernel = taking.kernel
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(name).entry_id

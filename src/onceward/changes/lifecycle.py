@@ -1,4 +1,4 @@
-"""A change before it touches anything: marked, swept, reviewed, abandoned; each one transaction (H-2 to H-4, H-7)."""
+"""The transactions of a change before it is cut: marked, revised, swept, reviewed, abandoned (H-2 to H-4, H-7)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SWEPT = 1000
 
 
 def step(tx: Transaction, moves: Sequence[Move], signature: str | None = None) -> Entry:
-    """Arrows of an entry's life, each with its history row, in one transaction (A-1)."""
+    """Arrows of an entry, each with its history row, in one transaction (A-1)."""
     for move in moves:
         said = move.said()
         row = History(
@@ -45,7 +45,7 @@ def step(tx: Transaction, moves: Sequence[Move], signature: str | None = None) -
 
 
 class Proposed:
-    """A manifest, and where every content that it names is kept."""
+    """A manifest, and where each content that it names is stored."""
 
     def __init__(self, manifest: Manifest, artifacts: Artifacts, blobs: Mapping[str, Blob]) -> None:
         self.manifest, self.artifacts, self.blobs = manifest, artifacts, blobs
@@ -61,8 +61,8 @@ def mark(
     depends_on: Sequence[str] = (),
     child: str = "",
 ) -> tuple[Entry, bool]:
-    """Propose something; the same key again is the same entry (H-2). Answers it, and whether it was there. `child` is
-    the one that proposes it in its author's name."""
+    """Propose a change; the same key is the same entry (H-2). Answers the entry, and whether it was there. `child`
+    is the child that proposes it in its author's name."""
     check_name(key, "idempotency_key")
     changes, manifest = Changes(tx), what.manifest
     needed = sorted({changes.named(name).entry_id for name in depends_on})
@@ -88,7 +88,7 @@ def mark(
 
 
 def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: str) -> Entry:
-    """Propose something else in its place: what was said of the old counts no more (H-4)."""
+    """Replace what an entry proposes: earlier approvals no longer count (H-4)."""
     changes = Changes(tx)
     entry, last = changes.get(entry_id), changes.envelope(entry_id)
     rules.require_revisable(entry)
@@ -106,7 +106,7 @@ def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: 
 
 
 def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision: int) -> Envelope:
-    """What exactly is proposed, as one more row; its contents are kept with it."""
+    """Record a manifest as the entry's next revision, with its contents."""
     manifest = what.manifest
     envelope = Envelope(
         manifest_id=tx.sources.new_id("man"),
@@ -127,7 +127,7 @@ def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision
 
 
 def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
-    """Bring up what waits, as a pass of its own that is itself on the record (H-3)."""
+    """Put waiting entries up for review, and record the pass (H-3)."""
     changes = Changes(tx)
     sweep_id = tx.sources.new_id("swp")
     entries = changes.promotable(_SWEPT)
@@ -153,7 +153,8 @@ def sweep(tx: Transaction, actor: str) -> dict[str, Any]:
 def require_reviewable(
     rows: Reads, reviewer: str, entry_id: str, *, decision: str, content_hash: str, policy: Policy
 ) -> tuple[Entry, bool]:
-    """The entry, if somebody may say this of exactly these bytes now; and whether they had a hand in them."""
+    """The entry, if this reviewer can decide so about exactly this manifest now; and whether they are one of its
+    authors."""
     rules.require_decision(decision)
     changes = Changes(rows)
     entry, envelope = changes.get(entry_id), changes.envelope(entry_id)
@@ -177,7 +178,7 @@ def review(
     reason: str,
     policy: Policy,
 ) -> dict[str, Any]:
-    """A person's word on exactly these bytes (H-4)."""
+    """Record a reviewer's decision about exactly this manifest (H-4)."""
     entry, own = require_reviewable(
         tx, reviewer, entry_id, decision=decision, content_hash=content_hash, policy=policy
     )
@@ -225,19 +226,19 @@ def review(
 
 
 def authors_of(changes: Changes, entry: Entry) -> set[str]:
-    """Everybody who had a hand in what an entry ever proposed."""
+    """Everybody who wrote a revision of an entry."""
     return {entry.author, *(one.author for one in changes.envelopes(entry.entry_id))}
 
 
 def require_no_cut(rows: Reads, entry_id: str) -> None:
-    """LOCK_CONFLICT while a cut is under way, or stuck: what it has begun is finished or undone first."""
+    """LOCK_CONFLICT while a cut is under way or stuck: it is finished or undone first."""
     rules.require_no_cut(entry_id, Changes(rows).live_set(entry_id))
 
 
 def _said_so(
     rows: Reads, entry: Entry, reviewer: str, *, decision: str, content_hash: str, policy: Policy
 ) -> Decision | None:
-    """What somebody said already, if it is the same, still stands and is not too old."""
+    """The reviewer's own last decision, if it is the same, still stands and has not expired."""
     mine = [
         one
         for one in _since(rows, entry)
@@ -252,7 +253,7 @@ def _said_so(
 
 
 def _since(rows: Reads, entry: Entry) -> list[Decision]:
-    """What was said of an entry since it last came up: what was said before that is past."""
+    """The decisions since an entry was last put up for review."""
     changes = Changes(rows)
     since = max(
         (row.seq for row in changes.history(entry.entry_id) if row.to_state == "review_pending"),
@@ -262,8 +263,8 @@ def _since(rows: Reads, entry: Entry) -> list[Decision]:
 
 
 def approvals_of(rows: Reads, entry: Entry, policy: Policy) -> Approvals:
-    """What was said of an entry since it last came up, by people whose word counts now: reviewers still, with the key
-    they signed with still in force, and no authors where those may not."""
+    """The decisions since an entry was last put up for review that count now: of people who are reviewers still,
+    whose keys are in force, and who are no authors where those may not review."""
     changes = Changes(rows)
     envelope = changes.envelope(entry.entry_id)
     roles = {one.name: one.roles for one in Principals(rows).all()}
@@ -287,7 +288,7 @@ def _in_force(rows: Reads, decision: Decision) -> bool:
 
 
 def _stands(entry: Entry, decision: str) -> bool:
-    """Whether a decision that was made is still what the entry says, or waits for others to say the same."""
+    """Whether a decision is still in force, or waits for further approvals."""
     return entry.status == f"reviewed_{machine.WORDS[decision]}" or decision == "approve"
 
 
@@ -297,7 +298,7 @@ def _said(entry: Entry, decision: Decision, lacks: str) -> dict[str, Any]:
 
 
 def abandon(tx: Transaction, actor: str, entry_id: str, why: str) -> dict[str, Any]:
-    """Give an entry up, from wherever it is; what is given up already stays so (H-7)."""
+    """Abandon an entry, from any state; an abandoned entry stays so (H-7)."""
     entry = Changes(tx).get(entry_id)
     rules.require_reason(why)
     if entry.status != "abandoned":

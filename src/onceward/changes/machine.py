@@ -79,8 +79,8 @@ def mark(
     escalates: tuple[str, str, str] | None = None,
     child: str = "",
 ) -> Move:
-    """Something is proposed, by a `child` in its author's name where one is given; or proposed again, because
-    `escalates` names an entry that failed, who found that, and who had proposed what it says."""
+    """An entry is proposed, by a `child` in its author's name where one is given. `escalates` is the entry whose
+    verification failed, who found that, and who had proposed it."""
     known = {
         "idempotency_key": key,
         "author": author,
@@ -129,7 +129,7 @@ def start_cut(entry: Entry, actor: str, change_set_id: str) -> Move:
 
 
 def through(entry: Entry, move: Move) -> Entry:
-    """An entry as an arrow leaves it, for the arrow that follows at once."""
+    """The entry after an arrow, for the arrow that follows in the same transaction."""
     return msgspec.structs.replace(entry, status=move.target, version=move.version + 1)
 
 
@@ -152,7 +152,7 @@ def end_verify(entry: Entry, actor: str, passed: bool, said: Mapping[str, Any]) 
 def open_set(
     change_set_id: str, entry_id: str, decision_id: str, executor: str, undoes: str | None = None
 ) -> Move:
-    """Something is about to be carried out, or undone."""
+    """A change set is opened: a cut, or the undoing of one."""
     columns: dict[str, Any] = {
         "entry_id": entry_id,
         "decision_id": decision_id,
@@ -189,7 +189,7 @@ def move_set(
 
 
 def units_of(manifest: Manifest, change_set_id: str, undoing: bool = False) -> list[Affected]:
-    """What a change set touches: what its manifest says, or the other way round."""
+    """What a change set touches: the units of its manifest, reversed for an undo."""
     found = []
     for u in manifest.unit:
         here, there = (u.after, u.before) if undoing else (u.before, u.after)

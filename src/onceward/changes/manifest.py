@@ -1,4 +1,5 @@
-"""Exactly what a change proposes: which paths become what, from which base. What an approval is for (H-2, H-4)."""
+"""What exactly a change proposes: which paths become what, from which base. An approval is for one manifest (H-2,
+H-4)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Exactly what is proposed."""
+    """What exactly is proposed."""
 
     cutter: str
     """What carries it out: `tree`, `registry`, or one of the user's own."""
@@ -47,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return [unit.path for unit in self.unit]
 
     def places(self) -> list[str]:
-        """Its paths as seen from the workspace's own folder, whatever tree it is a change of."""
+        """Its paths as seen from the workspace's own folder."""
         return [place_of(self.target, unit.path) for unit in self.unit]
 
 

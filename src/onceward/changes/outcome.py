@@ -1,4 +1,4 @@
-"""What came of cutting and of verifying a change, for whoever did it; and the git commit that may belong to it."""
+"""What came of a cut or a verification, and the git commit of it where one was asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onceward.store.tables.sagas import Runs
 
 
 def carried_out(kernel: Kernel, done: ChangeSet, commit: bool) -> ChangeView:
-    """How an entry stands after its cut; one that was taken back says why."""
+    """The view of an entry after its cut; a cut that was undone raises why."""
     if done.status == "undone":
         with kernel.store.read() as rows:
             run = Runs(rows).of_root(done.change_set_id)
@@ -27,7 +27,7 @@ def carried_out(kernel: Kernel, done: ChangeSet, commit: bool) -> ChangeView:
 
 
 def checked(kernel: Kernel, done: Verified, commit: bool) -> VerdictView:
-    """How an entry stands after somebody looked at it."""
+    """The view of an entry after its verification."""
     passed = bool(done.result.passed)
     return verdict(
         _with_commit(kernel, done.entry.entry_id, commit and passed),
@@ -51,7 +51,7 @@ def require_commit(kernel: Kernel, name: str) -> None:
 
 
 def _with_commit(kernel: Kernel, entry_id: str, commit: bool) -> ChangeView:
-    """How an entry stands, and the commit of what it changed where one was asked for."""
+    """The view of an entry, with the commit of what it changed where one was asked for."""
     view = change_view(kernel.store, entry_id, kernel.policy)
     if commit and view.status in ("cut_applied", "verified_complete"):
         return msgspec.structs.replace(view, commit=_commit(kernel, view))

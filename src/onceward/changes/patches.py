@@ -1,5 +1,5 @@
-"""Unified diffs, applied exactly: every line where the patch says it is, or not at all. Renames and modes as git writes
-them; nothing is guessed, nothing shifted, nothing passed over."""
+"""Unified diffs, applied exactly: every line where the patch says it is, or not at all. Renames and modes are read
+as git writes them; nothing is guessed or shifted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADERS: Final = (b"index ", b"similarity index ", b"dissimilarity index ")
 
 
 class Hunk(msgspec.Struct):
-    """Lines that stand at a place, and those that are to stand there."""
+    """The lines that a patch replaces at a place, and their replacement."""
 
     start: int
     old: list[bytes]

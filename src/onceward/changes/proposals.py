@@ -1,5 +1,5 @@
-"""What somebody proposes, made into a manifest and the contents it names: from a folder, a patch, a build's outputs, or
-content by path (H-2)."""
+"""Proposals: a manifest and the contents it names, from a folder, a patch, a build's outputs, or content by path
+(H-2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Proposal(msgspec.Struct, frozen=True):
     contents: Contents
 
     def bring(self, artifacts: Artifacts) -> str:
-        """Put all of it where a kernel can adopt it; answers the manifest's hash, which says it all."""
+        """Put manifest and contents where a kernel can adopt them; answers the manifest's hash."""
         text = self.manifest.text().encode()
         wanted: Contents = {**self.contents, sha256_hex(text): given(text)}
         artifacts.offer({digest: pieces() for digest, pieces in wanted.items()})
@@ -48,7 +48,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What every proposal of a tree has: where, with which check, by which rules."""
+    """What every proposal of a tree needs: the tree, the check, the policy."""
 
     root: Path
     target: str
@@ -82,7 +82,7 @@ class Wish(msgspec.Struct, frozen=True):
         return Proposal(rules.require_manifest(manifest), contents)
 
     def require_untouched(self) -> None:
-        """BASE_DRIFT where the tree was changed since the work began: then it was done in place."""
+        """BASE_DRIFT where the tree was changed since the work began: then the work was done in place."""
         drift = self.base.drift(self.root) if self.base is not None else []
         if drift and self.base is not None:
             rules.require_not_in_place(
@@ -90,7 +90,7 @@ class Wish(msgspec.Struct, frozen=True):
             )
 
     def _origin(self, own: Set[str]) -> Origin | None:
-        """What the work was made on; refused where a file that it proposes was changed since by somebody else."""
+        """The base of the proposal; refused where others changed a file that it proposes."""
         if self.base is None:
             return None
         rules.require_base_of_tree(self.base.build_id, self.base.tree, self.target)
@@ -108,7 +108,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def from_folder(wish: Wish, folder: Path) -> Proposal:
-    """What has to change for the tree to become like a folder."""
+    """What makes the tree equal to a folder."""
     ignore, links = wish.policy.ignore, wish.links
     base, tree = scan(wish.root, ignore, links), scan(folder, ignore, links)
     units = difference(base, tree)
@@ -122,7 +122,7 @@ def from_folder(wish: Wish, folder: Path) -> Proposal:
 
 
 def from_patch(wish: Wish, data: bytes) -> Proposal:
-    """What a unified diff makes of the tree; refused unless every line of it fits."""
+    """What a unified diff makes of the tree; refused unless every line fits."""
     files = read_patch(data)
     with Tree(wish.root) as tree:
         made: dict[str, tuple[bytes, int] | None] = {}
@@ -163,8 +163,8 @@ def _patch(
 
 
 def oldest_base(rows: Reads, artifacts: Artifacts, name: str) -> Base | None:
-    """What the tree was before anything ran that a build's results come from: before the build itself, and before
-    every build whose results it took over. None if one of them kept no state."""
+    """The state of the tree before the build, and before every build whose results it took over. None if one of
+    them kept no state."""
     build_id = Builds(rows).named(name).build_id
     origins = {one.origin for one in checkpoints_of(rows, build_id) if one.origin is not None}
     found = [base_of(rows, artifacts, origin) for origin in (build_id, *sorted(origins))]
@@ -173,7 +173,7 @@ def oldest_base(rows: Reads, artifacts: Artifacts, name: str) -> Base | None:
 
 
 def from_build(wish: Wish, artifacts: Artifacts, name: str, stages: Sequence[str]) -> Proposal:
-    """The files that some stages of a build made, each at the path that is its name; without a word, of the stages that
+    """The files that some stages of a build made, each at the path that is its name; by default of the stages that
     no other needs."""
     with artifacts.store.read() as rows:
         build = Builds(rows).named(name)
@@ -248,7 +248,7 @@ def _there(tree: Tree, path: str) -> File | None:
 def for_place(
     place: Place, cutter: str, target: str, check: Sequence[str], made: Mapping[str, bytes | None]
 ) -> Proposal:
-    """The same for a place of the user's own."""
+    """A proposal for a user's own place, from content by path; None removes."""
     units, contents = [], Contents()
     for path, data in sorted(made.items()):
         was = place.read(path)
@@ -263,7 +263,7 @@ def for_place(
 
 
 def for_registry(plan: RegistryPlan, check: Sequence[str] = ()) -> Proposal:
-    """A plan for the registry: what is approved is the plan, word for word."""
+    """A proposal of a plan for the registry: what is approved is the plan, byte for byte."""
     data = canonical(msgspec.to_builtins(plan))
     unit = Unit(plan.ref, None, sha256_hex(data))
     manifest = Manifest(REGISTRY, plan.collection, (unit,), tuple(check))

@@ -1,4 +1,4 @@
-"""A change of the registry: the approved plan, carried out by the assembly saga under its own grant (S-2, H-5)."""
+"""A change of the registry: the approved plan, executed by the assembly saga under its own grant (S-2, H-5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onceward.store.tables.sagas import Runs
 
 
 class RegistryCutter:
-    """Values enter the registry with the change, and are retired where it is taken back."""
+    """Admits the values of the plan with the cut, and retires them where it is undone."""
 
     module = __file__
 
@@ -42,7 +42,7 @@ class RegistryCutter:
         return PriorState({}, Listing())
 
     def stage(self) -> None:
-        """The saga of the registry stages by itself."""
+        """The assembly saga stages by itself."""
 
     def apply(self) -> None:
         kernel = self._kernel
@@ -75,7 +75,7 @@ class RegistryCutter:
         """There is nothing beside it."""
 
     def _granted(self) -> str:
-        """The grant for exactly this plan: one that can still be used, or that this very change used up."""
+        """The grant for exactly this plan: a valid one, or the one that this change used."""
         kernel = self._kernel
         with kernel.store.read() as rows:
             run = Runs(rows).of_root(self._root)
@@ -90,7 +90,7 @@ class RegistryCutter:
 
 
 def root_of(change_set_id: str) -> str:
-    """The root under which a change set's values are in the registry."""
+    """The root of a change set's run in the registry."""
     return f"registry:{change_set_id}"
 
 

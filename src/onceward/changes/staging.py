@@ -1,5 +1,5 @@
-"""Where new files wait until they are moved into a tree: outside of it wherever a rename can reach, so that a cut which
-is killed leaves nothing in the tree."""
+"""Where new files wait until they are moved into a tree: outside the tree wherever a rename can reach it, so that a
+killed cut leaves nothing in the tree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Staging:
 
 
 def clear_leftovers(rows: Reads, folder: Path, home: Path) -> None:
-    """What cuts that were killed had staged; whoever goes on with one stages it again."""
+    """Remove what killed cuts had staged; a cut that is resumed stages it again."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     for change_set_id, target in Changes(rows).unfinished_sets(TREE):
         remove_folder(in_tree(home / os_path(target), change_set_id))

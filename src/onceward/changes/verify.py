@@ -1,5 +1,5 @@
-"""Somebody else looks at what was really cut: exactly the approved set, every digest, nothing extra, and the entry's
-own check (H-6). What fails is taken back, and told to people as an entry of its own."""
+"""Verification by somebody else: exactly the approved files, every digest, nothing extra, and the entry's own check
+(H-6). A cut that fails is undone, and escalated as an entry of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from onceward.store.transaction import Transaction
 
 
 class Inspection(msgspec.Struct):
-    """What somebody found: paths that differ, are missing or are too many, and how the check ended."""
+    """What a verification found: paths that differ, are missing or are extra, and how the check ended."""
 
     units: int
     different: list[str] = []
@@ -74,7 +74,7 @@ class Inspection(msgspec.Struct):
         )
 
     def text(self) -> str:
-        """As it is kept: the first of each kind by name, all of them by number."""
+        """As stored: the first paths of each kind, and the number of all of them."""
         said: dict[str, Any] = {
             "units": self.units,
             **({"check": self.check} if self.check is not None else {}),
@@ -92,7 +92,7 @@ class Inspection(msgspec.Struct):
         return canonical(said).decode()
 
     def add(self, later: Inspection) -> None:
-        """What another look found: the change itself as it is then, and whatever became otherwise in between."""
+        """Add what a second look found: the change itself as it is then, and whatever changed in between."""
         self.different, self.missing, self.extra = later.different, later.missing, later.extra
         # What was accepted before stays accepted as it was.
         between = {unit.path: unit for unit in later.drift if unit not in self.drift}
@@ -104,7 +104,7 @@ class Inspection(msgspec.Struct):
         self.find(between.values())
 
     def find(self, units: Iterable[Unit]) -> None:
-        """Count files that became something else among what is wrong."""
+        """Count these files as different, missing or extra."""
         for unit in units:
             if unit.before is None:
                 self.extra.append(unit.path)
@@ -116,7 +116,7 @@ class Inspection(msgspec.Struct):
             paths.sort()
 
     def why(self) -> str:
-        """In a few words, what is wrong."""
+        """What is wrong, in a few words."""
         said = [
             f"{len(paths)} {name} ({paths[0]})"
             for name in ("different", "missing", "extra")
@@ -128,7 +128,7 @@ class Inspection(msgspec.Struct):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What there is to say of a verification."""
+    """The result of a verification."""
 
     result: VerifyResult
     entry: Entry
@@ -149,9 +149,8 @@ def verify(
     result_id: str = "",
     accept_drift: str = "",
 ) -> Verified:
-    """Look at what an entry's cut really left. Asked again it answers the same, unless it is to look again: then one
-    more result follows the last. What else in the tree was changed since is refused, unless `accept_drift` is the
-    digest of exactly that."""
+    """Verify an entry's cut. Called again it answers the same result, unless `again` adds another. Other changes in
+    the tree since the cut are refused, unless `accept_drift` is the digest of exactly those."""
     kernel.require("verifier")
     require_signer(kernel)
     with kernel.store.read() as rows:
@@ -219,7 +218,7 @@ def _require_verifiable(
 
 
 def hands_in(rows: Reads, change_set: ChangeSet) -> set[str]:
-    """Everybody who had a hand in carrying a change set out."""
+    """Everybody who took part in carrying a change set out."""
     run = Runs(rows).of_root(change_set.change_set_id)
     told = events_of(rows, f"saga:{run.saga_id}") if run is not None else ()
     return {change_set.executor, *(event.facts()["context"]["actor"] for event in told)}
@@ -239,7 +238,7 @@ def _require_no_drift(entry: Entry, seen: Inspection, accepted: str, principal: 
 
 
 def look(kernel: Kernel, change_set: ChangeSet, manifest: Manifest) -> Inspection:
-    """What is really there, held against what the change set, and those after it, should have left."""
+    """Compare what is there with what the change set, and those after it, should have left."""
     if manifest.cutter == REGISTRY:
         return _look_at_registry(kernel, change_set, manifest)
     with kernel.store.read() as rows:
@@ -282,7 +281,7 @@ def _after(row: Affected) -> File | None:
 def _present(
     kernel: Kernel, manifest: Manifest, paths: Sequence[str], expected: TreeState
 ) -> tuple[dict[str, File | None], dict[str, File]]:
-    """What is at some paths, and everything that is there and counts; a place that is gone has nothing."""
+    """What is at some paths, and every file there that counts; nothing where the place is gone."""
     if manifest.cutter != TREE:
         place, _ = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
         data = {path: place.read(path) for path in paths}
@@ -322,7 +321,7 @@ def _run_check(
     timeout: float | None,
     stop: threading.Event,
 ) -> dict[str, Any]:
-    """The entry's own command, in the tree, as a child like any other: bounded, recorded, its output kept."""
+    """Run the entry's own check in the tree, as a child: bounded, recorded, its output stored."""
     folder = tree_of(kernel.home, manifest) if manifest.cutter == TREE else kernel.home
     given = {"ONCEWARD_ENTRY": entry.entry_id, "ONCEWARD_CHANGE_SET": change_set.change_set_id}
     terms: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
@@ -351,7 +350,7 @@ def _said(how: Ended) -> dict[str, Any]:
 
 
 def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") -> None:
-    """What stands against verifying an entry, told before anything is begun."""
+    """Refuse what cannot be verified before anything is begun."""
     kernel.require("verifier")
     require_signer(kernel)
     with kernel.store.read() as rows:
@@ -377,7 +376,7 @@ def _record(
     seen: Inspection,
     result_id: str,
 ) -> VerifyResult:
-    """What was found, and all that follows from it: one transaction."""
+    """Record the result and everything that follows from it: one transaction."""
     found, actor = Changes(tx), kernel.principal
     entry, change_set = found.get(entry_id), found.live_set(entry_id)
     kernel.authority.require(tx, actor, "verifier")
@@ -436,7 +435,7 @@ def _escalate(
     manifest: Manifest,
     why: str,
 ) -> str:
-    """The same proposal once more, for people to look at with what went wrong; one at a time (X62)."""
+    """Propose the same again, with what went wrong, for people to look at; one escalation at a time (X62)."""
     found = Changes(tx)
     waiting = [
         one
@@ -472,7 +471,7 @@ def _escalate(
 
 
 def _answer(kernel: Kernel, entry_id: str, result: VerifyResult, fresh: bool) -> Verified:
-    """After the fact: what failed is taken back, and what could not be is tried again."""
+    """After the result is durable: undo what failed, and retry an undo that is stuck."""
     with kernel.store.read() as rows:
         found = Changes(rows)
         entry, taken = found.get(entry_id), found.undoing(result.change_set_id)

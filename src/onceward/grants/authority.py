@@ -1,4 +1,4 @@
-"""Whether a grant is what its granter signed, and nobody has used it (S-3)."""
+"""Whether a grant is what its granter signed, and is unused (S-3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceward.store.port import Reads
 
 
 def objection_to_grant(authority: Authority, rows: Reads, grant: Grant, root: str = "") -> str:
-    """Why a grant is not to be believed; empty where its granter signed exactly that, might then, and may now, and
+    """Why a grant is not to be believed; empty where its granter signed exactly that with the role it needs, and
     nobody has used it. With `root`: where exactly that run used it."""
     try:
         issued: Event | None = None

@@ -1,4 +1,4 @@
-"""Using grants: an authority for exactly one thing, by somebody who may, once (S-3)."""
+"""The transactions of a grant: used by a run, finalized, expired (S-3)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from onceward.store.transaction import Transaction
 
 
 def about(rows: Reads, grant_id: str) -> Any:
-    """What a grant is for, as people read it; None where nobody wrote it down."""
+    """What a grant is for, as people read it; None where nothing was written down."""
     first = next(events_of(rows, f"entry:{grant_id}"), None)
     return first.facts()["detail"].get("about") if first is not None else None
 
 
 def expire(tx: Transaction, actor: str) -> list[str]:
-    """Say of what nobody may use any more that its time has passed."""
+    """Mark the grants that have expired; answers their ids."""
     late = [
         one for one in Grants(tx).all(1000) if one.status == "active" and one.expires_at <= tx.now
     ]
@@ -33,8 +33,8 @@ def expire(tx: Transaction, actor: str) -> list[str]:
 def consume(
     tx: Transaction, authority: Authority, grant_id: str, scope: Scope, executor: str, root: str
 ) -> bool:
-    """Use a grant up for a run, in the transaction of its first write; the run that used it may come again. Whether it
-    was used now."""
+    """Use a grant for a run, in the transaction of the run's first write; answers whether it was used now. A run
+    that resumes under its own grant uses nothing."""
     known = Grants(tx).find(grant_id)
     if known is not None and known.consumed_by_root == root and known.scope == scope.check():
         _require_believed(tx, authority, known, root)
@@ -45,7 +45,8 @@ def consume(
 
 
 def require(rows: Reads, authority: Authority, grant_id: str, scope: Scope, executor: str) -> Grant:
-    """The grant, if it allows exactly this to this executor now, by what its granter signed; asking uses nothing up."""
+    """The grant, if it allows exactly this scope to this executor now, and its granter signed it. Asking does not
+    use it."""
     found = Grants(rows).find(grant_id)
     grant = rules.require_usable(found, grant_id, scope, executor, moment_of(rows))
     _require_believed(rows, authority, grant)
@@ -55,7 +56,7 @@ def require(rows: Reads, authority: Authority, grant_id: str, scope: Scope, exec
 def require_again(
     rows: Reads, authority: Authority, grant_id: str, scope: Scope, root: str
 ) -> None:
-    """Whoever goes on under a grant that a run used up does exactly what it was for, and is who it was for."""
+    """Check that a run that resumes under the grant it used does what the grant is for."""
     grant = Grants(rows).named(grant_id)
     if grant.consumed_by_root != root:
         return
@@ -68,13 +69,13 @@ def _require_believed(rows: Reads, authority: Authority, grant: Grant, root: str
 
 
 def doubt(rows: Reads, authority: Authority, grant: Grant, root: str = "") -> str:
-    """Why what somebody is said to have granted does not count; empty where they signed it."""
+    """Why a grant's signature does not count; empty where its granter signed exactly that."""
     why = objection_to_grant(authority, rows, grant, root)
     return f"what {grant.granter} is said to have granted does not count: {why}" if why else ""
 
 
 def finalize(tx: Transaction, grant_id: str, root: str, actor: str) -> None:
-    """Stamp a grant that its run has come to the end of."""
+    """Note on a grant that the run which used it has ended."""
     grant = Grants(tx).named(grant_id)
     rules.require_used_by(grant, grant_id, root)
     if grant.finalized_at is None:

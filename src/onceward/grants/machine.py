@@ -48,7 +48,7 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def draft(grant_id: str, scope: Scope, actor: str, about: Any = None) -> Move:
-    """What somebody would like to be allowed, and what that is for people to read; it allows nothing."""
+    """A grant is drafted; it allows nothing yet. `about` is what it is for, for people to read."""
     said = msgspec.to_builtins(scope.check())
     columns = {**said, "actions": canonical(said["actions"]).decode(), "expires_at": 0}
     told = {**said, "scope": scope.digest(), **({"about": about} if about is not None else {})}
@@ -65,7 +65,7 @@ def draft(grant_id: str, scope: Scope, actor: str, about: Any = None) -> Move:
 
 
 def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -> Move:
-    """Somebody with the authority allows exactly that, for a while."""
+    """A granter allows exactly the drafted scope until a time."""
     return _grant(
         grant,
         "active",
@@ -77,7 +77,7 @@ def issue(grant: Grant, granter: str, statement_hash: str, expires_at: Micros) -
 
 
 def consume_grant(grant: Grant, root: str, actor: str) -> Move:
-    """A run uses it up, before it writes anything."""
+    """A run uses the grant, before it writes anything."""
     return _grant(
         grant,
         "consumed",
@@ -89,7 +89,7 @@ def consume_grant(grant: Grant, root: str, actor: str) -> Move:
 
 
 def finalize(grant: Grant, now: Micros, actor: str) -> Move:
-    """The run that used it came to its end."""
+    """The run that used the grant has ended."""
     return _grant(
         grant,
         "consumed",

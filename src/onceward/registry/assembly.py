@@ -1,4 +1,4 @@
-"""The sagas that are shipped: how values enter the registry (S-2), and how they are superseded (S-6)."""
+"""The sagas that Onceward ships: assembly puts values into the registry (S-2), rollback supersedes them (S-6)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Write = Callable[[Transaction, SagaRun], None]
 
 
 class Shipped(Saga):
-    """A saga with states of the contract's own, under a lease on its collection and a grant for exactly its plan."""
+    """A saga with the states of the contract, under a lease on its collection and a grant for exactly its plan."""
 
     reserves = True
     table: Shape
@@ -43,7 +43,7 @@ class Shipped(Saga):
         self.environment = environment
 
     def given(self) -> dict[str, Any]:
-        """What a run of it is given: all that is needed to go on with it."""
+        """The input of its run: all that is needed to resume it."""
         return {"plan": msgspec.to_builtins(self.plan), "environment": self.environment}
 
     def root(self, grant_id: str) -> str:
@@ -80,7 +80,7 @@ class Shipped(Saga):
         return {"kind": self.name, "plan": self.given()["plan"]}
 
     def ask(self, task: ActionTask) -> None:
-        """Whether the grant would do; it is used with the move that goes on."""
+        """Check that the grant is valid; it is used with the move to the next state."""
         run: SagaRun = task.site
         with run.store.read() as rows:
             grant = Runs(rows).get(run.saga_id).grant_id or ""
@@ -89,7 +89,7 @@ class Shipped(Saga):
             )
 
     def reserve(self, tx: Transaction, run: SagaRun) -> None:
-        """Lease and grant, both or neither."""
+        """Take the lease and use the grant: both or neither."""
         run.reserve(tx, self._scope(run))
 
     def _scope(self, run: SagaRun) -> Scope:
@@ -97,7 +97,7 @@ class Shipped(Saga):
 
 
 class Assembly(Shipped):
-    """Values into a collection."""
+    """Puts the values of a plan into a collection."""
 
     table = ASSEMBLY
     plan: RegistryPlan
@@ -161,7 +161,7 @@ class Assembly(Shipped):
         )
 
     def _values(self, task: ActionTask) -> dict[str, str]:
-        """Each value in a transaction of its own; those that others give way to come last."""
+        """Admit each value in its own transaction; values that supersede others come last."""
         run: SagaRun = task.site
         made, actor = {}, run.kernel.principal
         for at, one in enumerate(
@@ -186,7 +186,7 @@ class Assembly(Shipped):
             return self._found(rows, task.root)
 
     def _found(self, rows: Reads, root: str) -> dict[str, Any]:
-        """What of the registry is this run's, as far as a manifest says it."""
+        """Digest and number of the values that this run has in force."""
         own = [value for value in Registry(rows).of_root(root) if value.status == "active"]
         before = {one.key: one.supersedes for one in self.plan.value if one.supersedes}
         gives_way = {value.key: before[value.key] for value in own if value.key in before}
@@ -200,7 +200,7 @@ class Assembly(Shipped):
         return bool(seen.result == wanted == self._found(seen.rows, seen.root))
 
     def _evidence(self, task: ActionTask) -> dict[str, Any]:
-        """Say what is there now, keep it, read it back, and write down that it was kept."""
+        """Store the evidence, read it back, and record that it was stored."""
         run: SagaRun = task.site
         with run.store.read() as rows:
             own = Registry(rows).of_root(task.root)
@@ -223,7 +223,7 @@ class Assembly(Shipped):
         return {"evidence": blob.sha256}
 
     def _audit(self, tx: Transaction, run: SagaRun, root: str, blob: Any) -> None:
-        """By root and state: once, whoever comes again."""
+        """Record the evidence, once per root and state."""
         if Registry(tx).audit(root, "S6_EVIDENCE", run.saga_id) is not None:
             return
         audit_id, ref = tx.sources.new_id("aud"), f"evidence:{blob.sha256}"
@@ -247,7 +247,7 @@ class Assembly(Shipped):
         note_audit(tx, audit)
 
     def _note_failure(self, task: ActionTask) -> dict[str, Any]:
-        """What is kept where the evidence could not be."""
+        """What is recorded where the evidence could not be stored."""
         with task.site.store.read() as rows:
             found = self._found(rows, task.root)
         left = [f"{found['count']} values of {self.collection} are in force without their evidence"]
@@ -255,7 +255,7 @@ class Assembly(Shipped):
         return {**said, **found}
 
     def _read_evidence(self, task: ActionTask) -> dict[str, Any]:
-        """Before the grant is stamped and the lease given back: what was written down is there."""
+        """Check that the evidence is there, before the grant is finalized and the lease released."""
         run: SagaRun = task.site
         with run.store.read() as rows:
             audit = Registry(rows).audit(task.root, "S6_EVIDENCE", run.saga_id)
@@ -267,7 +267,7 @@ class Assembly(Shipped):
 
 
 class Rollback(Shipped):
-    """Values superseded, all of them or none."""
+    """Supersedes values, all of them or none."""
 
     table = ROLLBACK
     plan: RollbackPlan
@@ -304,7 +304,7 @@ class Rollback(Shipped):
         return {"code": verdict.code}
 
     def _supersede(self, tx: Transaction, run: SagaRun) -> None:
-        """All of it, its audit rows and the move that goes on: one transaction."""
+        """Supersede every value, with its audit row, in the transaction of the move to the next state."""
         found, root = Registry(tx), Runs(tx).get(run.saga_id).idempotency_root
         self._judged(tx)
         for step in self.plan.steps:
@@ -332,7 +332,7 @@ class Rollback(Shipped):
 
 
 def shipped(run: Run) -> Shipped | None:
-    """The saga of a run of ours, made again from what it was given; None if it is somebody else's."""
+    """The shipped saga of a run, made from what the run was given; None for a user's saga."""
     if run.file or run.shape not in (ASSEMBLY.text(), ROLLBACK.text()):
         return None
     given = given_of(run)

@@ -1,4 +1,5 @@
-"""What is written to the registry, each in one transaction: made, superseded with its audit row, retired (S-5, S-6)."""
+"""The transactions of the registry: collections made, values admitted, superseded with an audit row, retired (S-5,
+S-6)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from onceward.store.transaction import Transaction
 
 
 def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collection:
-    """The collection of a name: its metadata first, then itself. One that is there is used as it is, whoever made it;
-    only who made it may undo it."""
+    """The collection of a name, made with its metadata if it is not there. Only the run that made it can undo
+    it."""
     registry, wanted = Registry(tx), schema_digest(name)
     meta = registry.meta(name)
     if meta is None:
@@ -28,7 +29,7 @@ def make_collection(tx: Transaction, name: str, root: str, actor: str) -> Collec
 
 
 def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: str) -> Value:
-    """A value of a plan, once; what it supersedes gives way in the same transaction."""
+    """Admit a value of a plan, once; the value that it supersedes is superseded in the same transaction."""
     registry = Registry(tx)
     known = registry.value(one.key)
     if known is None:
@@ -47,7 +48,7 @@ def admit(tx: Transaction, plan: RegistryPlan, one: Planned, root: str, actor: s
 def supersede(
     tx: Transaction, value: Value, successor: Key, *, actor: str, root: str, state: str, ref: str
 ) -> None:
-    """A value gives way; the audit row that says for what is part of the same transaction."""
+    """Supersede a value, with the audit row that says why, in one transaction."""
     audit = Audit(
         audit_id=tx.sources.new_id("aud"),
         root=root,
@@ -63,8 +64,8 @@ def supersede(
 
 
 def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:
-    """Retire what a run admitted. What others' values gave way to stays in force, and is answered: without it they
-    would point at nothing."""
+    """Retire what a run admitted. A value that is the successor of another run's value stays in force; answers
+    those."""
     registry = Registry(tx)
     left = []
     for value in registry.of_root(root):
@@ -78,7 +79,7 @@ def undo_values(tx: Transaction, root: str, actor: str) -> list[str]:
 
 
 def undo_collection(tx: Transaction, name: str, root: str, actor: str) -> str:
-    """Retire the collection that a run made, unless others put something into it; answers why not."""
+    """Retire the collection that a run made, unless it holds values of other runs; answers why not."""
     registry = Registry(tx)
     collection = registry.collection(name)
     if collection is None:

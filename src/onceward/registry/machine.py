@@ -63,7 +63,7 @@ CSER: Final = "v1"
 
 
 class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a value says, written once."""
+    """What a value means; it never changes."""
 
     operation_code: str
     protocol_version: str
@@ -76,12 +76,12 @@ class Meaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Key(self.operation_code, self.protocol_version)
 
     def digest(self) -> str:
-        """By cser-v1."""
+        """The digest of the meaning in cser-v1."""
         return digest({**msgspec.structs.asdict(self), "cser": CSER})
 
 
 def meaning_of(value: Value) -> Meaning:
-    """What a stored value says."""
+    """The meaning of a stored value."""
     return Meaning(
         operation_code=value.operation_code,
         protocol_version=value.protocol_version,
@@ -92,7 +92,7 @@ def meaning_of(value: Value) -> Meaning:
 
 
 def schema_digest(name: str) -> str:
-    """What a collection of this name is to look like."""
+    """The digest of the schema of a collection."""
     fields = sorted(Meaning.__struct_fields__)
     return digest(
         {
@@ -105,7 +105,7 @@ def schema_digest(name: str) -> str:
 
 
 def manifest_digest(meanings: Mapping[Key, str], gives_way: Mapping[Key, str] = _NOTHING) -> str:
-    """Exactly which values: their keys and digests, and what gives way to them."""
+    """The digest of a set of values: their keys and digests, and what they supersede."""
     also = {key: [before] for key, before in gives_way.items()}
     return digest([[str(key), made, *also.get(key, [])] for key, made in sorted(meanings.items())])
 
@@ -122,7 +122,7 @@ class Planned(Meaning, frozen=True, forbid_unknown_fields=True):
 
 
 class RegistryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be in a collection."""
+    """The values that are to be in a collection."""
 
     plan_id: str
     revision: int
@@ -140,7 +140,7 @@ class RegistryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ref(self) -> str:
-        """What an audit row says of it."""
+        """How audit rows name the plan."""
         return f"{self.plan_id}@{self.revision}"
 
 
@@ -196,7 +196,7 @@ def admit(vocab_id: str, collection_id: str, meaning: Meaning, root: str, actor:
 
 
 def supersede(value: Value, successor: Key, actor: str, audit: Audit) -> Move:
-    """A value gives way to another, which it names, and the audit row that says for what."""
+    """A value is superseded by another, which it names, with the audit row that says why."""
     columns = {
         "successor_code": successor.operation_code,
         "successor_version": successor.protocol_version,
@@ -212,7 +212,7 @@ def supersede(value: Value, successor: Key, actor: str, audit: Audit) -> Move:
 
 
 def retire(value: Value, reason: str, actor: str) -> Move:
-    """A value is withdrawn; it stays what it was."""
+    """A value is withdrawn; its meaning stays."""
     return _move(value, "retired", reason, actor)
 
 

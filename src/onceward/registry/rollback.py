@@ -1,4 +1,4 @@
-"""Rollback plans: the rules RBP-0 to RBP-10, of which a plan breaks none, or one first (S-6). Nothing is executed here."""
+"""Rollback plans, and the rules RBP-0 to RBP-10 that each step of one must keep (S-6). Nothing is executed here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES: Final = (
 
 
 class RollbackStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan wants of one value; only `supersede` can be had."""
+    """What a plan wants of one value; only `supersede` can be executed."""
 
     action: Literal["supersede", "retire", "delete", "change", "rewrite"]
     target: str = ""
@@ -60,7 +60,7 @@ class KnownValues(Protocol):
 
 
 class RollbackVerdict(msgspec.Struct, frozen=True):
-    """The one answer, and where in the plan it comes from."""
+    """The code of the first broken rule, or VALID, and the step it comes from."""
 
     code: str
     step: int = 0

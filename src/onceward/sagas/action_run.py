@@ -1,4 +1,4 @@
-"""One action or compensation of a saga, as a child: what it finds, what it leaves, what its end means for the run."""
+"""One action or compensation of a saga as a child: its input, its outputs, and what its end means for the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ActionRun:
-    """A child of a run; the same for all its attempts."""
+    """An action or compensation of a run; the same object for all its attempts."""
 
     def __init__(self, saga: SagaRun, run: Run, stage: Stage, side: Side) -> None:
         self.saga, self.run, self.stage, self.side = saga, run, stage, side
@@ -50,18 +50,18 @@ class ActionRun:
         self.order: Order = saga.children.order(self.work, self.child_id)
 
     def current(self, run: Run) -> bool:
-        """Whether the run still stands where this began; somebody may have given it up meanwhile."""
+        """Whether the run is still in the state that this began in; somebody may have abandoned it meanwhile."""
         mine = (self.run.state, self.run.undone, self.run.stuck, self.run.settled)
         return (run.state, run.undone, run.stuck, run.settled) == mine
 
     @property
     def key(self) -> str:
-        """The same on every attempt, also of a run that was taken up again."""
+        """The idempotency key: the same on every attempt, also after the run was resumed."""
         return sha256_hex(f"{self.run.saga_id}|{self.step}|{self.side}".encode())
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the run's own event says of it."""
+        """The detail of the run's own event."""
         left = {"left": self.left} if self.left else {}
         return {
             "step": self.step,
@@ -105,7 +105,7 @@ class ActionRun:
     estimate: Mapping[str, int] = {}
 
     def call(self, child: ChildTask) -> Any:
-        """A function's attempt, on its own thread."""
+        """Call the function of an attempt, on its own thread."""
         place = (self.run.saga_id, self.step, "")
         task = ActionTask(child, place, self.key, {}, lambda: self.bench.folder)
         task.root, task.input = self.run.idempotency_root, given_of(self.run)
@@ -121,7 +121,7 @@ class ActionRun:
         self.bench.lay_out(self.name, given_of(self.run), files)
 
     def collect(self, token: Token, value: Any) -> tuple[list[Kept], Any]:
-        """What it left, kept; and as its check sees it."""
+        """Its outputs, stored; and the value that its check sees."""
         kept = self.bench.collect(value)
         if self.stage.call is None and self.saga.saga.actions[self.step].check is not None:
             value = {
@@ -134,7 +134,7 @@ class ActionRun:
         """An action whose result cannot be recorded has failed: its compensation is what deals with that."""
 
     def late(self, token: Token, kept: Any) -> None:
-        """An action that was given up has failed, and was dealt with."""
+        """An action that was abandoned has failed, and its end was handled then."""
 
     def close(
         self, token: Token, ended: Ended, kept: tuple[list[Kept], Any] | None
@@ -156,7 +156,7 @@ class ActionRun:
 
 
 def upstream(steps: Sequence[Step], but: Sequence[str] = ()) -> Upstream:
-    """What done actions left, as those after them see it."""
+    """The outputs of finished actions, as later actions see them."""
     done = [
         step
         for step in steps
@@ -166,7 +166,7 @@ def upstream(steps: Sequence[Step], but: Sequence[str] = ()) -> Upstream:
 
 
 class ActionEnding:
-    """The end of an attempt, and what its commit holds."""
+    """The end of an attempt, and what its commit writes."""
 
     def __init__(
         self,

@@ -173,7 +173,7 @@ class Saga:
         return rules.require_shape(Shape(self.name, tuple(places)))
 
     def scope(self, given: Any, environment: str, executor: str) -> Scope:
-        """What a grant for a run of this must say: what it is given, and what is done, commands and code."""
+        """The scope that a grant for a run must have: its input, commands and code."""
         named = (self.name, 1, digest(given), digest(self.work()), environment, executor)
         return Scope(*named, tuple(self.actions)).check()
 
@@ -182,7 +182,7 @@ class Saga:
         return {"kind": "saga", "input": given, "work": self.work()}
 
     def work(self) -> dict[str, Any]:
-        """What is done: states and stops, and each command or the version of each function."""
+        """What the saga does: states and stops, and each command or the version of each function."""
         return {
             "shape": msgspec.to_builtins(self.shape),
             "actions": {name: self._said(action) for name, action in self.actions.items()},
@@ -242,5 +242,5 @@ def _version(call: Callable[..., Any] | None, folder: Path) -> str | None:
 
 
 def given_text(given: Any) -> str:
-    """What a run is given, as it is stored."""
+    """The input of a run as stored text."""
     return bounded(given, "the input of a saga").decode()

@@ -55,7 +55,7 @@ class SagaJob:
 
 @begins(RunSaga)
 def run_for(taking: Taking, order: RunSaga) -> Job:
-    """The run of a root, for whoever asked."""
+    """The run of a root as a job."""
     kernel = taking.kernel.acting(taking.actor)
     saga = taking.host.loader.saga(taking.host.inside(order.file))
     wanted = Wanted(
@@ -75,7 +75,7 @@ def run_for(taking: Taking, order: RunSaga) -> Job:
 
 @begins(ResumeSaga)
 def resume_for(taking: Taking, order: ResumeSaga) -> Job:
-    """A run to go on with, for whoever asked."""
+    """A run that is resumed as a job."""
     kernel = taking.kernel.acting(taking.actor)
     with kernel.store.read() as rows:
         known = Runs(rows).named(order.saga)
@@ -93,12 +93,12 @@ def resume_for(taking: Taking, order: ResumeSaga) -> Job:
 
 
 def shipped_saga(run: Run) -> Saga | None:
-    """The saga of a run, where it is one of ours."""
+    """The saga of a run, where Onceward ships it."""
     return next((saga for find in SHIPPED if (saga := find(run)) is not None), None)
 
 
 def saga_file_of(known: Run, home: Path, file: Path | None = None) -> Path:
-    """The file that the saga of a run was read from; INVALID_RESUME_STATE where it is not there any more."""
+    """The file that the saga of a run was read from, or the one that is named instead."""
     file = file or home / known.file
     rules.require_saga_file(known, file.is_file())
     return file

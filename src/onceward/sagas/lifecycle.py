@@ -1,4 +1,4 @@
-"""A run's life around its work: begun, taken up again, tried again, given up (S-1, S-3, S-4)."""
+"""The transactions of a run: begun, resumed, retried, abandoned (S-1, S-3, S-4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onceward.store.transaction import Transaction
 
 
 class Wanted:
-    """What a run is to be: a saga, its root, what it is given and under which grant."""
+    """The run that somebody wants: a saga, its root, its input and its grant."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ def begin(
     limits: Mapping[str, int] | None = None,
     accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
 ) -> tuple[Run, Lease | None]:
-    """The run of a root: a new one, or the one there is, taken up again where it is. The lease is ours with it, and the
-    grant used up, and `accept` told of the run, in the same transaction."""
+    """Begin the run of a root, or resume the one there is. The lease is taken, the grant is used and `accept` is
+    called in the same transaction."""
     kernel.require(wanted.saga.role)
     saga, actor = wanted.saga, kernel.principal
     fresh = kernel.store.sources.new_id("sga")
@@ -107,8 +107,8 @@ def take_up(
     retry: bool = False,
     accept: Callable[[Transaction, Run], None] = lambda tx, run: None,
 ) -> tuple[Run, Lease | None]:
-    """Go on with a run whose kernel went away, or try a compensation again that failed; `accept` is told of the run in
-    the same transaction."""
+    """Resume a run whose kernel died, or retry the compensation at which it is stuck; `accept` is called in the
+    same transaction."""
     kernel.require(saga.role)
 
     def work(tx: Transaction) -> tuple[Run, Lease | None]:
@@ -136,7 +136,8 @@ def _enter(
     limits: Mapping[str, int],
     environment: str,
 ) -> tuple[Run, Lease | None]:
-    """A new epoch of the lease under the same root; one that has not reserved yet does so by its own action."""
+    """Take the lease with a new epoch, under the same root. A saga that reserves by an action of its own takes it
+    there."""
     if run.over or run.stuck is not None:
         return run, None
     if run.grant_id is not None:
@@ -150,7 +151,8 @@ def _enter(
 
 
 def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
-    """Every action is the operation it says it is, before any of them is dispatched (S-7); what is shipped is ours."""
+    """Check that every action is the operation it names, before any is dispatched (S-7); shipped sagas need no
+    operation."""
     named = [
         operations.Named(f"action {n}", a.do.operation, a.do.effect)
         for n, a in saga.actions.items()
@@ -159,7 +161,7 @@ def require_operations(rows: Reads, saga: Saga, required: bool) -> None:
 
 
 def _require_same(run: Run, wanted: Wanted) -> None:
-    """One root is one run: of the same saga, given the same, under the same grant."""
+    """Check that the run of a root is of the same saga, with the same input, under the same grant."""
     rules.require_same_run(
         run,
         saga=wanted.saga.name,
@@ -175,8 +177,8 @@ def _require_shape(run: Run, saga: Saga) -> None:
 
 
 def abandon(tx: Transaction, actor: str, name: str, request_id: str) -> dict[str, Any]:
-    """Give a run up. One on its way stops where it is, and what it did is to be undone; one at its stop is taken as it
-    is, with what is not undone."""
+    """Abandon a run. A run on its way stops where it is, and what it did is undone; a run at its stop is settled as
+    it is."""
     run = Runs(tx).named(name)
     rules.require_unfinished(run)
     working = [token.child_id for token in Tokens(tx).open_in(run.saga_id)]

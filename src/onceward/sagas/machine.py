@@ -1,6 +1,6 @@
-"""The life of a saga's run (S-1, S-2): states forward, a named stop for every failure, compensation as moves too.
+"""The life of a saga's run (S-1, S-2): states forward, a named stop for every failure, compensations as moves.
 
-A run brings its own table: every saga has states of its own. The assembly saga's is SAGA."""
+Each saga has a table of its own states. The table of the assembly saga is SAGA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILURES: Final = ("action_failed", "check_failed", "guard_failed", "abandoned")
 
 
 class SagaState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One state of a saga: where a failure there stops, and what is then to be undone, in this order."""
+    """One state of a saga, the stop that a failure there leads to, and what is undone at that stop, in order."""
 
     name: str
     stop: str
@@ -33,7 +33,7 @@ class SagaState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A saga without its code: all that its table follows from."""
+    """A saga without its code: everything that its table follows from."""
 
     name: str
     places: tuple[SagaState, ...]
@@ -61,7 +61,7 @@ def shape_of(run: Run) -> Shape:
 
 
 def given_of(run: Run) -> Any:
-    """What a run was given."""
+    """The input of a run."""
     return msgspec.json.decode(run.input)
 
 
@@ -179,7 +179,7 @@ def create(
     lease: str,
     digests: Mapping[str, str],
 ) -> Move:
-    """A run begins to be; nothing of it has happened."""
+    """A run is created; nothing of it has happened."""
     known = {
         "name": shape.name,
         "idempotency_root": root,
@@ -256,8 +256,7 @@ def stick(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
 
 
 def wait_for_person(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
-    """The stop of a state that can be tried again is dealt with: what was done before is in force, and a person says
-    when the cause is gone."""
+    """Everything is undone at the stop of a state that can be retried: the run waits until a person retries it."""
     stuck = canonical(dict(why)).decode()
     return _move(
         run, run.state, "to_be_tried_again", actor, detail={"why": why}, columns={"stuck": stuck}
@@ -265,8 +264,7 @@ def wait_for_person(run: Run, actor: str, why: Mapping[str, Any]) -> Move:
 
 
 def retry(run: Run, actor: str) -> Move:
-    """A person says that the compensation is to be tried again, or the state itself, where nothing is left of its
-    compensation."""
+    """A person retries the compensation; or the state itself, where it has no compensation left."""
     place = shape_of(run).stop(run.state)
     if place.again and not remaining(run):
         columns = {"stuck": None, "undone": 0}
@@ -275,14 +273,14 @@ def retry(run: Run, actor: str) -> Move:
 
 
 def settle(run: Run, actor: str, said: Mapping[str, Any], given_up: bool = False) -> Move:
-    """Nothing more will happen: all is undone, or a person took it as it is."""
+    """The run is over at its stop: everything is undone, or a person takes it as it is."""
     reason = "given_up" if given_up else "settled"
     detail = {**said, "undone": run.undone}
     return _move(run, run.state, reason, actor, detail=detail, columns={"settled": 1})
 
 
 def failure(reason: str, detail: Mapping[str, Any]) -> dict[str, Any]:
-    """What a person wants to know of a child that did not succeed."""
+    """What people are told of a child that did not succeed."""
     names = ("error", "message", "exit", "last_line", "lane", "limit", "observed", "asked", "code")
     return {
         "reason": reason,
@@ -291,7 +289,7 @@ def failure(reason: str, detail: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remaining(run: Run) -> tuple[str, ...]:
-    """What the stop of a run has not undone."""
+    """The compensations that the stop of a run has not done."""
     shape = shape_of(run)
     if run.state == DONE or shape.place(run.state) is not None:
         return ()

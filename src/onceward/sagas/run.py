@@ -1,6 +1,6 @@
-"""A saga's run while it goes on: one action after another, and where one fails, what undoes it, in reverse (S-1).
+"""A run in progress: one action after another, and where one fails, compensations in reverse order (S-1).
 
-Every write of a run checks its lease first; what cannot be written under it is left as it is."""
+Every write of a run checks its lease first, and writes nothing without it."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ class SagaRun:
             return Runs(rows).get(self.saga_id)
 
     def stop(self) -> None:
-        """Somebody asked the kernel to stop: begin nothing more."""
+        """The kernel is to stop: begin nothing more."""
         self._stopping = True
         self._notify()
 
     # Under the lease.
 
     def hold(self, tx: Transaction) -> bool:
-        """Whether this run may still write; its lease is renewed with it."""
+        """Whether this run still has its lease; renews it."""
         if self.lease is None:
             return True
         held = renew_lease(tx, self.lease, tx.now)
@@ -102,7 +102,7 @@ class SagaRun:
         return held
 
     def write(self, work: Callable[[Transaction], Any]) -> Any:
-        """A write of the run's own code, under its lease."""
+        """A write under the lease."""
 
         def held(tx: Transaction) -> Any:
             rules.require_held(self.saga_id, self.hold(tx))
@@ -133,7 +133,8 @@ class SagaRun:
         self._await()
 
     def _queue(self, tx: Transaction, act: ActionRun) -> bool:
-        """Queue its child if it is still its turn and its guard lets it; whether it is queued."""
+        """Queue the child, if the run is still in its state and the guard allows it; answers whether it is
+        queued."""
         run = Runs(tx).get(self.saga_id)
         if not self.hold(tx) or (run.state, run.version) != (act.run.state, act.run.version):
             return False
@@ -229,12 +230,12 @@ class SagaRun:
         self._end(tx, run, machine.compensated(run, actor, act.said))
 
     def judge(self, tx: Transaction, run: Run, judge: Judge, result: Any, what: str) -> Why | None:
-        """What a check or a guard says against going on; None if nothing."""
+        """Why a check or guard does not allow the run to go on; None if it does."""
         seen = Seen(run.idempotency_root, machine.given_of(run), self.inputs(tx, ()), result, tx)
         return _refusal(lambda: judge(seen), what)
 
     def ended(self, again: bool, said: Mapping[str, Any]) -> None:
-        """A child's end is durable."""
+        """The end of a child is durable."""
         if self._taken is not None:
             self.lease, self._taken = self._taken, None
         self.told(said)
@@ -244,7 +245,7 @@ class SagaRun:
                 self._changed.notify_all()
 
     def cancelled(self, act: ActionRun) -> None:
-        """A child was cancelled before it began: as failed as one that was cancelled later."""
+        """A child that was cancelled before it began has failed like one that was cancelled later."""
         why = {"reason": "cancelled", "step": act.step}
 
         def stop(tx: Transaction) -> None:
@@ -263,7 +264,7 @@ class SagaRun:
     # The end.
 
     def _settle(self, tx: Transaction) -> None:
-        """All that the stop was to undo is undone."""
+        """Every compensation of the stop is done: settle the run."""
         run = Runs(tx).get(self.saga_id)
         if (
             not self.hold(tx)
@@ -283,7 +284,7 @@ class SagaRun:
         )
 
     def _why(self, tx: Transaction, step: str) -> dict[str, Any]:
-        """What is known of the failure of a state that can be tried again."""
+        """Why a state that can be retried failed."""
         failed = [
             one for one in Runs(tx).steps(self.saga_id) if (one.step, one.side) == (step, "action")
         ]
@@ -309,7 +310,7 @@ class SagaRun:
             tx.append(f"saga:{run.saga_id}", "LEASE_RELEASED", self.kernel.principal, said)
 
     def inputs(self, tx: Any, but: Sequence[str]) -> Inputs:
-        """What the actions that are done left."""
+        """The outputs of finished actions."""
         return Inputs(
             self.kernel.artifacts,
             upstream(Runs(tx).steps(self.saga_id), but),
@@ -338,7 +339,7 @@ def reserve(tx: Transaction, kernel: Kernel, run: Run, scope: Scope | None) -> L
 
 
 def _refusal(ask: Callable[[], Any], what: str) -> Why | None:
-    """What somebody's code says against going on, however it says it; None if nothing."""
+    """Why the user's code does not allow the run to go on: it answered False, or raised. None if it does."""
     try:
         verdict = ask()
         if inspect.isawaitable(verdict):
@@ -356,7 +357,7 @@ def _refusal(ask: Callable[[], Any], what: str) -> Why | None:
 
 
 def run_saga(kernel: Kernel, saga: SagaRun, stop: threading.Event | None = None) -> Run:
-    """Run a saga until it is over or stuck; answers how it stands."""
+    """Run a saga until it is over or stuck; answers the run."""
 
     def on_stop() -> None:
         saga.stop()
