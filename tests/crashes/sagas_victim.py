@@ -67,7 +67,7 @@ def world(folder: Path, order: dict) -> Saga:
 
 def assembly(workspace: Workspace, order: dict) -> Saga:
     make = saga_running.to_apply if "value" in order["plan"] else saga_running.to_roll_back
-    saga = make(workspace, order["plan"])
+    saga = make(order["plan"], workspace.settings.grants.environment)
     if order["fail"]:
         action = saga.actions[order["fail"]]
 

@@ -187,7 +187,7 @@ class Assembling(Trial):
 
     def grant(self, plan):
         make = saga_running.to_apply if "value" in plan else saga_running.to_roll_back
-        saga = make(self.workspace, plan)
+        saga = make(plan, self.workspace.settings.grants.environment)
         scope = msgspec.to_builtins(saga.scope(None, "local", "victim"))
         kernel = self.workspace.kernel()
         try:
