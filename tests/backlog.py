@@ -139,12 +139,12 @@ class Backlog:
     def cut(self, entry, who="max", **words):
         if self.kernel.principal != who:
             self.become(who)
-        return cut(self.kernel, entry, **words)
+        return cut(self.kernel, self.kernel.actor, entry, **words)
 
     def verify(self, entry, who="vic", **words):
         if self.kernel.principal != who:
             self.become(who)
-        return verify(self.kernel, entry, **words)
+        return verify(self.kernel, self.kernel.actor, entry, **words)
 
     def get(self, entry):
         with self.store.read() as rows:

@@ -174,8 +174,10 @@ def _run_sagas(workspace):
             grant = ask(workspace, "grants.draft", scope=scope)["grant_id"]
             ask(workspace, "grants.issue", grant=grant, scope=scope, seconds=600)
         kernel = workspace.kernel()
-        run, lease = begin(kernel, Wanted(saga, name, {"order": 7}, "tester", "test", grant))
-        run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, lambda said: None))
+        run, lease = begin(
+            kernel, kernel.actor, Wanted(saga, name, {"order": 7}, "tester", "test", grant)
+        )
+        run_saga(kernel, SagaRun(kernel, kernel.actor, saga, run.saga_id, lease, lambda said: None))
         kernel.close()
         ids[f"saga {name}"] = run.saga_id
     return ids

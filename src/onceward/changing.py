@@ -197,7 +197,7 @@ def cut(
     def work(kernel: Kernel, stop: threading.Event) -> ChangeView:
         if commit:
             require_commit(kernel, name)
-        return carried_out(kernel, cut_entry(kernel, name, grant, told, stop), commit)
+        return carried_out(kernel, cut_entry(kernel, kernel.actor, name, grant, told, stop), commit)
 
     return _foreground(workspace, work)
 
@@ -217,7 +217,13 @@ def verify(
         if commit:
             require_commit(kernel, name)
         done = verify_entry(
-            kernel, name, again=again, timeout=timeout, stop=stop, accept_drift=accept_drift
+            kernel,
+            kernel.actor,
+            name,
+            again=again,
+            timeout=timeout,
+            stop=stop,
+            accept_drift=accept_drift,
         )
         return checked(kernel, done, commit)
 

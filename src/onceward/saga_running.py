@@ -59,7 +59,7 @@ def run(
         wanted = Wanted(
             saga, root, given, kernel.principal, workspace.settings.grants.environment, whole
         )
-        return saga, *begin(kernel, wanted, kernel.recorded_place(saga.file), limits)
+        return saga, *begin(kernel, kernel.actor, wanted, kernel.recorded_place(saga.file), limits)
 
     return _carry(workspace, enter, begun, told, leaving)
 
@@ -95,7 +95,9 @@ def resume(
     environment = workspace.settings.grants.environment
 
     def enter(kernel: Kernel) -> tuple[Saga, Run, Lease | None]:
-        return found, *take_up(kernel, found, known.saga_id, environment, limits, retry=retry)
+        return found, *take_up(
+            kernel, kernel.actor, found, known.saga_id, environment, limits, retry=retry
+        )
 
     return _carry(workspace, enter, begun, told, leaving)
 
@@ -123,7 +125,7 @@ def _carry(
         kernel = workspace.kernel(signals.interrupted)
         try:
             saga, found, lease = enter(kernel)
-            job = SagaJob(kernel, saga, found, lease, told)
+            job = SagaJob(kernel, kernel.actor, saga, found, lease, told)
             resumed = found.version > 1 or found.lease_fence > 1
             how = "resumed" if resumed else ""
             begun(found, "over" if job.over else how)

@@ -328,7 +328,7 @@ def test_two_workers_cut_one_entry_once(backlog):
 
     def work():
         try:
-            ended.append(cut_entry(kernel, entry).change_set_id)
+            ended.append(cut_entry(kernel, kernel.actor, entry).change_set_id)
         except LockConflict as error:
             ended.append(error)
 

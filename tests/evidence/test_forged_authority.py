@@ -250,7 +250,7 @@ def opened(backlog, files=None):
     """An entry that is approved, and whose cut was begun by a kernel that is gone."""
     entry = backlog.approved(files or {"a.txt": "new\n"})
     backlog.become("max")
-    backlog.store.write(lambda tx: cutting._open(tx, backlog.kernel, entry))
+    backlog.store.write(lambda tx: cutting._open(tx, backlog.kernel, backlog.kernel.actor, entry))
     other = backlog.propose({"a.txt": "forged\n"})
     backlog.kernel.close()
     return entry, other

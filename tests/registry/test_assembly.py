@@ -68,19 +68,22 @@ class Site:
         wanted = Wanted(
             saga, root or saga.root(grant), saga.given(), self.kernel.principal, ENV, grant
         )
-        run, lease = begin(self.kernel, wanted)
+        run, lease = begin(self.kernel, self.kernel.actor, wanted)
         return self.carry(saga, run, lease)
 
     def carry(self, saga, run, lease):
         if run.over or run.stuck is not None:
             return run
         return run_saga(
-            self.kernel, SagaRun(self.kernel, saga, run.saga_id, lease, lambda said: None)
+            self.kernel,
+            SagaRun(self.kernel, self.kernel.actor, saga, run.saga_id, lease, lambda said: None),
         )
 
     def again(self, run, saga=None, retry=False):
         saga = saga or shipped(run)
-        return self.carry(saga, *take_up(self.kernel, saga, run.saga_id, ENV, retry=retry))
+        return self.carry(
+            saga, *take_up(self.kernel, self.kernel.actor, saga, run.saga_id, ENV, retry=retry)
+        )
 
     def registry(self, ask):
         with self.kernel.store.read() as rows:

@@ -82,7 +82,10 @@ class World:
 
 def go(kernel, saga, root="root-1", given=None, grant=None, told=None, limits=None):
     run, lease = begin(
-        kernel, Wanted(saga, root, given, kernel.principal, "test", grant), limits=limits
+        kernel,
+        kernel.actor,
+        Wanted(saga, root, given, kernel.principal, "test", grant),
+        limits=limits,
     )
     return carry(kernel, saga, run, lease, told)
 
@@ -91,12 +94,16 @@ def carry(kernel, saga, run, lease, told=None):
     if run.over or run.stuck is not None:
         return run
     return run_saga(
-        kernel, SagaRun(kernel, saga, run.saga_id, lease, told or (lambda said: None)), None
+        kernel,
+        SagaRun(kernel, kernel.actor, saga, run.saga_id, lease, told or (lambda said: None)),
+        None,
     )
 
 
 def again(kernel, saga, run, retry=False):
-    return carry(kernel, saga, *take_up(kernel, saga, run.saga_id, "test", retry=retry))
+    return carry(
+        kernel, saga, *take_up(kernel, kernel.actor, saga, run.saga_id, "test", retry=retry)
+    )
 
 
 def sound(kernel, *sessions):
@@ -263,9 +270,11 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(kernel):
         return waiting(task)
 
     stop = threading.Event()
-    run, lease = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
+    run, lease = begin(kernel, kernel.actor, Wanted(saga, "r", None, "tester", "test"))
     threading.Thread(target=lambda: (started.wait(600), stop.set())).start()
-    run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, lambda said: None), stop)
+    run = run_saga(
+        kernel, SagaRun(kernel, kernel.actor, saga, run.saga_id, lease, lambda said: None), stop
+    )
     assert (run.state, run.last_ok_state, run.over) == ("slow", "b", False)
     run = again(kernel, saga, run)
     assert run.state == "DONE" and world.did == ["a", "b", "b"], "what was done is not done again"
@@ -419,7 +428,7 @@ def test_check_and_guard_see_the_rows_of_their_own_transaction(kernel):
 
 def test_a_crash_is_no_failure(kernel):
     saga = World().saga(1)
-    begin(kernel, Wanted(saga, "r", None, "tester", "test"))
+    begin(kernel, kernel.actor, Wanted(saga, "r", None, "tester", "test"))
     with faults.armed("move.state", 1, faults.crash), pytest.raises(faults.SimulatedCrash):
         kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
     with kernel.store.read() as rows:
@@ -520,8 +529,8 @@ def test_a_child_that_is_cancelled_before_it_begins_is_a_failure_too(kernel, sid
     if side == "compensation":
         world.fails["action", "b"] = 1
     saga = world.saga(2)
-    run, lease = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
-    runner = SagaRun(kernel, saga, run.saga_id, lease, lambda said: None)
+    run, lease = begin(kernel, kernel.actor, Wanted(saga, "r", None, "tester", "test"))
+    runner = SagaRun(kernel, kernel.actor, saga, run.saga_id, lease, lambda said: None)
     rouse, queued = runner.children.rouse, []
 
     def cancel_first():
@@ -594,7 +603,7 @@ def test_a_grant_is_for_what_is_done_not_only_for_its_names():
 def test_a_run_at_its_stop_may_be_taken_as_it_is_before_it_is_stuck(kernel):
     world = World()
     saga = world.saga(2)
-    run, _ = begin(kernel, Wanted(saga, "r", None, "tester", "test"))
+    run, _ = begin(kernel, kernel.actor, Wanted(saga, "r", None, "tester", "test"))
     kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-1"))
     said = kernel.store.write(lambda tx: abandon(tx, "tester", "r", "req-2"))
     assert said["settled"] and said["not_undone"] == ["a"]

@@ -315,9 +315,13 @@ def _close_cut(kernel: Kernel, entry_id: str) -> ChangeSet | None:
     """A cut whose kernel died half-way is first finished or undone (H-5)."""
     with kernel.store.read() as rows:
         open_ = Changes(rows).live_set(entry_id)
-    return cutting.close(kernel, open_) if open_ is not None and open_.status != "applied" else None
+    return (
+        cutting.close(kernel, kernel.actor, open_)
+        if open_ is not None and open_.status != "applied"
+        else None
+    )
 
 
 def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
     """A cut that cannot be undone is taken as it is."""
-    cutting.give_up(kernel, change_set)
+    cutting.give_up(kernel, kernel.actor, change_set)

@@ -35,6 +35,7 @@ from onceward.core.sagas import Run
 from onceward.core.tree_paths import REGISTRY, TREE, overlap
 from onceward.kernel import attest
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.sagas import machine as saga_rules
 from onceward.sagas.declaration import ActionTask, Saga
 from onceward.sagas.lifecycle import Wanted, abandon, begin, take_up
@@ -95,8 +96,8 @@ class Carrying(Saga):
 
     def sign(self, tx: Transaction, run: SagaRun, told: attest.Pair) -> str:
         """Sign the change set, if the principal still may; answers the signature's id."""
-        run.kernel.authority.require(tx, run.kernel.principal, attest.ROLES[told.act])
-        signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.kernel.signer)
+        run.kernel.authority.require(tx, run.actor.principal, attest.ROLES[told.act])
+        signed = attest.pair(tx, told, tool_revision(self.cutter.module), run.actor.signer)
         add_row(tx, signed)
         return signed.signature_id
 
@@ -122,7 +123,7 @@ class Cutting(Carrying):
             for path, blob in kept.prior.items():
                 artifacts.record(tx, self.set_id, path, "prior", blob)
             artifacts.record(tx, self.set_id, "listing", "listing", listing)
-            kept_by = task.site.kernel.principal
+            kept_by = task.site.actor.principal
             tx.append(f"entry:{self.set_id}", "CUT_KEPT", kept_by, {"listing": listing.sha256})
 
         task.site.write(record)
@@ -134,7 +135,7 @@ class Cutting(Carrying):
 
     def _record(self, tx: Transaction, run: SagaRun) -> None:
         """Both arrows of the entry, the executor's signature and the end of the change set: one transaction."""
-        found, actor, manifest = Changes(tx), run.kernel.principal, self.manifest.content_hash()
+        found, actor, manifest = Changes(tx), run.actor.principal, self.manifest.content_hash()
         change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
             return
@@ -168,7 +169,7 @@ class Undoing(Carrying):
         self.put("U1_RECORD", self.restore, self.restore, self._record)
 
     def _record(self, tx: Transaction, run: SagaRun) -> None:
-        found, actor = Changes(tx), run.kernel.principal
+        found, actor = Changes(tx), run.actor.principal
         change_set, entry = found.set_named(self.set_id), found.get(self.entry_id)
         if change_set.status == "applied":
             return
@@ -185,31 +186,34 @@ class Undoing(Carrying):
 
 def cut(
     kernel: Kernel,
+    actor: Actor,
     name: str,
     grant: str | None = None,
     told: Told = lambda said: None,
     stop: threading.Event | None = None,
 ) -> ChangeSet:
     """Cut an approved change, once; called again it finishes, or answers the change set there is."""
-    entry_id = require_cuttable(kernel, name, grant)
+    entry_id = require_cuttable(kernel, actor, name, grant)
     with kernel.alone(entry_id):
         with kernel.store.read() as rows:
             known = Changes(rows).live_set(entry_id)
         if known is None:
-            known = kernel.store.write(lambda tx: _open(tx, kernel, entry_id))
+            known = kernel.store.write(lambda tx: _open(tx, kernel, actor, entry_id))
         with kernel.store.read() as rows:
             _require_believed(rows, kernel, known)
             manifest = manifest_for(rows, known)
         if known.status == "applied":
             return known
-        saga = Cutting(cutter_for(kernel, manifest, known.change_set_id, grant), known, manifest)
-        return carry(kernel, saga, known, known.change_set_id, told=told, stop=stop)
+        saga = Cutting(
+            cutter_for(kernel, actor, manifest, known.change_set_id, grant), known, manifest
+        )
+        return carry(kernel, actor, saga, known, known.change_set_id, told=told, stop=stop)
 
 
-def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
+def require_cuttable(kernel: Kernel, actor: Actor, name: str, grant: str | None) -> str:
     """The entry that a name means, if it can be cut now, or is being cut. Refused before anything is written."""
-    kernel.require("executor")
-    require_signer(kernel)
+    kernel.require("executor", actor)
+    require_signer(kernel, actor)
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(name).entry_id
         entry, known = Changes(rows).get(entry_id), Changes(rows).live_set(entry_id)
@@ -219,7 +223,7 @@ def require_cuttable(kernel: Kernel, name: str, grant: str | None) -> str:
             rules.require_not_cut_before(entry, known)
         manifest = _manifest(rows, entry_id)
     if known is None:
-        cutter_for(kernel, manifest, "", grant).check()
+        cutter_for(kernel, actor, manifest, "", grant).check()
     return entry_id
 
 
@@ -302,14 +306,14 @@ def unfinished(rows: Reads, entry: Entry) -> list[str]:
     )
 
 
-def _open(tx: Transaction, kernel: Kernel, entry_id: str) -> ChangeSet:
+def _open(tx: Transaction, kernel: Kernel, actor: Actor, entry_id: str) -> ChangeSet:
     """The live change set of an approval: the one there is, or a new one."""
     found = Changes(tx)
     known = found.live_set(entry_id)
     if known is not None:
         return known
     decision_id = _require_cuttable(tx, found.get(entry_id), kernel, tx.now)
-    return open_set(tx, entry_id, decision_id, kernel.principal)
+    return open_set(tx, entry_id, decision_id, actor.principal)
 
 
 def open_set(
@@ -324,10 +328,12 @@ def open_set(
     return made
 
 
-def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> ChangeSet:
+def undo(
+    kernel: Kernel, actor: Actor, change_set: ChangeSet, grant: str | None = None
+) -> ChangeSet:
     """Undo a cut that failed its verification; what is stuck is retried."""
     if change_set.status == "stuck":
-        again = machine.move_set(change_set, "open", "retried", kernel.principal, {})
+        again = machine.move_set(change_set, "open", "retried", actor.principal, {})
         kernel.store.write(lambda tx: tx.move(again))
         with kernel.store.read() as rows:
             change_set = Changes(rows).set_named(change_set.change_set_id)
@@ -336,13 +342,16 @@ def undo(kernel: Kernel, change_set: ChangeSet, grant: str | None = None) -> Cha
     with kernel.store.read() as rows:
         manifest = manifest_for(rows, change_set)
     of = change_set.of_change_set or ""
-    saga = Undoing(cutter_for(kernel, manifest, of, grant), change_set, manifest)
+    saga = Undoing(cutter_for(kernel, actor, manifest, of, grant), change_set, manifest)
     # A run that could not restore everything is over; the next one is another.
-    return carry(kernel, saga, change_set, f"{change_set.change_set_id}@{change_set.version}")
+    return carry(
+        kernel, actor, saga, change_set, f"{change_set.change_set_id}@{change_set.version}"
+    )
 
 
 def carry(
     kernel: Kernel,
+    actor: Actor,
     saga: Carrying,
     change_set: ChangeSet,
     root: str,
@@ -351,14 +360,14 @@ def carry(
     stop: threading.Event | None = None,
 ) -> ChangeSet:
     """Run or resume the saga of a change set, and record what became of it."""
-    run, lease = begin(kernel, Wanted(saga, root, saga.given(), kernel.principal, ""))
+    run, lease = begin(kernel, actor, Wanted(saga, root, saga.given(), actor.principal, ""))
     if run.stuck is not None:
-        kernel.store.write(lambda tx: _retried(tx, change_set.change_set_id, kernel.principal))
-        run, lease = take_up(kernel, saga, run.saga_id, "", retry=True)
+        kernel.store.write(lambda tx: _retried(tx, change_set.change_set_id, actor.principal))
+        run, lease = take_up(kernel, actor, saga, run.saga_id, "", retry=True)
     if not run.over:
-        run = run_saga(kernel, SagaRun(kernel, saga, run.saga_id, lease, told), stop)
+        run = run_saga(kernel, SagaRun(kernel, actor, saga, run.saga_id, lease, told), stop)
     return kernel.store.write(
-        lambda tx: _closed(tx, kernel.principal, change_set.change_set_id, run)
+        lambda tx: _closed(tx, actor.principal, change_set.change_set_id, run)
     )
 
 
@@ -395,51 +404,53 @@ def _why(rows: Reads, run: Run) -> dict[str, Any]:
     }
 
 
-def close(kernel: Kernel, change_set: ChangeSet) -> ChangeSet:
+def close(kernel: Kernel, actor: Actor, change_set: ChangeSet) -> ChangeSet:
     """End a cut whose kernel died: undo it, or finish it where only the record is missing (H-5)."""
     with kernel.alone(change_set.entry_id):
         with kernel.store.read() as rows:
             run = Runs(rows).of_root(change_set.change_set_id)
             manifest = manifest_for(rows, change_set)
         if run is None:
-            moved = machine.move_set(change_set, "undone", "taken_back", kernel.principal, {})
+            moved = machine.move_set(change_set, "undone", "taken_back", actor.principal, {})
             kernel.store.write(lambda tx: tx.move(moved))
             return change_set
-        require_signer(kernel)
+        require_signer(kernel, actor)
         place = saga_rules.shape_of(run).place(run.state)
         if place is not None and place.forward:
-            kernel.require("executor")
+            kernel.require("executor", actor)
         elif place is not None:
-            said = {"reason": "abandoned", "message": f"{kernel.principal} takes the change back"}
+            said = {"reason": "abandoned", "message": f"{actor.principal} takes the change back"}
             kernel.store.write(
                 lambda tx: tx.move(
-                    saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", kernel.principal, said)
+                    saga_rules.stop(Runs(tx).get(run.saga_id), "abandoned", actor.principal, said)
                 )
             )
         saga = Cutting(
-            cutter_for(kernel, manifest, change_set.change_set_id, run.grant_id),
+            cutter_for(kernel, actor, manifest, change_set.change_set_id, run.grant_id),
             change_set,
             manifest,
             "",
         )
-        return carry(kernel, saga, change_set, change_set.change_set_id)
+        return carry(kernel, actor, saga, change_set, change_set.change_set_id)
 
 
-def give_up(kernel: Kernel, change_set: ChangeSet) -> None:
+def give_up(kernel: Kernel, actor: Actor, change_set: ChangeSet) -> None:
     """Abandon a cut that is stuck: its saga is over, and the change set with it."""
 
     def work(tx: Transaction) -> None:
         run = Runs(tx).of_root(change_set.change_set_id)
         if run is not None and not run.over:
-            abandon(tx, kernel.principal, run.saga_id, f"abandon {change_set.change_set_id}")
+            abandon(tx, actor.principal, run.saga_id, f"abandon {change_set.change_set_id}")
             run = Runs(tx).get(run.saga_id)
         assert run is not None
-        _closed(tx, kernel.principal, change_set.change_set_id, run)
+        _closed(tx, actor.principal, change_set.change_set_id, run)
 
     kernel.store.write(work)
 
 
-def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None) -> Cutter:
+def cutter_for(
+    kernel: Kernel, actor: Actor, manifest: Manifest, change_set_id: str, grant: str | None
+) -> Cutter:
     """The cutter of a manifest."""
     if manifest.cutter == TREE:
         root = tree_of(kernel.home, manifest)
@@ -452,7 +463,7 @@ def cutter_for(kernel: Kernel, manifest: Manifest, change_set_id: str, grant: st
             kept=lambda: listing_of(kernel, change_set_id),
         )
     if manifest.cutter == REGISTRY:
-        return RegistryCutter(kernel, manifest, change_set_id, grant)
+        return RegistryCutter(kernel, actor, manifest, change_set_id, grant)
     place, module = own_place(kernel.cutters, manifest.cutter, manifest.target, kernel.home)
     return PlaceCutter(place, module, kernel.artifacts, manifest)
 
@@ -480,8 +491,8 @@ def tool_revision(module: str) -> str:
     return sha256_hex(Path(module).read_bytes())
 
 
-def require_signer(kernel: Kernel) -> None:
-    rules.require_key(kernel.principal, kernel.signer is not None)
+def require_signer(kernel: Kernel, actor: Actor) -> None:
+    rules.require_key(actor.principal, actor.signer is not None)
 
 
 def listing_of(kernel: Kernel, change_set_id: str) -> Listing:

@@ -31,14 +31,16 @@ class ChangeJob:
 @begins(CutChange)
 def cut_for(taking: Taking, order: CutChange) -> Job:
     """Cut an approved entry as a job."""
-    kernel = taking.kernel.acting(taking.actor)
+    kernel = taking.kernel
     _probe_place(taking, order.entry)
-    entry_id = require_cuttable(kernel, order.entry, order.grant)
+    entry_id = require_cuttable(kernel, taking.actor, order.entry, order.grant)
     if order.commit:
         require_commit(kernel, entry_id)
 
     def work(stop: threading.Event) -> None:
-        carried_out(kernel, cut(kernel, entry_id, order.grant, stop=stop), order.commit)
+        carried_out(
+            kernel, cut(kernel, taking.actor, entry_id, order.grant, stop=stop), order.commit
+        )
 
     return ChangeJob(taking.accept_now({"entry_id": entry_id}), work)
 
@@ -46,16 +48,17 @@ def cut_for(taking: Taking, order: CutChange) -> Job:
 @begins(VerifyChange)
 def verify_for(taking: Taking, order: VerifyChange) -> Job:
     """Verify a cut as a job."""
-    kernel = taking.kernel.acting(taking.actor)
+    kernel = taking.kernel
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(order.entry).entry_id
     _probe_place(taking, entry_id)
-    require_verifiable(kernel, entry_id, order.accept_drift)
+    require_verifiable(kernel, taking.actor, entry_id, order.accept_drift)
     result_id, timeout = f"vrf_{taking.ident}", seconds_of(order.timeout, "timeout")
 
     def work(stop: threading.Event) -> None:
         done = verify(
             kernel,
+            taking.actor,
             entry_id,
             again=order.again,
             timeout=timeout,

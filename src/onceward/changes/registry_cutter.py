@@ -8,6 +8,7 @@ from onceward.changes.manifest import Manifest
 from onceward.core.canon import parse
 from onceward.grants import lifecycle as grants
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.registry import lifecycle as registry
 from onceward.registry.assembly import Assembly
 from onceward.registry.machine import RegistryPlan
@@ -25,9 +26,14 @@ class RegistryCutter:
     module = __file__
 
     def __init__(
-        self, kernel: Kernel, manifest: Manifest, change_set_id: str, grant: str | None
+        self,
+        kernel: Kernel,
+        actor: Actor,
+        manifest: Manifest,
+        change_set_id: str,
+        grant: str | None,
     ) -> None:
-        self._kernel, self._grant = kernel, grant
+        self._kernel, self._actor, self._grant = kernel, actor, grant
         self._plan = plan_in(kernel, manifest)
         self._root = root_of(change_set_id)
 
@@ -50,17 +56,18 @@ class RegistryCutter:
         grant = self._granted()
         run, lease = begin(
             kernel,
+            self._actor,
             Wanted(
                 assembly,
                 self._root,
                 assembly.given(),
-                executor=kernel.principal,
+                executor=self._actor.principal,
                 environment=kernel.environment,
                 grant_id=grant,
             ),
         )
         if not run.over and run.stuck is None:
-            carrying = SagaRun(kernel, assembly, run.saga_id, lease, lambda said: None)
+            carrying = SagaRun(kernel, self._actor, assembly, run.saga_id, lease, lambda said: None)
             try:
                 run = carrying.run()
             finally:
@@ -69,7 +76,9 @@ class RegistryCutter:
 
     def restore(self) -> list[str]:
         kernel = self._kernel
-        return kernel.store.write(lambda tx: registry.undo_values(tx, self._root, kernel.principal))
+        return kernel.store.write(
+            lambda tx: registry.undo_values(tx, self._root, self._actor.principal)
+        )
 
     def clear(self) -> None:
         """There is nothing beside it."""
@@ -83,9 +92,9 @@ class RegistryCutter:
                 return run.grant_id
             grant = Grants(rows).named(rules.require_grant(self._grant))
             scope = Assembly(self._plan, kernel.environment).scope(
-                None, kernel.environment, kernel.principal
+                None, kernel.environment, self._actor.principal
             )
-            grants.require(rows, kernel.authority, grant.grant_id, scope, kernel.principal)
+            grants.require(rows, kernel.authority, grant.grant_id, scope, self._actor.principal)
             return grant.grant_id
 
 

@@ -47,6 +47,7 @@ from onceward.errors import InvalidConfig
 from onceward.kernel import attest
 from onceward.kernel.foreground import serving
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import find
 from onceward.store.tables.changes import Changes, add_row
@@ -141,6 +142,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 def verify(
     kernel: Kernel,
+    actor: Actor,
     name: str,
     *,
     again: bool = False,
@@ -151,8 +153,8 @@ def verify(
 ) -> Verified:
     """Verify an entry's cut. Called again it answers the same result, unless `again` adds another. Other changes in
     the tree since the cut are refused, unless `accept_drift` is the digest of exactly those."""
-    kernel.require("verifier")
-    require_signer(kernel)
+    kernel.require("verifier", actor)
+    require_signer(kernel, actor)
     with kernel.store.read() as rows:
         entry_id = Changes(rows).named(name).entry_id
     with kernel.alone(entry_id):
@@ -162,36 +164,42 @@ def verify(
             results = found.results(change_set.change_set_id) if change_set is not None else []
         asked = [one for one in results if one.verify_result_id == result_id]
         if change_set is not None and results and (asked or not again):
-            return _answer(kernel, entry_id, (asked or results)[-1], fresh=False)
+            return _answer(kernel, actor, entry_id, (asked or results)[-1], fresh=False)
         with kernel.store.read() as rows:
-            _require_verifiable(rows, kernel, entry, change_set)
+            _require_verifiable(rows, kernel, actor, entry, change_set)
             assert change_set is not None
             manifest = manifest_for(rows, change_set)
         assert change_set is not None
         seen = look(kernel, change_set, manifest)
         if seen.passed:
-            _require_no_drift(entry, seen, accept_drift, kernel.principal)
+            _require_no_drift(entry, seen, accept_drift, actor.principal)
         else:
             seen.find(seen.drift)
             seen.drift = []
         if manifest.check and seen.passed:
             seen.check = _run_check(
-                kernel, entry, change_set, manifest, timeout=timeout, stop=stop or threading.Event()
+                kernel,
+                actor,
+                entry,
+                change_set,
+                manifest,
+                timeout=timeout,
+                stop=stop or threading.Event(),
             )
             # What is signed is what is there when all is said, whatever the check did to it.
             seen.add(look(kernel, change_set, manifest))
         result = kernel.store.write(
             lambda tx: _record(
-                tx, kernel, entry_id, manifest=manifest, seen=seen, result_id=result_id
+                tx, kernel, actor, entry_id, manifest=manifest, seen=seen, result_id=result_id
             )
         )
-        return _answer(kernel, entry_id, result, fresh=True)
+        return _answer(kernel, actor, entry_id, result, fresh=True)
 
 
 def _require_verifiable(
-    rows: Reads, kernel: Kernel, entry: Entry, change_set: ChangeSet | None
+    rows: Reads, kernel: Kernel, actor: Actor, entry: Entry, change_set: ChangeSet | None
 ) -> None:
-    assert kernel.signer is not None
+    assert actor.signer is not None
     signature = (
         Changes(rows).signature_of(change_set.change_set_id) if change_set is not None else None
     )
@@ -200,8 +208,8 @@ def _require_verifiable(
         entry,
         signature,
         hands,
-        principal=kernel.principal,
-        fingerprint=kernel.signer.key.fingerprint,
+        principal=actor.principal,
+        fingerprint=actor.signer.key.fingerprint,
         tool_revision=tool_revision(__file__),
     )
     assert change_set is not None
@@ -314,6 +322,7 @@ def _look_at_registry(kernel: Kernel, change_set: ChangeSet, manifest: Manifest)
 
 def _run_check(
     kernel: Kernel,
+    actor: Actor,
     entry: Entry,
     change_set: ChangeSet,
     manifest: Manifest,
@@ -349,27 +358,28 @@ def _said(how: Ended) -> dict[str, Any]:
     }
 
 
-def require_verifiable(kernel: Kernel, entry_id: str, accept_drift: str = "") -> None:
+def require_verifiable(kernel: Kernel, actor: Actor, entry_id: str, accept_drift: str = "") -> None:
     """Refuse what cannot be verified before anything is begun."""
-    kernel.require("verifier")
-    require_signer(kernel)
+    kernel.require("verifier", actor)
+    require_signer(kernel, actor)
     with kernel.store.read() as rows:
         found = Changes(rows)
         change_set = found.live_set(entry_id)
         if change_set is not None and found.results(change_set.change_set_id):
             return
         entry = found.get(entry_id)
-        _require_verifiable(rows, kernel, entry, change_set)
+        _require_verifiable(rows, kernel, actor, entry, change_set)
         assert change_set is not None
         manifest = manifest_for(rows, change_set)
     seen = look(kernel, change_set, manifest)
     if seen.passed:
-        _require_no_drift(entry, seen, accept_drift, kernel.principal)
+        _require_no_drift(entry, seen, accept_drift, actor.principal)
 
 
 def _record(
     tx: Transaction,
     kernel: Kernel,
+    actor: Actor,
     entry_id: str,
     *,
     manifest: Manifest,
@@ -377,10 +387,10 @@ def _record(
     result_id: str,
 ) -> VerifyResult:
     """Record the result and everything that follows from it: one transaction."""
-    found, actor = Changes(tx), kernel.principal
+    found, principal = Changes(tx), actor.principal
     entry, change_set = found.get(entry_id), found.live_set(entry_id)
-    kernel.authority.require(tx, actor, "verifier")
-    _require_verifiable(tx, kernel, entry, change_set)
+    kernel.authority.require(tx, principal, "verifier")
+    _require_verifiable(tx, kernel, actor, entry, change_set)
     assert change_set is not None
     prior = found.results(change_set.change_set_id)
     result = VerifyResult(
@@ -389,7 +399,7 @@ def _record(
         prior_verify_result_id=prior[-1].verify_result_id if prior else None,
         passed=int(seen.passed),
         detail=seen.text(),
-        verifier=actor,
+        verifier=principal,
         verified_at=tx.now,
     )
     add_row(tx, result)
@@ -405,7 +415,7 @@ def _record(
         change_set=change_set,
         result=result,
     )
-    signed = attest.pair(tx, told, tool_revision(__file__), kernel.signer)
+    signed = attest.pair(tx, told, tool_revision(__file__), actor.signer)
     said: dict[str, Any] = {
         "change_set_id": change_set.change_set_id,
         "verify_result_id": result.verify_result_id,
@@ -414,16 +424,20 @@ def _record(
     }
     if not seen.passed:
         if first:
-            taken = open_set(tx, entry_id, change_set.decision_id, actor, change_set.change_set_id)
+            taken = open_set(
+                tx, entry_id, change_set.decision_id, principal, change_set.change_set_id
+            )
             said["undo"] = taken.change_set_id
-        said |= {"escalation": _escalate(tx, kernel, entry, manifest, seen.why())}
+        said |= {"escalation": _escalate(tx, kernel, actor, entry, manifest, seen.why())}
         said |= {"manifest": manifest.content_hash()}
     if first:
-        start = machine.start_verify(entry, actor, change_set.change_set_id)
-        end = machine.end_verify(machine.through(entry, start), actor, seen.passed, said)
+        start = machine.start_verify(entry, principal, change_set.change_set_id)
+        end = machine.end_verify(machine.through(entry, start), principal, seen.passed, said)
         changes.step(tx, [start, end], signed.signature_id)
     else:
-        tx.append(f"entry:{entry_id}", "ENTRY_REVERIFIED", actor, {**said, "passed": seen.passed})
+        tx.append(
+            f"entry:{entry_id}", "ENTRY_REVERIFIED", principal, {**said, "passed": seen.passed}
+        )
     add_row(tx, signed)
     return result
 
@@ -431,6 +445,7 @@ def _record(
 def _escalate(
     tx: Transaction,
     kernel: Kernel,
+    actor: Actor,
     entry: Entry,
     manifest: Manifest,
     why: str,
@@ -456,7 +471,7 @@ def _escalate(
         manifest,
         entry.author,
         reason,
-        escalates=(entry.entry_id, kernel.principal, proposer),
+        escalates=(entry.entry_id, actor.principal, proposer),
     )
     born = changes.step(tx, [move])
     digests = {
@@ -470,12 +485,14 @@ def _escalate(
     return entry_id
 
 
-def _answer(kernel: Kernel, entry_id: str, result: VerifyResult, fresh: bool) -> Verified:
+def _answer(
+    kernel: Kernel, actor: Actor, entry_id: str, result: VerifyResult, fresh: bool
+) -> Verified:
     """After the result is durable: undo what failed, and retry an undo that is stuck."""
     with kernel.store.read() as rows:
         found = Changes(rows)
         entry, taken = found.get(entry_id), found.undoing(result.change_set_id)
         escalations = found.escalations(entry_id)
     if taken is not None and taken.status in ("open", "stuck"):
-        taken = undo(kernel, taken)
+        taken = undo(kernel, actor, taken)
     return Verified(result, entry, taken, escalations[-1].entry_id if escalations else None, fresh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -346,12 +345,6 @@ class Kernel:
         if answered:
             self._heed()
         return answered
-
-    def acting(self, actor: Actor) -> Kernel:
-        """The same kernel, with its work done in somebody else's name, and signed with their key."""
-        other = copy.copy(self)
-        other.principal, other.signer = actor.principal, actor.signer
-        return other
 
     def _heed(self) -> None:
         """What was asked may concern children that run."""

@@ -84,16 +84,14 @@ class Shipped(Saga):
         run: SagaRun = task.site
         with run.store.read() as rows:
             grant = Runs(rows).get(run.saga_id).grant_id or ""
-            grants.require(
-                rows, run.kernel.authority, grant, self._scope(run), run.kernel.principal
-            )
+            grants.require(rows, run.kernel.authority, grant, self._scope(run), run.actor.principal)
 
     def reserve(self, tx: Transaction, run: SagaRun) -> None:
         """Take the lease and use the grant: both or neither."""
         run.reserve(tx, self._scope(run))
 
     def _scope(self, run: SagaRun) -> Scope:
-        return self.scope(None, self.environment, run.kernel.principal)
+        return self.scope(None, self.environment, run.actor.principal)
 
 
 class Assembly(Shipped):
@@ -136,15 +134,13 @@ class Assembly(Shipped):
     def _schema(self, task: ActionTask) -> dict[str, Any]:
         run: SagaRun = task.site
         made = run.write(
-            lambda tx: registry.make_collection(
-                tx, self.collection, task.root, run.kernel.principal
-            )
+            lambda tx: registry.make_collection(tx, self.collection, task.root, run.actor.principal)
         )
         return {"collection_id": made.collection_id, "own": made.root == task.root}
 
     def _undo_schema(self, task: ActionTask) -> dict[str, Any]:
         run: SagaRun = task.site
-        actor = run.kernel.principal
+        actor = run.actor.principal
         kept = run.write(lambda tx: registry.undo_collection(tx, self.collection, task.root, actor))
         return {"left": [f"the collection {self.collection}: {kept}"] if kept else []}
 
@@ -163,7 +159,7 @@ class Assembly(Shipped):
     def _values(self, task: ActionTask) -> dict[str, str]:
         """Admit each value in its own transaction; values that supersede others come last."""
         run: SagaRun = task.site
-        made, actor = {}, run.kernel.principal
+        made, actor = {}, run.actor.principal
         for at, one in enumerate(
             sorted(self.plan.value, key=lambda one: (bool(one.supersedes), one.key))
         ):
@@ -178,7 +174,7 @@ class Assembly(Shipped):
 
     def _undo_values(self, task: ActionTask) -> dict[str, list[str]]:
         run: SagaRun = task.site
-        left = run.write(lambda tx: registry.undo_values(tx, task.root, run.kernel.principal))
+        left = run.write(lambda tx: registry.undo_values(tx, task.root, run.actor.principal))
         return {"left": [f"{key}: another value gave way to it" for key in left]}
 
     def _read_values(self, task: ActionTask) -> dict[str, Any]:
@@ -234,7 +230,7 @@ class Assembly(Shipped):
             "audit_state": "S6_EVIDENCE",
             "evidence": blob.sha256,
         }
-        event = tx.append(f"saga:{run.saga_id}", "REGISTRY_AUDITED", run.kernel.principal, said)
+        event = tx.append(f"saga:{run.saga_id}", "REGISTRY_AUDITED", run.actor.principal, said)
         audit = Audit(
             audit_id=audit_id,
             root=root,
@@ -312,7 +308,7 @@ class Rollback(Shipped):
                 tx,
                 found.meant(step.target),
                 found.meant(step.successor).key,
-                actor=run.kernel.principal,
+                actor=run.actor.principal,
                 root=root,
                 state="R2_SUPERSEDE",
                 ref=step.rollback_ref,

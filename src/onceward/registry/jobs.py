@@ -22,7 +22,7 @@ SHIPPED.append(shipped)
 @begins(ApplyPlan)
 def apply_for(taking: Taking, order: ApplyPlan) -> Job:
     """A plan to apply or to roll back, for whoever asked."""
-    kernel = taking.kernel.acting(taking.actor)
+    kernel = taking.kernel
     make = to_apply if taking.verb == "registry.apply" else to_roll_back
     saga = make(order.plan, kernel.environment)
     with kernel.store.read() as rows:
@@ -31,12 +31,12 @@ def apply_for(taking: Taking, order: ApplyPlan) -> Job:
         saga=saga,
         root=root,
         given=saga.given(),
-        executor=kernel.principal,
+        executor=taking.actor.principal,
         environment=kernel.environment,
         grant_id=grant,
     )
-    run, lease = begin(kernel, wanted, accept=accept_run(taking))
-    return SagaJob(kernel, saga, run, lease)
+    run, lease = begin(kernel, taking.actor, wanted, accept=accept_run(taking))
+    return SagaJob(kernel, taking.actor, saga, run, lease)
 
 
 def to_apply(words: Mapping[str, Any], environment: str) -> Assembly:

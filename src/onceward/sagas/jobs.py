@@ -11,6 +11,7 @@ from onceward.dispatch.budget import limits_of_budget
 from onceward.kernel.answers import Subject
 from onceward.kernel.jobs import Job, Taking, begins
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.sagas import rules
 from onceward.sagas.acts import ResumeSaga, RunSaga
 from onceward.sagas.declaration import Saga
@@ -30,12 +31,14 @@ class SagaJob:
     def __init__(
         self,
         kernel: Kernel,
+        actor: Actor,
         saga: Saga,
         run: Run,
         lease: Lease | None,
         told: Told = lambda said: None,
     ) -> None:
-        self.kernel, self.saga, self.found, self._lease = kernel, saga, run, lease
+        self.kernel, self.actor, self.saga = kernel, actor, saga
+        self.found, self._lease = run, lease
         self.told = told
 
     @property
@@ -49,39 +52,47 @@ class SagaJob:
     def run(self, stop: threading.Event) -> None:
         """Until it is done, stopped or stuck."""
         if not self.over:
-            carrying = SagaRun(self.kernel, self.saga, self.found.saga_id, self._lease, self.told)
+            carrying = SagaRun(
+                self.kernel, self.actor, self.saga, self.found.saga_id, self._lease, self.told
+            )
             run_saga(self.kernel, carrying, stop)
 
 
 @begins(RunSaga)
 def run_for(taking: Taking, order: RunSaga) -> Job:
     """The run of a root as a job."""
-    kernel = taking.kernel.acting(taking.actor)
+    kernel = taking.kernel
     saga = taking.host.loader.saga(taking.host.inside(order.file))
     wanted = Wanted(
         saga=saga,
         root=order.root or f"root_{taking.ident}",
         given=order.input,
-        executor=kernel.principal,
+        executor=taking.actor.principal,
         environment=kernel.environment,
         grant_id=_whole_grant(kernel, order.grant) if order.grant else None,
     )
     place = kernel.recorded_place(saga.file)
     run, lease = begin(
-        kernel, wanted, place, limits_of_budget(order.budget), accept=accept_run(taking)
+        kernel,
+        taking.actor,
+        wanted,
+        place,
+        limits_of_budget(order.budget),
+        accept=accept_run(taking),
     )
-    return SagaJob(kernel, saga, run, lease)
+    return SagaJob(kernel, taking.actor, saga, run, lease)
 
 
 @begins(ResumeSaga)
 def resume_for(taking: Taking, order: ResumeSaga) -> Job:
     """A run that is resumed as a job."""
-    kernel = taking.kernel.acting(taking.actor)
+    kernel = taking.kernel
     with kernel.store.read() as rows:
         known = Runs(rows).named(order.saga)
     saga = shipped_saga(known) or taking.host.loader.saga(saga_file_of(known, kernel.home))
     run, lease = take_up(
         kernel,
+        taking.actor,
         saga,
         known.saga_id,
         kernel.environment,
@@ -89,7 +100,7 @@ def resume_for(taking: Taking, order: ResumeSaga) -> Job:
         retry=order.retry,
         accept=accept_run(taking),
     )
-    return SagaJob(kernel, saga, run, lease)
+    return SagaJob(kernel, taking.actor, saga, run, lease)
 
 
 def shipped_saga(run: Run) -> Saga | None:

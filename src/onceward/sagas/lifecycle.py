@@ -12,6 +12,7 @@ from onceward.core.sagas import Lease, Run
 from onceward.dispatch import operations, queue
 from onceward.grants import lifecycle as grants
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.sagas import machine, rules
 from onceward.sagas.declaration import Saga, given_text
 from onceward.sagas.run import reserve
@@ -53,6 +54,7 @@ class Wanted:
 
 def begin(
     kernel: Kernel,
+    actor: Actor,
     wanted: Wanted,
     file: str = "",
     limits: Mapping[str, int] | None = None,
@@ -60,8 +62,8 @@ def begin(
 ) -> tuple[Run, Lease | None]:
     """Begin the run of a root, or resume the one there is. The lease is taken, the grant is used and `accept` is
     called in the same transaction."""
-    kernel.require(wanted.saga.role)
-    saga, actor = wanted.saga, kernel.principal
+    kernel.require(wanted.saga.role, actor)
+    saga, principal = wanted.saga, actor.principal
     fresh = kernel.store.sources.new_id("sga")
     lanes = {**saga.limits, **(limits or {})}
 
@@ -71,16 +73,16 @@ def begin(
             _require_same(run, wanted)
             accept(tx, run)
             return _enter(
-                tx, kernel, run, saga, limits=limits or {}, environment=wanted.environment
+                tx, kernel, actor, run, saga, limits=limits or {}, environment=wanted.environment
             )
-        grants.expire(tx, actor)
+        grants.expire(tx, principal)
         require_operations(tx, saga, kernel.registered)
         tx.move(
             machine.create(
                 fresh,
                 saga.shape,
                 wanted.root,
-                actor,
+                principal,
                 given=wanted.text,
                 file=file,
                 grant_id=wanted.grant_id,
@@ -88,9 +90,9 @@ def begin(
                 digests=wanted.digests(),
             )
         )
-        queue.open_(tx, fresh, 1, lanes, actor)
+        queue.open_(tx, fresh, 1, lanes, principal)
         run = Runs(tx).get(fresh)
-        lease = None if saga.reserves else reserve(tx, kernel, run, wanted.scope)
+        lease = None if saga.reserves else reserve(tx, kernel, actor, run, wanted.scope)
         accept(tx, run)
         return Runs(tx).get(fresh), lease
 
@@ -99,6 +101,7 @@ def begin(
 
 def take_up(
     kernel: Kernel,
+    actor: Actor,
     saga: Saga,
     saga_id: str,
     environment: str,
@@ -109,7 +112,7 @@ def take_up(
 ) -> tuple[Run, Lease | None]:
     """Resume a run whose kernel died, or retry the compensation at which it is stuck; `accept` is called in the
     same transaction."""
-    kernel.require(saga.role)
+    kernel.require(saga.role, actor)
 
     def work(tx: Transaction) -> tuple[Run, Lease | None]:
         run = Runs(tx).get(saga_id)
@@ -117,12 +120,12 @@ def take_up(
         rules.require_unfinished(run)
         if retry:
             rules.require_stuck(run)
-            tx.move(machine.retry(run, kernel.principal))
+            tx.move(machine.retry(run, actor.principal))
         else:
             rules.require_not_stuck(run)
         accept(tx, run)
         run = Runs(tx).get(saga_id)
-        return _enter(tx, kernel, run, saga, limits=limits or {}, environment=environment)
+        return _enter(tx, kernel, actor, run, saga, limits=limits or {}, environment=environment)
 
     return kernel.store.write(work)
 
@@ -130,6 +133,7 @@ def take_up(
 def _enter(
     tx: Transaction,
     kernel: Kernel,
+    actor: Actor,
     run: Run,
     saga: Saga,
     *,
@@ -141,12 +145,12 @@ def _enter(
     if run.over or run.stuck is not None:
         return run, None
     if run.grant_id is not None:
-        scope = saga.scope(machine.given_of(run), environment, kernel.principal)
+        scope = saga.scope(machine.given_of(run), environment, actor.principal)
         grants.require_again(tx, kernel.authority, run.grant_id, scope, run.idempotency_root)
-    queue.open_(tx, run.saga_id, 1, limits, kernel.principal)
+    queue.open_(tx, run.saga_id, 1, limits, actor.principal)
     if saga.reserves and run.lease_fence == 0:
         return run, None
-    lease = reserve(tx, kernel, run, None)
+    lease = reserve(tx, kernel, actor, run, None)
     return Runs(tx).get(run.saga_id), lease
 
 

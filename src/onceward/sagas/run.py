@@ -28,6 +28,7 @@ from onceward.grants import lifecycle as grants
 from onceward.kernel import attest
 from onceward.kernel.foreground import serving
 from onceward.kernel.kernel import Kernel
+from onceward.people.actor import Actor
 from onceward.processes.prints import overheard
 from onceward.sagas import machine, rules
 from onceward.sagas.action_run import ActionRun, upstream
@@ -52,11 +53,18 @@ class SagaRun:
     """Carries one run to its end, or to where it is stuck. Its children call in from their own thread."""
 
     def __init__(
-        self, kernel: Kernel, saga: Saga, saga_id: str, lease: Lease | None, told: Told
+        self,
+        kernel: Kernel,
+        actor: Actor,
+        saga: Saga,
+        saga_id: str,
+        lease: Lease | None,
+        told: Told,
     ) -> None:
-        self.kernel, self.store, self.saga, self.saga_id = kernel, kernel.store, saga, saga_id
+        self.kernel, self.actor, self.store = kernel, actor, kernel.store
+        self.saga, self.saga_id = saga, saga_id
         self.lease, self.told = lease, told
-        self.children = kernel.open_session(saga_id, 1, {}, saga.role)
+        self.children = kernel.open_session(saga_id, 1, {}, saga.role, actor=actor)
         self.children.heeded = self._notify
         self._taken: Lease | None = None
         """A lease that is ours as soon as its commit is."""
@@ -112,7 +120,7 @@ class SagaRun:
 
     def reserve(self, tx: Transaction, scope: Scope) -> None:
         """Take the lease and use up the grant with the move that goes on: all of it, or nothing."""
-        self._taken = reserve(tx, self.kernel, Runs(tx).get(self.saga_id), scope)
+        self._taken = reserve(tx, self.kernel, self.actor, Runs(tx).get(self.saga_id), scope)
 
     # One action or compensation.
 
@@ -142,7 +150,7 @@ class SagaRun:
         why = self.judge(tx, run, guard, None, "guard") if guard is not None else None
         if why is not None:
             act.refused = why
-            tx.move(machine.stop(run, "guard_failed", self.kernel.principal, why))
+            tx.move(machine.stop(run, "guard_failed", self.actor.principal, why))
             return False
         queue.spawn(tx, [act.order], self.children.owner, self.children.actor)
         return True
@@ -203,7 +211,7 @@ class SagaRun:
     def _acted(
         self, tx: Transaction, run: Run, act: ActionRun, why: Why | None, result: Any
     ) -> None:
-        reason, actor = "action_failed", self.kernel.principal
+        reason, actor = "action_failed", self.actor.principal
         if why is None:
             check = self.saga.actions[act.step].check
             why = self.judge(tx, run, check, result, "check") if check is not None else None
@@ -218,7 +226,7 @@ class SagaRun:
         self._end(tx, run, machine.advance(run, actor, act.said))
 
     def _compensated(self, tx: Transaction, run: Run, act: ActionRun, why: Why | None) -> None:
-        actor = self.kernel.principal
+        actor = self.actor.principal
         write = self.saga.actions[act.step].write
         if why is None and write is not None and machine.shape_of(run).stop(run.state).forward:
             # What finishes forward finishes all of it.
@@ -251,7 +259,7 @@ class SagaRun:
         def stop(tx: Transaction) -> None:
             run = Runs(tx).get(self.saga_id)
             if self.hold(tx) and act.current(run):
-                actor = self.kernel.principal
+                actor = self.actor.principal
                 tx.move(
                     machine.stop(run, "action_failed", actor, why)
                     if act.side == "action"
@@ -277,10 +285,10 @@ class SagaRun:
         place = machine.shape_of(run).stop(run.state)
         if place.again:
             why = self._why(tx, place.name)
-            tx.move(machine.wait_for_person(run, self.kernel.principal, why))
+            tx.move(machine.wait_for_person(run, self.actor.principal, why))
             return
         attest.end_of_saga(
-            tx, machine.settle(run, self.kernel.principal, {}), run, self.kernel.signer
+            tx, machine.settle(run, self.actor.principal, {}), run, self.actor.signer
         )
 
     def _why(self, tx: Transaction, step: str) -> dict[str, Any]:
@@ -299,15 +307,15 @@ class SagaRun:
             tx.move(move)
             return
         if run.grant_id is not None:
-            grants.finalize(tx, run.grant_id, run.idempotency_root, self.kernel.principal)
+            grants.finalize(tx, run.grant_id, run.idempotency_root, self.actor.principal)
         self._give_back(tx, run)
-        attest.end_of_saga(tx, move, run, self.kernel.signer)
+        attest.end_of_saga(tx, move, run, self.actor.signer)
 
     def _give_back(self, tx: Transaction, run: Run) -> None:
         if self.lease is not None:
             release_lease(tx, self.lease.name, self.lease.holder, self.lease.token)
             said = {"lease": self.lease.name, "epoch": self.lease.fence}
-            tx.append(f"saga:{run.saga_id}", "LEASE_RELEASED", self.kernel.principal, said)
+            tx.append(f"saga:{run.saga_id}", "LEASE_RELEASED", self.actor.principal, said)
 
     def inputs(self, tx: Any, but: Sequence[str]) -> Inputs:
         """The outputs of finished actions."""
@@ -322,17 +330,19 @@ class SagaRun:
             self._changed.notify_all()
 
 
-def reserve(tx: Transaction, kernel: Kernel, run: Run, scope: Scope | None) -> Lease:
+def reserve(tx: Transaction, kernel: Kernel, actor: Actor, run: Run, scope: Scope | None) -> Lease:
     """The lease of a run, and its grant used up with it; refused before anything is written if either cannot be."""
-    actor, root = kernel.principal, run.idempotency_root
+    principal, root = actor.principal, run.idempotency_root
     rules.require_free_lease(run.lease, find_lease(tx, run.lease), root, tx.now)
     if scope is not None:
         assert run.grant_id is not None
-        grants.consume(tx, kernel.authority, run.grant_id, scope=scope, executor=actor, root=root)
+        grants.consume(
+            tx, kernel.authority, run.grant_id, scope=scope, executor=principal, root=root
+        )
     lease = take_lease(tx, run.lease, root, tx.sources.secret()[:32], tx.now)
     assert lease is not None
     tx.append(
-        f"saga:{run.saga_id}", "LEASE_TAKEN", actor, {"lease": lease.name, "epoch": lease.fence}
+        f"saga:{run.saga_id}", "LEASE_TAKEN", principal, {"lease": lease.name, "epoch": lease.fence}
     )
     note_lease(tx, run.saga_id, lease.fence)
     return lease
