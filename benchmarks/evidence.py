@@ -55,7 +55,9 @@ class Writer:
         number, seq, prev = self.heads[stream]
         self.position += 1
         body = body_of(name, context, detail)
-        hash_ = link(stream, seq + 1, self.at, source, body, prev)
+        hash_ = link(
+            stream=stream, seq=seq + 1, at=self.at, source=source, body=body, prev_hash=prev
+        )
         row = (self.position, number, seq + 1, self.at, source, body.decode(), prev, hash_)
         self.run("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         self.heads[stream] = (number, seq + 1, hash_)
@@ -111,7 +113,10 @@ def _build(connection: apsw.Connection, writer: Writer, build: str, plan_hash: s
         work = canonical({"context_hash": hash_, "stage": "s", "target": target}).decode()
         order = rules.Order(child, build, "function", work)
         token = rules.born(
-            rules.spawn(order, 3, step, Owner("h", "b", 1, "1", 1), "bench"), writer.at
+            rules.spawn(
+                order, 3, step, Owner(host="h", boot="b", pid=1, start="1", fence=1), "bench"
+            ),
+            writer.at,
         )
         token = rules.moved(token, rules.lease(token, step, 1, "bench"))
         ended = rules.Ended(
@@ -182,7 +187,10 @@ def raw(path: Path) -> float:
         "SELECT e.position, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, s.stream FROM streams s"
         " JOIN events e ON e.stream_no = s.stream_no ORDER BY s.stream, e.seq"
     ):
-        assert link(stream, seq, at, source, body.encode(), prev) == hash_
+        made = link(
+            stream=stream, seq=seq, at=at, source=source, body=body.encode(), prev_hash=prev
+        )
+        assert made == hash_
     return time.perf_counter() - begun
 
 

@@ -226,16 +226,18 @@ def record_of(kind: type[T], line: bytes) -> T:
             envelope = read_envelope(said["envelope"])
             text = envelope.statement.decode()
             found: Any = Signature(
-                envelope.statement_hash, text, envelope.fingerprint, envelope.signature, said["seq"]
+                statement_hash=envelope.statement_hash,
+                statement=text,
+                fingerprint=envelope.fingerprint,
+                signature=envelope.signature,
+                seq=said["seq"],
             )
         else:
             fields = kind.__struct_fields__  # type: ignore[attr-defined]
             values = {name: said.get(name) for name in fields}
             if kind is Key:
-                values["public_key"], values["proof"] = (
-                    bytes.fromhex(said["public_key"]),
-                    bytes.fromhex(said["proof"]),
-                )
+                values["public_key"] = bytes.fromhex(said["public_key"])
+                values["proof"] = bytes.fromhex(said["proof"])
             found = msgspec.convert(values, kind)
         if line_of(found) != line + b"\n":
             raise ValueError
@@ -258,15 +260,20 @@ def event_of(line: bytes) -> Event:
     try:
         said = parse(line)
         body = canonical({name: said[name] for name in ("context", "detail", "event")})
-        found = Event(
-            *(said["stream_id"], said["seq"], from_iso(said["ts"]), said["source"], body),
-            *(bytes.fromhex(said["prev_hash"]), bytes.fromhex(said["hash"])),
+        event = Event(
+            stream=said["stream_id"],
+            seq=said["seq"],
+            at=from_iso(said["ts"]),
+            source=said["source"],
+            body=body,
+            prev_hash=bytes.fromhex(said["prev_hash"]),
+            hash=bytes.fromhex(said["hash"]),
         )
-        if found.line() != line:
+        if event.line() != line:
             raise ValueError
     except (InvalidConfig, KeyError, TypeError, ValueError, AttributeError):
         raise BadBundle(f"a line is no event: {line[:60]!a}", context={"rule": "chain"}) from None
-    return found
+    return event
 
 
 class BundleRecords:

@@ -219,7 +219,13 @@ def _sealed(
         if canonical(found) != data:
             raise ValueError
         index, path = proof["index"], [bytes.fromhex(step) for step in proof["path"]]
-        held = included(head.leaf(), index, told["streams"], path, bytes.fromhex(told["root"]))
+        held = included(
+            head.leaf(),
+            index=index,
+            size=told["streams"],
+            proof=path,
+            root=bytes.fromhex(told["root"]),
+        )
     except (InvalidConfig, KeyError, TypeError, ValueError):
         findings.fault("seal", stream, "the seal cannot be read")
         return ""

@@ -154,14 +154,12 @@ class Backlog:
         told = event.facts()
         said = told["detail"]
         self._sweeps[said["sweep_id"]] = SweepRow(
-            *(
-                said["sweep_id"],
-                told["context"]["actor"],
-                event.at,
-                said["promoted"],
-                said["waiting"],
-                event.position,
-            )
+            sweep_id=said["sweep_id"],
+            actor=told["context"]["actor"],
+            at=event.at,
+            promoted=said["promoted"],
+            waiting=said["waiting"],
+            position=event.position,
         )
 
     def close(self, stream: Stream) -> None:

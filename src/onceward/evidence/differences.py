@@ -26,7 +26,9 @@ class Differs(Exception):
 
     def __init__(self, where: str, field: str, stored: Any, replayed: Any, code: str = "") -> None:
         super().__init__(where, field)
-        self.difference = Difference(where, field, stored, replayed, code)
+        self.difference = Difference(
+            where=where, field=field, stored=stored, replayed=replayed, code=code
+        )
 
 
 def place(event: Event) -> str:

@@ -16,6 +16,7 @@ from onceward.store.tables.keys import all_seals, find_key, find_signature, keys
 from onceward.store.tables.principals import Principals
 
 _HEX = re.compile(r"[0-9a-f]{8,64}")
+_OWNERS_SHOWN = 5
 
 
 def _find_principal(rows: Reads, name: str) -> str | None:
@@ -29,16 +30,20 @@ def _principal(store: Store, name: str) -> Explanation:
         who = who_may(rows, "admin")
     assert principal is not None
     active = [key for key in keys if key.revoked_seq is None]
-    state = "acts with a key" if active else "was locked out" if keys else "has not acted yet"
+    locked_out = bool(keys) and not active
+    if active:
+        state = "acts with a key"
+    elif locked_out:
+        state = "was locked out"
+    else:
+        state = "has not acted yet"
     return Explanation(
-        *(
-            name,
-            "principal",
-            [f"{role}: may {ALLOWS[role]}" for role in sorted(principal.roles)],
-            state,
-        ),
-        why=["every key it had was revoked"] if keys and not active else [],
-        waits_for=["an admin to take a new key of its own"] if keys and not active else [],
+        id=name,
+        kind="principal",
+        what=[f"{role}: may {ALLOWS[role]}" for role in sorted(principal.roles)],
+        state=state,
+        why=["every key it had was revoked"] if locked_out else [],
+        waits_for=["an admin to take a new key of its own"] if locked_out else [],
         who=who,
         made=[_said_of(key.fingerprint, key.revoked_seq is None) for key in keys],
         next=[
@@ -67,25 +72,24 @@ def _key(store: Store, fingerprint: str) -> Explanation:
         )
         who = [f"{key.principal} (its owner)", *who_may(rows, "admin")]
     in_force = key.revoked_seq is None
+    why = [
+        f"added by event {key.added_seq} of the workspace's stream,"
+        " with proof that its owner has it"
+    ]
+    commands = [f"onceward keys show {fingerprint[:16]}"]
+    if in_force:
+        commands.append(f"onceward keys revoke {fingerprint[:16]}")
+    else:
+        why.append(f"revoked by event {key.revoked_seq}; what it signed before stays signed")
     return Explanation(
-        *(
-            fingerprint,
-            "key",
-            [f"an Ed25519 key of {key.principal}"],
-            "in force" if in_force else "revoked",
-        ),
-        why=[
-            f"added by event {key.added_seq} of the workspace's stream, with proof that its owner has it"
-        ]
-        + (
-            []
-            if in_force
-            else [f"revoked by event {key.revoked_seq}; what it signed before stays signed"]
-        ),
+        id=fingerprint,
+        kind="key",
+        what=[f"an Ed25519 key of {key.principal}"],
+        state="in force" if in_force else "revoked",
+        why=why,
         who=who if in_force else [],
         made=[f"signatures: {signed:,}"],
-        next=[f"onceward keys show {fingerprint[:16]}"]
-        + ([f"onceward keys revoke {fingerprint[:16]}"] if in_force else []),
+        next=commands,
     )
 
 
@@ -98,16 +102,16 @@ def _find_artifact(rows: Reads, name: str) -> str | None:
 def _artifact(store: Store, sha256: str) -> Explanation:
     with store.read() as rows:
         size, owners = owners_of(rows, sha256)
+    made = [f"{kind} {name} of {owner}" for owner, name, kind in owners[:_OWNERS_SHOWN]]
+    if len(owners) > _OWNERS_SHOWN:
+        made.append(f"and {len(owners) - _OWNERS_SHOWN:,} more")
     return Explanation(
-        *(
-            sha256,
-            "artifact",
-            [f"{size:,} bytes, named by their SHA-256"],
-            "kept" if owners else "nobody's",
-        ),
+        id=sha256,
+        kind="artifact",
+        what=[f"{size:,} bytes, named by their SHA-256"],
+        state="kept" if owners else "nobody's",
         why=[] if owners else ["nothing refers to it any more; gc removes it"],
-        made=[f"{kind} {name} of {owner}" for owner, name, kind in owners[:5]]
-        + ([f"and {len(owners) - 5:,} more"] if len(owners) > 5 else []),
+        made=made,
         next=[
             f"onceward artifacts cat {sha256[:12]}",
             *(f"onceward explain {owners[0][0]}" for _ in owners[:1]),
@@ -127,16 +131,15 @@ def _seal(store: Store, number: str) -> Explanation:
         signed = find_signature(rows, seal.statement_hash)
         key = find_key(rows, signed.fingerprint) if signed is not None else None
         since = last_position(rows) - seal.position
+    why = []
+    if key is not None:
+        why.append(f"signed by {key.principal} with the key {key.fingerprint[:16]}")
     return Explanation(
-        *(
-            f"seal:{number}",
-            "seal",
-            [f"the heads of {seal.streams:,} streams after event {seal.position:,}"],
-        ),
-        "signed" if key is not None else "unsigned",
-        why=[f"signed by {key.principal} with the key {key.fingerprint[:16]}"]
-        if key is not None
-        else [],
+        id=f"seal:{number}",
+        kind="seal",
+        what=[f"the heads of {seal.streams:,} streams after event {seal.position:,}"],
+        state="signed" if key is not None else "unsigned",
+        why=why,
         made=[f"root {seal.root}", f"events since then: {since:,}"],
         next=["onceward verify", "onceward seal --out FILE"],
     )

@@ -84,7 +84,14 @@ def _write(
         listed += [Member(f"artifacts/{row.sha256}", row.sha256, row.size) for row in artifacts]
     signed = selection.rows.workspace() if selection.keys else ""
     subject = selection.subject
-    page = Page("whole" if whole else "digests", listed, FORMAT, selection.kind, subject, signed)
+    page = Page(
+        artifacts="whole" if whole else "digests",
+        files=listed,
+        format=FORMAT,
+        kind=selection.kind,
+        subject=subject,
+        workspace=signed,
+    )
     _put(out, "bundle.json", canonical(msgspec.to_builtins(page)))
     for member, file in members:
         file.seek(0)

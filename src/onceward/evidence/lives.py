@@ -15,7 +15,13 @@ from onceward.store.tables.budgets import Debit
 
 def debited(debit: Debit) -> Debited:
     """A debit as the rules know it."""
-    return Debited(debit.budget_lane, debit.debit_seq, debit.amount, debit.settled, debit.at)
+    return Debited(
+        lane=debit.budget_lane,
+        debit_seq=debit.debit_seq,
+        amount=debit.amount,
+        settled=debit.settled,
+        at=debit.at,
+    )
 
 
 def cancel_mismatch(child: ChildRecord, asked: Sequence[str]) -> str | None:

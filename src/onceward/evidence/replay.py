@@ -49,12 +49,18 @@ def replay(
         found = _outcome(one)
         if found is not None:
             return Replayed(
-                one.made.hexdigest(), events + one.events, children + one.ended, count, found
+                sha256=one.made.hexdigest(),
+                events=events + one.events,
+                children=children + one.ended,
+                sessions=count,
+                difference=found,
             )
         whole.update(one.made.digest())
         events, children = events + one.events, children + one.ended
     lost = _lost(records, missing, sessions is None, events)
-    return Replayed(whole.hexdigest(), events, children, count, lost)
+    return Replayed(
+        sha256=whole.hexdigest(), events=events, children=children, sessions=count, difference=lost
+    )
 
 
 def _all(records: Records) -> Iterator[tuple[str, Session | None]]:

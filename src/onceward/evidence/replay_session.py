@@ -31,29 +31,25 @@ from onceward.store.tables.budgets import Debit, LaneTotal
 from onceward.store.tables.checkpoints import Checkpoint
 from onceward.store.tables.children import Session
 
-_NOBODY: Final = Owner("", "", 0, "", 0)
+_NOBODY: Final = Owner(host="", boot="", pid=0, start="", fence=0)
 _MADE_FOR_CHILD: Final = frozenset(
     {
-        *(
-            "child_id",
-            "queue_seq",
-            "dispatch_seq",
-            "lease_id",
-            "phase_at_event",
-            "code",
-            "from",
-            "to",
-            "reason",
-        ),
-        *(
-            "transition_seq",
-            "parent_stream_id",
-            "parent_seq",
-            "spent",
-            "debits",
-            "cancel_request_id",
-            CARRIED,
-        ),
+        "child_id",
+        "queue_seq",
+        "dispatch_seq",
+        "lease_id",
+        "phase_at_event",
+        "code",
+        "from",
+        "to",
+        "reason",
+        "transition_seq",
+        "parent_stream_id",
+        "parent_seq",
+        "spent",
+        "debits",
+        "cancel_request_id",
+        CARRIED,
     }
 )
 """What of a child's last event follows from the rest of the record."""
@@ -157,9 +153,16 @@ class SessionReplay:
 
     def _take(self, event: Event, seq: int, prev: bytes, body: bytes) -> bytes:
         """An event made again; it must be what is stored, byte for byte. Answers its hash."""
-        hash_ = link(event.stream, seq, event.at, event.source, body, prev)
+        hash_ = link(
+            stream=event.stream,
+            seq=seq,
+            at=event.at,
+            source=event.source,
+            body=body,
+            prev_hash=prev,
+        )
         if hash_ != event.hash or body != event.body or seq != event.seq or prev != event.prev_hash:
-            explain(event, seq, prev, body, hash_)
+            explain(event, seq=seq, prev=prev, body=body, hash_=hash_)
         self.made.update(hash_)
         self.events += 1
         return hash_
@@ -251,7 +254,12 @@ class SessionReplay:
         state, version = self._build
         facts = {key: value for key, value in detail.items() if key not in _MADE_FOR_BUILD}
         move = Move(
-            *(BUILD, self.session, state, str(detail.get("to")), version, ""),
+            machine=BUILD,
+            subject=self.session,
+            source=state,
+            target=str(detail.get("to")),
+            version=version,
+            actor="",
             reason=detail.get("reason"),
             detail=facts,
         )
@@ -284,7 +292,11 @@ class SessionReplay:
             if row.dispatch_seq is not None:
                 if row.dispatch_seq <= last:
                     raise Differs(
-                        where, "dispatch_seq", row.dispatch_seq, last + 1, ReplayOrderInvalid.code
+                        where,
+                        field="dispatch_seq",
+                        stored=row.dispatch_seq,
+                        replayed=last + 1,
+                        code=ReplayOrderInvalid.code,
                     )
                 last = dispatched = row.dispatch_seq
                 why = cancel_mismatch(row, self._asked.get(row.child_id, ()))
@@ -295,7 +307,11 @@ class SessionReplay:
                     # A later attempt waits for its time, and some for their target (C-5); everybody else goes by their
                     # place in the queue.
                     raise Differs(
-                        where, "queue_seq", row.queue_seq, f"above {first}", ReplayOrderInvalid.code
+                        where,
+                        field="queue_seq",
+                        stored=row.queue_seq,
+                        replayed=f"above {first}",
+                        code=ReplayOrderInvalid.code,
                     )
                 first = first if waits else row.queue_seq
             if (row.attempt > 1) != (row.predecessor is not None):
@@ -416,20 +432,19 @@ def _read(page: list[Event]) -> tuple[list[dict[str, Any]], Differs | None]:
 
 def _queued(row: ChildRecord) -> Token:
     order = Order(
-        *(
-            row.child_id,
-            row.parent_session_id,
-            row.kind,
-            row.work,
-            row.target,
-            row.attempt,
-            row.predecessor,
-            row.due_at,
-        ),
+        child_id=row.child_id,
+        session_id=row.parent_session_id,
+        kind=row.kind,
+        work=row.work,
+        target=row.target,
+        attempt=row.attempt,
+        predecessor=row.predecessor,
+        due_at=row.due_at,
     )
-    token = rules.born(
-        rules.spawn(order, row.parent_seq, row.queue_seq, _NOBODY, ""), row.created_at
+    spawned = rules.spawn(
+        order, head=row.parent_seq, queue_seq=row.queue_seq, owner=_NOBODY, actor=""
     )
+    token = rules.born(spawned, row.created_at)
     return msgspec.structs.replace(
         token,
         cancel_request_id=row.cancel_request_id,

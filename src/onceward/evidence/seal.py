@@ -188,10 +188,16 @@ def follows(older: Receipt, newer: Receipt) -> bool:
         return False
     old_root, new_root = bytes.fromhex(old["root"]), bytes.fromhex(new["root"])
     leaf = bytes.fromhex(older.envelope.statement_hash)
-    if not included(leaf, way.index, new["size"], _bytes(way.inclusion), new_root):
+    if not included(
+        leaf, index=way.index, size=new["size"], proof=_bytes(way.inclusion), root=new_root
+    ):
         return False
     return way.index == 0 or consistent(
-        old["size"], new["size"], old_root, new_root, _bytes(way.consistency)
+        old=old["size"],
+        new=new["size"],
+        old_root=old_root,
+        new_root=new_root,
+        proof=_bytes(way.consistency),
     )
 
 

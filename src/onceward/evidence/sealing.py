@@ -38,11 +38,20 @@ def prepare(rows: Reads, signer: Signer, older: Receipt | None = None) -> Receip
     for head in heads:
         tree.add(head.leaf())
     fingerprint = signer.key.fingerprint
-    said = seal_statement(
-        signer.workspace, signer.principal, fingerprint, position, tree.size, tree.root(), before
+    statement = seal_statement(
+        workspace=signer.workspace,
+        principal=signer.principal,
+        key=fingerprint,
+        position=position,
+        size=tree.size,
+        root=tree.root(),
+        before=before,
     )
     return Receipt(
-        signer.key.sign(said), signer.key.public, heads, since(older, before) if older else None
+        signer.key.sign(statement),
+        signer.key.public,
+        heads,
+        since(older, before) if older else None,
     )
 
 
@@ -69,16 +78,30 @@ def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
     for head in heads_at(tx, position):
         tree.add(head.leaf())
     root = tree.root()
-    if envelope.statement != seal_statement(
-        workspace_id(tx), actor, key.fingerprint, position, tree.size, root, before
-    ):
+    expected = seal_statement(
+        workspace=workspace_id(tx),
+        principal=actor,
+        key=key.fingerprint,
+        position=position,
+        size=tree.size,
+        root=root,
+        before=before,
+    )
+    if envelope.statement != expected:
         raise StaleVersion(
             "another seal came first, or the seal is not of this history",
             recovery=[Recovery("seal again", "onceward seal")],
         )
     statements.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
     number = len(before) + 1
-    put_seal(tx, Seal(number, position, tree.size, root.hex(), envelope.statement_hash))
+    seal = Seal(
+        seal_no=number,
+        position=position,
+        streams=tree.size,
+        root=root.hex(),
+        statement_hash=envelope.statement_hash,
+    )
+    put_seal(tx, seal)
     return {
         "seal": number,
         "position": position,

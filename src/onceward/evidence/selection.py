@@ -68,7 +68,9 @@ class Selection:
 
     @property
     def kind(self) -> str:
-        return "build" if self.builds else "saga" if self.runs else "session"
+        if self.builds:
+            return "build"
+        return "saga" if self.runs else "session"
 
     @property
     def stream(self) -> str:

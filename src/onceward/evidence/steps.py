@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
 TOLD: Final = frozenset(
     {
-        *("STEP_REUSED", "STEP_DECIDED", "STEP_IN_DOUBT", "STEP_FAILED", "LATE_RESULT"),
-        *("APPROVAL_WANTED", "APPROVAL_GIVEN", "APPROVAL_REFUSED"),
+        "STEP_REUSED",
+        "STEP_DECIDED",
+        "STEP_IN_DOUBT",
+        "STEP_FAILED",
+        "LATE_RESULT",
+        "APPROVAL_WANTED",
+        "APPROVAL_GIVEN",
+        "APPROVAL_REFUSED",
     }
 )
 """The events of a session that speak of steps which no child of it made, or that a person decided about."""

@@ -527,7 +527,14 @@ class Stream:
                 "chain", f"{self.name}#{seq}", "it does not name the hash of its predecessor"
             )
         # The hash is over the line, in which the rest follows where the body ends.
-        made = link(event.stream, seq, event.at, event.source, event.body, prev_hash)
+        made = link(
+            stream=event.stream,
+            seq=seq,
+            at=event.at,
+            source=event.source,
+            body=event.body,
+            prev_hash=prev_hash,
+        )
         if made != event.hash or event.body[-1:] != b"}":
             findings.fault("chain", f"{self.name}#{seq}", "it does not have the hash it claims")
         if whole and event.position <= self.position:
