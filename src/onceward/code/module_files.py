@@ -29,8 +29,14 @@ Owner = Literal["own", "python", "installed", "onceward"]
 _SITE_NAMES: Final = ("site-packages", "dist-packages")
 _COMPUTED: Final = frozenset(
     {
-        *("import_module", "__import__", "run_path", "run_module"),
-        *("spec_from_file_location", "exec", "eval", "globals"),
+        "import_module",
+        "__import__",
+        "run_path",
+        "run_module",
+        "spec_from_file_location",
+        "exec",
+        "eval",
+        "globals",
     }
 )
 """Calls that bring in what no name in a file tells of."""
@@ -39,8 +45,21 @@ _BUILTIN: Final = ("exec", "eval", "globals")
 _IMPORTERS: Final = ("import_module", "__import__")
 _CHANGING: Final = frozenset(
     {
-        *("append", "extend", "insert", "remove", "pop", "clear", "add", "discard", "update"),
-        *("setdefault", "popitem", "appendleft", "extendleft", "popleft", "move_to_end"),
+        "append",
+        "extend",
+        "insert",
+        "remove",
+        "pop",
+        "clear",
+        "add",
+        "discard",
+        "update",
+        "setdefault",
+        "popitem",
+        "appendleft",
+        "extendleft",
+        "popleft",
+        "move_to_end",
     }
 )
 """Methods that change what they are called on."""
@@ -205,8 +224,10 @@ def whole_name(imported: Import, package: str) -> str:
     if not imported.level:
         return imported.module
     parts = package.split(".") if package else []
-    base = parts[: len(parts) - imported.level + 1]
-    return ".".join([*base, *([imported.module] if imported.module else [])])
+    named = parts[: len(parts) - imported.level + 1]
+    if imported.module:
+        named.append(imported.module)
+    return ".".join(named)
 
 
 class CodeFacts(NamedTuple):

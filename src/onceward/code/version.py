@@ -54,18 +54,50 @@ ALGORITHM: Final = 2
 _CONSTANTS = (type(None), bool, int, float, complex, bytes, type(Ellipsis), type(NotImplemented))
 _WITH_A_VALUE = (str, bytes, int, float, list, set, frozenset, dict)
 _VALUES = (
-    *(Decimal, Fraction, date, time, timedelta, tzinfo, UUID, range, slice, bytearray),
-    *(ipaddress._BaseAddress, ipaddress._BaseNetwork),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+    Decimal,
+    Fraction,
+    date,
+    time,
+    timedelta,
+    tzinfo,
+    UUID,
+    range,
+    slice,
+    bytearray,
+    ipaddress._BaseAddress,
+    ipaddress._BaseNetwork,
+    operator.itemgetter,
+    operator.attrgetter,
+    operator.methodcaller,
 )
 _LOADED_AS = ("__main__", "__onceward_plan__")
 _FIRST_SEEN = "__onceward_first_seen__"
 """Where a module keeps what its changing names held when they were first read."""
 _WITHOUT_DATA = frozenset(
     {
-        *("logging", "threading", "_thread", "queue", "_queue", "asyncio", "concurrent"),
-        *("_contextvars", "contextvars", "weakref", "_weakref", "io", "_io", "socket", "ssl"),
-        *("typing", "types", "builtins", "functools", "abc", "_abc", "contextlib", "warnings"),
+        "logging",
+        "threading",
+        "_thread",
+        "queue",
+        "_queue",
+        "asyncio",
+        "concurrent",
+        "_contextvars",
+        "contextvars",
+        "weakref",
+        "_weakref",
+        "io",
+        "_io",
+        "socket",
+        "ssl",
+        "typing",
+        "types",
+        "builtins",
+        "functools",
+        "abc",
+        "_abc",
+        "contextlib",
+        "warnings",
     }
 )
 """Modules of Python whose objects hold nothing that decides what a step makes."""
@@ -462,8 +494,10 @@ class _Reader:
 
     def _folders(self, file: str) -> list[str]:
         """Where else a module may be that Python does not find yet: beside whoever imports it, or beside the plan."""
-        beside = [] if file.startswith("<") else [str(Path(file).parent)]
-        return [*beside, *([str(self._folder)] if self._folder is not None else [])]
+        folders = [] if file.startswith("<") else [str(Path(file).parent)]
+        if self._folder is not None:
+            folders.append(str(self._folder))
+        return folders
 
     # Whose code it is.
 

@@ -33,7 +33,13 @@ class Event(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """The canonical line of this event, as exported and projected, without its newline."""
-        tail = _tail(self.stream, self.seq, self.at, self.source, self.prev_hash)
+        tail = _tail(
+            stream=self.stream,
+            seq=self.seq,
+            at=self.at,
+            source=self.source,
+            prev_hash=self.prev_hash,
+        )
         return b'%b,"hash":"%b"%b' % (self.body[:-1], self.hash.hex().encode(), tail)
 
     def facts(self) -> dict[str, Any]:
@@ -51,7 +57,9 @@ def body_of(name: str, context: dict[str, Any], detail: dict[str, Any]) -> bytes
 
 def link(stream: str, seq: int, at: Micros, source: str, body: bytes, prev_hash: bytes) -> bytes:
     """The hash of an event: SHA-256 of its canonical bytes without `hash`."""
-    return hashlib.sha256(body[:-1] + _tail(stream, seq, at, source, prev_hash)).digest()
+    return hashlib.sha256(
+        body[:-1] + _tail(stream=stream, seq=seq, at=at, source=source, prev_hash=prev_hash)
+    ).digest()
 
 
 def check_stream(stream: str) -> str:
@@ -83,10 +91,15 @@ def first_break(events: list[Event], prev: tuple[int, bytes] = (0, ZERO_HASH)) -
             return f"seq {event.seq} follows {seq}"
         if event.prev_hash != prev_hash:
             return f"seq {event.seq} does not name the hash of its predecessor"
-        if (
-            link(event.stream, event.seq, event.at, event.source, event.body, prev_hash)
-            != event.hash
-        ):
+        made = link(
+            stream=event.stream,
+            seq=event.seq,
+            at=event.at,
+            source=event.source,
+            body=event.body,
+            prev_hash=prev_hash,
+        )
+        if made != event.hash:
             return f"seq {event.seq} does not have the hash it claims"
         seq, prev_hash = event.seq, event.hash
     return None

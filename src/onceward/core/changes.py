@@ -13,16 +13,14 @@ from onceward.core.limits import APPROVAL_SECONDS, PERMIT_SECONDS
 from onceward.core.sources import Micros
 
 IGNORED_NAMES: Final = (
-    *(
-        "__pycache__",
-        "*.pyc",
-        ".venv",
-        "node_modules",
-        ".pytest_cache",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".hypothesis",
-    ),
+    "__pycache__",
+    "*.pyc",
+    ".venv",
+    "node_modules",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
 )
 """What programs leave in a tree without being asked: no part of it, unless a workspace says otherwise."""
 
@@ -219,14 +217,14 @@ def said_of_pair(
 ) -> dict[str, Any]:
     """What a signature on a change must say of itself, whoever asks."""
     said: dict[str, Any] = {
-        **{
-            "signature_id": row.signature_id,
-            "entry_id": row.entry_id,
-            "role": row.role,
-            "principal": row.principal,
-        },
-        **{"key": row.fingerprint, "tool_revision": row.tool_revision},
-        **{"change_set_id": change_set.change_set_id, "decision_id": change_set.decision_id},
+        "signature_id": row.signature_id,
+        "entry_id": row.entry_id,
+        "role": row.role,
+        "principal": row.principal,
+        "key": row.fingerprint,
+        "tool_revision": row.tool_revision,
+        "change_set_id": change_set.change_set_id,
+        "decision_id": change_set.decision_id,
     }
     if result is not None:
         said |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}

@@ -72,13 +72,11 @@ class Grant(msgspec.Struct, frozen=True):
     @property
     def scope(self) -> Scope:
         return Scope(
-            *(
-                self.plan_id,
-                self.revision,
-                self.manifest_digest,
-                self.schema_digest,
-                self.environment,
-                self.executor,
-            ),
-            tuple(msgspec.json.decode(self.actions, type=list[str])),
+            plan_id=self.plan_id,
+            revision=self.revision,
+            manifest_digest=self.manifest_digest,
+            schema_digest=self.schema_digest,
+            environment=self.environment,
+            executor=self.executor,
+            actions=tuple(msgspec.json.decode(self.actions, type=list[str])),
         )

@@ -74,7 +74,11 @@ class Machine:
                     for reason in reasons.split("|"):
                         arrows.append(
                             Arrow(
-                                source, target, _or_none(reason), _or_none(event), len(words) == 6
+                                source=source,
+                                target=target,
+                                reason=_or_none(reason),
+                                event=_or_none(event),
+                                bookkeeping=len(words) == 6,
                             )
                         )
             else:

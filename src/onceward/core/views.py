@@ -50,11 +50,12 @@ def cost_of(lanes: Sequence[LaneView]) -> str:
     """What was spent, lane by lane, in words."""
     costs = []
     for lane in sorted(lanes, key=lambda lane: lane.lane, reverse=True):
-        total, limit = (
-            "" if n is None else to_usd(n) if lane.lane == "usd_micros" else f"{n:,}"
-            for n in (lane.total, lane.limit)
-        )
-        if lane.total or limit:
-            of = f" of {limit}" if limit else ""
+        if lane.total or lane.limit is not None:
+            total = _amount(lane.lane, lane.total)
+            of = f" of {_amount(lane.lane, lane.limit)}" if lane.limit is not None else ""
             costs.append(f"{total}{of} {LABELS[lane.lane]}")
     return ", ".join(costs) or "nothing"
+
+
+def _amount(lane: str, n: int) -> str:
+    return to_usd(n) if lane == "usd_micros" else f"{n:,}"

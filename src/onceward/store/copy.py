@@ -49,7 +49,9 @@ def pages(
     known = tuple((fixed or {}).values())
     after: tuple[Value, ...] = ()
     while True:
-        wanted = [*those, *([f"({keys}) > ({', '.join('?' * len(key))})"] if after else [])]
+        wanted = list(those)
+        if after:
+            wanted.append(f"({keys}) > ({', '.join('?' * len(key))})")
         where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
         page = rows.read(select + where + order, (*known, *after))
         yield from page

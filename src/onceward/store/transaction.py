@@ -195,7 +195,13 @@ class Transaction:
         assert arrow.event is not None and move.session is None
         stream = check_stream(LIFECYCLES[move.machine.name].stream_of(move.subject))
         context = self._context(context_of(move.subject), move.actor)
-        event, linked = self._link(stream, move.machine.name, arrow.event, context, _detail(move))
+        event, linked = self._link(
+            stream=stream,
+            source=move.machine.name,
+            name=arrow.event,
+            context=context,
+            detail=_detail(move),
+        )
         target = f"{move.target}:{move.reason or ''}"
         self.write_together(
             [linked, *self._posts(event, arrow.event, move.subject, move.version + 1, target)]
@@ -222,14 +228,30 @@ class Transaction:
                 "parent_stream_id": parent,
                 "parent_seq": self._heads.head(parent, self).seq + 1,
             }
-            detail |= self._carried(table, move, before, arrow.event, context, detail)
-            posted, linked = self._link(parent, move.machine.name, arrow.event, context, detail)
+            detail |= self._carried(
+                table, move, before, event=arrow.event, context=context, detail=detail
+            )
+            posted, linked = self._link(
+                stream=parent,
+                source=move.machine.name,
+                name=arrow.event,
+                context=context,
+                detail=detail,
+            )
             self.write_together([linked])
         else:
-            detail |= self._carried(table, move, before, arrow.event, context, detail)
+            detail |= self._carried(
+                table, move, before, event=arrow.event, context=context, detail=detail
+            )
         if move.opens:
             self._heads.begin(stream, self)
-        event, linked = self._link(stream, move.machine.name, arrow.event, context, detail)
+        event, linked = self._link(
+            stream=stream,
+            source=move.machine.name,
+            name=arrow.event,
+            context=context,
+            detail=detail,
+        )
         target = move.about or f"{move.target}:{move.reason or ''}"
         posts = self._posts(posted or event, arrow.event, move.subject, version, target)
         self.write_together(
@@ -268,7 +290,9 @@ class Transaction:
         check(said, _DETAIL_DEPTH)
         kind, _, subject = stream.partition(":")
         context = self._context(context_of(subject) if kind == "session" else {}, actor)
-        event, linked = self._link(stream, kind, name, context, said)
+        event, linked = self._link(
+            stream=stream, source=kind, name=name, context=context, detail=said
+        )
         self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
 
@@ -291,9 +315,18 @@ class Transaction:
         body = body_of(name, context, detail)
         head = self._heads.head(stream, self)
         seq, at, position = head.seq + 1, self.now, self._heads.next_position(self)
-        hash_ = link(stream, seq, at, source, body, head.hash)
+        hash_ = link(stream=stream, seq=seq, at=at, source=source, body=body, prev_hash=head.hash)
         self._heads.put(stream, Head(head.stream_no, seq, hash_), position)
-        self.last_event = event = Event(stream, seq, at, source, body, head.hash, hash_, position)
+        self.last_event = event = Event(
+            stream=stream,
+            seq=seq,
+            at=at,
+            source=source,
+            body=body,
+            prev_hash=head.hash,
+            hash=hash_,
+            position=position,
+        )
         row = (position, head.stream_no, seq, at, source, body.decode(), head.hash, hash_)
         return event, Write("move.event", _INSERT_EVENT, row)
 

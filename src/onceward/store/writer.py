@@ -293,7 +293,9 @@ class Writer:
         # An unguarded batch stands or falls together, so its works may share what they learn.
         mine = Heads(heads) if guarded else heads
         fence = self.tenure.fence if self.tenure else 0
-        tx = Transaction(self._session, mine, fence, self._sinks, self._sources)
+        tx = Transaction(
+            session=self._session, heads=mine, fence=fence, sinks=self._sinks, sources=self._sources
+        )
         try:
             if guarded:
                 self._session.savepoint()

@@ -179,10 +179,15 @@ def last_success(
     rows: Reads, name: str, stage: str, target: str, before: str = ""
 ) -> Checkpoint | None:
     """A step's newest result in the builds of that name; only in those that were begun before the one given."""
-    older = " AND b.build_id < ?" if before else ""
+    values = [stage, target, name]
+    older = ""
+    if before:
+        older = " AND b.build_id < ?"
+        values.append(before)
     found = rows.read(
-        f"SELECT {CHECKPOINTS.columns_of('c')} FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ? AND c.target = ?"
+        f"SELECT {CHECKPOINTS.columns_of('c')} FROM builds b"
+        " JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ? AND c.target = ?"
         f" WHERE b.name = ? AND c.status = 'SUCCESS'{older} ORDER BY b.build_id DESC LIMIT 1",
-        (stage, target, name, *([before] if before else [])),
+        values,
     )
     return Checkpoint(*found[0]) if found else None

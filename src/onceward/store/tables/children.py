@@ -94,16 +94,20 @@ class Sessions:
 
     def all(self, limit: int) -> list[tuple[str, int, int, int, Micros]]:
         """The newest sessions: id, children, those not ended, those that did not complete, when it was opened."""
+        rows = self._rows.read(
+            "SELECT s.session_id, count(t.child_id),"
+            " CAST(sum(CASE WHEN t.phase <> 'terminal' THEN 1 ELSE 0 END) AS BIGINT),"
+            " CAST(sum(CASE WHEN t.phase = 'terminal' AND t.reason <> 'completed'"
+            " THEN 1 ELSE 0 END) AS BIGINT),"
+            " s.created_at FROM sessions s"
+            " LEFT JOIN urm_dispatch_token t ON t.parent_session_id = s.session_id"
+            " GROUP BY s.session_id, s.created_at"
+            " ORDER BY s.created_at DESC, s.session_id LIMIT ?",
+            (limit,),
+        )
         return [
-            (row[0], row[1], row[2] or 0, row[3] or 0, row[4])
-            for row in self._rows.read(
-                "SELECT s.session_id, count(t.child_id),"
-                " CAST(sum(CASE WHEN t.phase <> 'terminal' THEN 1 ELSE 0 END) AS BIGINT),"
-                " CAST(sum(CASE WHEN t.phase = 'terminal' AND t.reason <> 'completed' THEN 1 ELSE 0 END) AS BIGINT),"
-                " s.created_at FROM sessions s LEFT JOIN urm_dispatch_token t ON t.parent_session_id = s.session_id"
-                " GROUP BY s.session_id, s.created_at ORDER BY s.created_at DESC, s.session_id LIMIT ?",
-                (limit,),
-            )
+            (session_id, children, open_children or 0, failed or 0, created_at)
+            for session_id, children, open_children, failed, created_at in rows
         ]
 
 

@@ -19,6 +19,21 @@ _PAGE = 1000
 _FIELDS = "e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
 
 
+def event_of(row: Row) -> Event:
+    """The event of a row: the name of its stream, then its own columns in the order of `_FIELDS`."""
+    stream, seq, at, source, body, prev_hash, hash_, position = row
+    return Event(
+        stream=stream,
+        seq=seq,
+        at=at,
+        source=source,
+        body=body.encode(),
+        prev_hash=prev_hash,
+        hash=hash_,
+        position=position,
+    )
+
+
 def streams(rows: Reads) -> list[tuple[str, int]]:
     """Every stream and how many events it has."""
     found = rows.read(
@@ -39,8 +54,8 @@ def events_of(rows: Reads, stream: str, after: int = 0) -> Iterator[Event]:
             " WHERE stream_no = ? AND seq > ? ORDER BY seq LIMIT ?",
             (numbers[0][0], after, _PAGE),
         )
-        for seq, at, source, body, prev_hash, hash_, position in page:
-            yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+        for row in page:
+            yield event_of((stream, *row))
         if len(page) < _PAGE:
             return
         after = page[-1][0]
@@ -56,17 +71,15 @@ def events_by_name(rows: Reads) -> Iterator[Event]:
     page = unnamed + _from(rows, "")
     while page:
         last: Row = page[-1]
-        for stream, seq, at, source, body, prev_hash, hash_, position, _ in page:
-            yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+        for row in page:
+            yield event_of(row[:-1])
         # The page may have ended within a stream.
-        page = [
-            (last[0], *row)
-            for row in rows.read(
-                f"SELECT {_FIELDS}, e.stream_no FROM events e WHERE e.stream_no = ? AND e.seq > ?"
-                " ORDER BY e.seq LIMIT ?",
-                (last[-1], last[1], _PAGE),
-            )
-        ] or _from(rows, last[0])
+        rest = rows.read(
+            f"SELECT {_FIELDS}, e.stream_no FROM events e WHERE e.stream_no = ? AND e.seq > ?"
+            " ORDER BY e.seq LIMIT ?",
+            (last[-1], last[1], _PAGE),
+        )
+        page = [(last[0], *row) for row in rest] or _from(rows, last[0])
 
 
 def events_named(rows: Reads, names: Sequence[str]) -> Iterator[Event]:
@@ -76,8 +89,8 @@ def events_named(rows: Reads, names: Sequence[str]) -> Iterator[Event]:
         f" WHERE s.stream IN ({', '.join('?' * len(names))}) ORDER BY s.stream, e.seq",
         names,
     )
-    for stream, seq, at, source, body, prev_hash, hash_, position in found:
-        yield Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+    for row in found:
+        yield event_of(row)
 
 
 def _from(rows: Reads, stream: str) -> list[Row]:
@@ -94,10 +107,7 @@ def event_at(rows: Reads, position: int) -> Event | None:
         " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position = ?",
         (position,),
     )
-    if not found:
-        return None
-    stream, seq, at, source, body, prev_hash, hash_, position = found[0]
-    return Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
+    return event_of(found[0]) if found else None
 
 
 def newest_of(rows: Reads, stream: str, source: str, limit: int) -> list[Event]:
@@ -107,10 +117,7 @@ def newest_of(rows: Reads, stream: str, source: str, limit: int) -> list[Event]:
         " WHERE s.stream = ? AND e.source = ? ORDER BY e.seq DESC LIMIT ?",
         (stream, source, limit),
     )
-    return [
-        Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position)
-        for stream, seq, at, source, body, prev_hash, hash_, position in reversed(found)
-    ]
+    return [event_of(row) for row in reversed(found)]
 
 
 def head_of(rows: Reads, stream: str) -> tuple[int, bytes]:
@@ -167,7 +174,4 @@ def events_after(rows: Reads, position: int, limit: int) -> list[Event]:
         " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position > ? ORDER BY e.position LIMIT ?",
         (position, limit),
     )
-    return [
-        Event(stream, seq, at, source, body.encode(), prev_hash, hash_, place)
-        for stream, seq, at, source, body, prev_hash, hash_, place in found
-    ]
+    return [event_of(row) for row in found]

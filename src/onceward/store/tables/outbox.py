@@ -10,6 +10,7 @@ import msgspec
 from onceward.core.chain import Event
 from onceward.store.port import Reads, Writes
 from onceward.store.table import Table
+from onceward.store.tables.events import event_of
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -48,10 +49,14 @@ def parcels(rows: Reads, sink: str, after: int, limit: int) -> list[Parcel]:
     )
     return [
         Parcel(
-            *(sink, key, attempts, due_at, parked_at is not None),
-            Event(stream, seq, at, source, body.encode(), prev_hash, hash_, position),
+            sink=sink,
+            dedupe_key=key,
+            attempts=attempts,
+            due_at=due_at,
+            parked=parked_at is not None,
+            event=event_of(tuple(event)),
         )
-        for key, attempts, due_at, parked_at, stream, seq, at, source, body, prev_hash, hash_, position in found
+        for key, attempts, due_at, parked_at, *event in found
     ]
 
 

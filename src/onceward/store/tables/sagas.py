@@ -103,7 +103,7 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
     known = find_lease(tx, name)
     until = now + LEASE_SECONDS * 1_000_000
     if known is None:
-        lease = Lease(name, holder, token, 1, until)
+        lease = Lease(name=name, holder=holder, token=token, fence=1, expires_at=until)
         tx.write(
             RUN_LEASES.insert_sql,
             (name, holder, token, 1, until),
@@ -111,7 +111,7 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
         return lease
     if known.holder not in ("", holder) and known.expires_at > now:
         return None
-    lease = Lease(name, holder, token, known.fence + 1, until)
+    lease = Lease(name=name, holder=holder, token=token, fence=known.fence + 1, expires_at=until)
     tx.write(
         "UPDATE run_leases SET holder = ?, token = ?, fence = ?, expires_at = ? WHERE name = ? AND fence = ?",
         (holder, token, lease.fence, until, name, known.fence),
