@@ -43,14 +43,26 @@ def queue(folder: Path, entries: int) -> dict[str, float]:
     kernel = workspace.kernel()
     blob = kernel.artifacts.keep(b"x")
     what = Proposed(
-        Manifest("tree", "repo", (Unit("a", None, sha256_hex(b"x"), None, 0o644),)),
+        Manifest(
+            "tree",
+            "repo",
+            (
+                Unit(
+                    path="a",
+                    before=None,
+                    after=sha256_hex(b"x"),
+                    before_mode=None,
+                    after_mode=0o644,
+                ),
+            ),
+        ),
         kernel.artifacts,
         {blob.sha256: blob},
     )
 
     def mark(tx: Any) -> None:
         for _ in range(500):
-            changes.mark(tx, "bench", uuid.uuid4().hex, what, "why not")
+            changes.mark(tx, author="bench", key=uuid.uuid4().hex, what=what, reason="why not")
 
     kernel.require("operator")
     marking = sum(timed(lambda: kernel.store.write(mark)) for _ in range(max(1, entries // 500)))

@@ -144,22 +144,20 @@ def verified(rows):
 
 DECIDED = {"ENTRY_APPROVED": "approve", "ENTRY_DEFERRED": "defer", "ENTRY_REJECTED": "reject"}
 NEEDED = {
-    *(
-        "APPROVAL_GIVEN",
-        "APPROVAL_REFUSED",
-        "CONFIRMATION_MINTED",
-        "BUILD_PAUSED",
-        "BUILD_ABANDONED",
-    ),
-    *(
-        "ENTRY_MARKED",
-        "ENTRY_REVISED",
-        "ENTRY_SWEPT",
-        "ENTRY_REVIEWED",
-        "ENTRY_ABANDONED",
-        *DECIDED,
-    ),
-    *("GRANT_DRAFTED", "GRANT_ISSUED", "GRANT_REVOKED"),
+    "APPROVAL_GIVEN",
+    "APPROVAL_REFUSED",
+    "CONFIRMATION_MINTED",
+    "BUILD_PAUSED",
+    "BUILD_ABANDONED",
+    "ENTRY_MARKED",
+    "ENTRY_REVISED",
+    "ENTRY_SWEPT",
+    "ENTRY_REVIEWED",
+    "ENTRY_ABANDONED",
+    *DECIDED,
+    "GRANT_DRAFTED",
+    "GRANT_ISSUED",
+    "GRANT_REVOKED",
 }
 """What only somebody's signature makes."""
 
@@ -541,11 +539,10 @@ def main(path, trusted):
         )
     signers, ends, statements = set(), set(), {}
     # A build's moves stand in its session's stream, those of a saga's run in a stream of its own.
-    own = (
-        (f"saga:{page['subject']}", "saga")
-        if page["kind"] == "saga"
-        else (session, "change" if change else "build")
-    )
+    if page["kind"] == "saga":
+        own = (f"saga:{page['subject']}", "saga")
+    else:
+        own = (session, "change" if change else "build")
     moved = max(
         (seq for (stream, seq), e in events.items() if (stream, e["source"]) == own), default=0
     )

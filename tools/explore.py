@@ -163,7 +163,13 @@ class _Author:
             return self._debit(name)
         reason = "completed" if dice.random() < 0.6 else dice.choice(FAILURES)
         retryable = reason == "execution_failed" and dice.random() < 0.5
-        return script.Finish(name, reason, dice.randrange(900_000), {}, retryable)
+        return script.Finish(
+            child=name,
+            reason=reason,
+            micros=dice.randrange(900_000),
+            detail={},
+            retryable=retryable,
+        )
 
     def _debit(self, name: str) -> Op:
         lanes = self.dice.sample(LANES, self.dice.randrange(1, 3))

@@ -46,7 +46,7 @@ class TakenBase(msgspec.Struct, frozen=True):
     files: int
 
     def record(self, tx: Transaction, artifacts: Artifacts, build_id: str, actor: str) -> None:
-        artifacts.record(tx, build_id, BASE, BASE, self.blob)
+        artifacts.record(tx, owner=build_id, name=BASE, kind=BASE, blob=self.blob)
         detail = {"tree": self.tree, "base": self.blob.sha256, "files": self.files}
         tx.append(f"session:{build_id}", TAKEN, actor, detail)
 
@@ -103,7 +103,13 @@ def base_of(rows: Reads, artifacts: Contents, build_id: str) -> Base | None:
         for event in events_of(rows, f"session:{build_id}"):
             facts = event.facts()
             if facts["event"] == TAKEN:
-                return _read(rows, artifacts, build_id, facts["detail"], event.position)
+                return _read(
+                    rows,
+                    artifacts,
+                    build_id=build_id,
+                    detail=facts["detail"],
+                    position=event.position,
+                )
             if facts["event"].startswith("WORKER_"):
                 break
         parent = builds.get(build_id).parent_build_id

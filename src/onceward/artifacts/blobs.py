@@ -89,8 +89,16 @@ class Artifacts:
     def record(self, tx: Transaction, owner: str, name: str, kind: str, blob: Blob) -> None:
         """In the commit of what made it: the artifact, and who refers to it by which name."""
         self.added += len(blob.data) if blob.data is not None else 0
-        rows_of.put(tx, blob.sha256, blob.size, blob.data, blob.mark, tx.now, blob.fileless)
-        rows_of.refer(tx, owner, name, kind, blob.sha256, tx.now)
+        rows_of.put(
+            tx,
+            sha256=blob.sha256,
+            size=blob.size,
+            data=blob.data,
+            mark=blob.mark,
+            now=tx.now,
+            fileless=blob.fileless,
+        )
+        rows_of.refer(tx, owner=owner, name=name, kind=kind, sha256=blob.sha256, now=tx.now)
 
     def read(self, digest: str) -> Iterator[bytes]:
         """An artifact's bytes in pieces; INTEGRITY_FAULT, at the latest with the last, if they changed."""

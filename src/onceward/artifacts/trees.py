@@ -292,7 +292,7 @@ def difference(base: Mapping[str, File], tree: Mapping[str, File]) -> list[Unit]
 
 def unit_of(path: str, before: File | None, after: File | None) -> Unit:
     was, will = before or (None, None), after or (None, None)
-    return Unit(path, was[0], will[0], was[1], will[1])
+    return Unit(path=path, before=was[0], after=will[0], before_mode=was[1], after_mode=will[1])
 
 
 def before(unit: Unit) -> File | None:

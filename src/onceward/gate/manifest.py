@@ -153,7 +153,16 @@ def judge(
     runs = [outcome.sha256 for outcome in outcomes]
 
     def failed(reason: str, where: str) -> Judged:
-        return Judged(metric, entry.fixture, False, entry.sha256, runs, about, reason, where)
+        return Judged(
+            metric=metric,
+            fixture=entry.fixture,
+            passed=False,
+            locked=entry.sha256,
+            runs=runs,
+            about=about,
+            reason=reason,
+            where=where,
+        )
 
     if hashlib.sha256(data).hexdigest() != entry.file_sha256:
         return failed(
@@ -171,7 +180,14 @@ def judge(
             return failed("records_disagree", f"run {number}: {outcome.wrong}")
     if runs[0] != entry.sha256:
         return failed("not_as_locked", apart(expected, outcomes[0].lines))
-    return Judged(metric, entry.fixture, True, entry.sha256, runs, about)
+    return Judged(
+        metric=metric,
+        fixture=entry.fixture,
+        passed=True,
+        locked=entry.sha256,
+        runs=runs,
+        about=about,
+    )
 
 
 def _two(outcomes: Sequence[Outcome]) -> tuple[Outcome, Outcome]:

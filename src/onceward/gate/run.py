@@ -74,8 +74,8 @@ def _judged(
     try:
         fixture = read_fixture(data, entry.fixture)
     except OncewardError:
-        return judge(metric, entry, data, [], runs)
-    return judge(metric, entry, data, fixture.expected, runs, fixture.about)
+        return judge(metric, entry, data, expected=[], outcomes=runs)
+    return judge(metric, entry, data, expected=fixture.expected, outcomes=runs, about=fixture.about)
 
 
 def _worlds(folder: Path, fixtures: Sequence[str], store: str) -> list[dict[str, Outcome]]:

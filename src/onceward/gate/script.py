@@ -282,7 +282,7 @@ def _check(op: Op, where: str) -> None:
             f"{where}: a turn is the place of one of its lines, from 0 on",
             context={"field": "turns"},
         )
-    point = op.at if isinstance(op, Crash) else op.dies if isinstance(op, Recover) else ""
+    point = _fault_point(op)
     if point and point not in faults.POINTS:
         raise InvalidConfig(
             f"{where}: there is no fault point {point[:40]!a}; there are {', '.join(faults.POINTS)}",
@@ -292,16 +292,21 @@ def _check(op: Op, where: str) -> None:
         raise InvalidConfig(
             f"{where}: a crash has both `at` and `during`, or neither", context={"field": "at"}
         )
-    inside = (
-        op.ops
-        if isinstance(op, Race)
-        else [op.during]
-        if isinstance(op, Crash) and op.during
-        else []
-    )
-    for inner in inside:
+    for inner in _inner_lines(op):
         if isinstance(inner, Race | Crash | Recover):
             raise InvalidConfig(
                 f"{where}: this cannot happen inside another line", context={"field": "op"}
             )
         _check(inner, where)
+
+
+def _fault_point(op: Op) -> str:
+    if isinstance(op, Crash):
+        return op.at
+    return op.dies if isinstance(op, Recover) else ""
+
+
+def _inner_lines(op: Op) -> list[Op]:
+    if isinstance(op, Race):
+        return op.ops
+    return [op.during] if isinstance(op, Crash) and op.during else []

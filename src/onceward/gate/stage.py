@@ -116,11 +116,11 @@ class Stage:
         with self.store.read() as rows:
             cap = op.cap or queue.cap_of(rows, op.session)
         self.sessions[op.session] = Staged(
-            *(self.store, Processes(here=here), Artifacts(self.folder / "artifacts", self.store)),
-            *(
-                HeldTargets(TargetLock(self.folder / "locks")),
-                Spool(self.folder / "kernel" / "running"),
-            ),
+            store=self.store,
+            processes=Processes(here=here),
+            artifacts=Artifacts(self.folder / "artifacts", self.store),
+            targets=HeldTargets(TargetLock(self.folder / "locks")),
+            spool=Spool(self.folder / "kernel" / "running"),
             session_id=op.session,
             actor=ACTOR,
             jobs=cap,
@@ -165,7 +165,9 @@ class Stage:
         if self.sessions[place.session].running[child_id].asked:
             return {"skipped": "it was asked to end"}
         place.token = self.store.write(
-            lambda tx: queue.start(tx, Tokens(tx).get(child_id), ACTOR, 1000 + place.slot, "1")
+            lambda tx: queue.start(
+                tx, Tokens(tx).get(child_id), actor=ACTOR, pid=1000 + place.slot, began="1"
+            )
         )
         return {"started": op.child}
 
@@ -183,7 +185,7 @@ class Stage:
         )
         ended = Ended(op.reason, detail, op.retryable)
         micros = op.micros if token.phase == "started" else None
-        closing = child_run.closing_of(children, token, ended, micros, {})
+        closing = child_run.closing_of(children, token, ended=ended, micros=micros, blobs={})
         turn = children.turn(place.slot, closing)
         del self.places[op.child]
         again = {}
@@ -208,7 +210,7 @@ class Stage:
         children = self.sessions[place.session]
         running = children.running[place.token.child_id]
         try:
-            child_run.spend_now(children, place.token, running, op.spend, op.settled)
+            child_run.spend_now(children, place.token, running, lanes=op.spend, settled=op.settled)
         except BudgetExceeded as error:
             running.refuse(error.context)
             return {"refused": error.code, **error.context}
@@ -306,7 +308,11 @@ class Stage:
     @property
     def _here(self) -> Identity:
         return Identity(
-            self._host, f"machine-{self._host}", f"boot-{self._life}", 100 + self._life, "1"
+            hostname=self._host,
+            machine_id=f"machine-{self._host}",
+            boot_id=f"boot-{self._life}",
+            pid=100 + self._life,
+            process_start="1",
         )
 
     def _begin(self, host: str) -> dict[str, Any]:
@@ -320,11 +326,11 @@ class Stage:
             store.write(
                 lambda tx: note_recovery(
                     tx,
-                    held.fence,
-                    tx.now,
-                    found.recovered,
-                    found.unconfirmed,
-                    checked_position(tx),
+                    fence=held.fence,
+                    now=tx.now,
+                    recovered=found.recovered,
+                    unconfirmed=found.unconfirmed,
+                    position=checked_position(tx),
                 )
             )
         except BaseException:

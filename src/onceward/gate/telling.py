@@ -155,7 +155,7 @@ class Telling:
         again = any(
             one.predecessor == child.child_id and self._again(one) for one in self.children.values()
         )
-        yield script.Finish(name, reason, micros, kept, again)
+        yield script.Finish(child=name, reason=reason, micros=micros, detail=kept, retryable=again)
         slot = next(number for number, holder in self.slots.items() if holder == name)
         del self.slots[slot]
         self._take(slot)

@@ -44,7 +44,13 @@ class Verdict:
 
 def own_identity() -> Identity:
     pid = os.getpid()
-    return Identity(socket.gethostname(), machine_id(), boot_id(), pid, start_of(pid))
+    return Identity(
+        hostname=socket.gethostname(),
+        machine_id=machine_id(),
+        boot_id=boot_id(),
+        pid=pid,
+        process_start=start_of(pid),
+    )
 
 
 def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:

@@ -58,12 +58,15 @@ def examine_machine(version: str) -> list[Check]:
 def _parts() -> Iterable[Check]:
     """What commands and stores need beside us."""
     program = shutil.which("onceward")
-    yield Check(
-        *("program", "ok" if program else "warn", program or "onceward is not on the PATH"),
-        ""
-        if program
-        else "put it there: steps in shell call `onceward report`, and completion needs it",
-    )
+    if program:
+        yield Check("program", "ok", program)
+    else:
+        yield Check(
+            "program",
+            "warn",
+            "onceward is not on the PATH",
+            "put it there: steps in shell call `onceward report`, and completion needs it",
+        )
     driver = importlib.util.find_spec("psycopg") is not None
     yield Check(
         "postgresql",

@@ -150,7 +150,7 @@ class WebhookNotice(WebhookSink):
     content_type = "application/json"
 
     def __init__(self, name: str, url: str, secret: str | None, store: Store) -> None:
-        super().__init__(name, url, secret, "", store.sources)
+        super().__init__(name, url, secret, workspace_id="", sources=store.sources)
         self.deadline = Deadline(WEBHOOK_TIMEOUT_SECONDS, LEAVING_SECONDS)
         self._store = store
 

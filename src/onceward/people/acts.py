@@ -60,7 +60,7 @@ class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary="add somebody, or give them roles",
 )
 def add_principal(tx: Transaction, actor: str, asked: AddPrincipal) -> dict[str, Any]:
-    principals.add(tx, asked.name, asked.roles, actor, asked.key)
+    principals.add(tx, name=asked.name, roles=asked.roles, by=actor, offer=asked.key)
     return _principal(tx, asked.name)
 
 
@@ -103,7 +103,10 @@ class AddKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 def add_key(tx: Transaction, actor: str, asked: AddKey) -> dict[str, Any]:
     public, proof = principals.read_offer(asked.key)
-    return {"principal": actor, "key": principals.add_key(tx, actor, public, proof, actor)}
+    return {
+        "principal": actor,
+        "key": principals.add_key(tx, principal=actor, public=public, proof=proof, by=actor),
+    }
 
 
 class RevokeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +145,9 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 def new_token(tx: Transaction, actor: str, asked: NewToken) -> dict[str, Any]:
     note = asked.note[:MAX_NOTE_CHARS]
-    return tokens.make(tx, actor, asked.token_hash, asked.seconds, note)
+    return tokens.make(
+        tx, actor=actor, token_hash=asked.token_hash, seconds=asked.seconds, note=note
+    )
 
 
 class RevokeToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -385,7 +385,7 @@ class Authority:
         try:
             said = envelope.said()
             told = said["predicate"]
-            why = self._unlike(rows, said, told, key, envelope.fingerprint)
+            why = self._unlike(rows, said=said, told=told, key=key, name=envelope.fingerprint)
             declared = find_act(told["act"])
         except UNREADABLE:
             raise Doubt("its statement lacks something") from None

@@ -26,7 +26,13 @@ def hash_of_proof(proof: str) -> str:
 
 def mint(permit_id: str, subject: str, bound: int, secret_hash: str, expires_at: Micros) -> Permit:
     """A permit for one subject at one moment of its life, for a while."""
-    return Permit(permit_id, subject, bound, secret_hash, expires_at)
+    return Permit(
+        permit_id=permit_id,
+        subject=subject,
+        bound=bound,
+        secret_hash=secret_hash,
+        expires_at=expires_at,
+    )
 
 
 def told(permit: Permit, spent: int) -> dict[str, Any]:

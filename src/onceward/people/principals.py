@@ -39,14 +39,12 @@ def authorize(rows: Reads, name: str, role: str) -> Principal:
         f"onceward principals add {shlex.quote(name)} --role {role.partition('|')[0] or 'viewer'}",
         "high" if role == "admin" else "low",
     )
+    # Where somebody else has the role, it is theirs to do.
+    delegate = [Recovery(f"have it done by {' or '.join(able[:3])}, who may")] if able else []
     raise PermissionDenied(
         f"{name} {why}; this needs {wanted}",
         context={"principal": name, "needs": role, "admins": admins},
-        # Where somebody else has the role, it is theirs to do.
-        recovery=[
-            *([Recovery(f"have it done by {' or '.join(able[:3])}, who may")] if able else []),
-            give,
-        ],
+        recovery=[*delegate, give],
     )
 
 
@@ -118,7 +116,15 @@ def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: st
         return found
     said = {"principal": principal, "key": found, "public": public.hex(), "proof": proof.hex()}
     event = tx.append("workspace", "KEY_ADDED", by, said)
-    put_key(tx, Key(found, public, principal, proof, event.seq, None))
+    key = Key(
+        fingerprint=found,
+        public_key=public,
+        principal=principal,
+        proof=proof,
+        added_seq=event.seq,
+        revoked_seq=None,
+    )
+    put_key(tx, key)
     return found
 
 

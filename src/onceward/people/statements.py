@@ -147,7 +147,13 @@ def own_act(
         yield
         return
     request = Request(act, nonce, payload, signer.principal)
-    with acting(tx, signed_for(tx, signer, request), act, signer.principal, nonce):
+    with acting(
+        tx,
+        envelope=signed_for(tx, signer, request),
+        act=act,
+        principal=signer.principal,
+        nonce=nonce,
+    ):
         yield
 
 
@@ -158,10 +164,10 @@ def note(tx: Transaction, envelope: Envelope, detail: dict[str, Any], actor: str
     put_signature(
         tx,
         Signature(
-            envelope.statement_hash,
-            envelope.statement.decode(),
-            envelope.fingerprint,
-            envelope.signature,
-            event.seq,
+            statement_hash=envelope.statement_hash,
+            statement=envelope.statement.decode(),
+            fingerprint=envelope.fingerprint,
+            signature=envelope.signature,
+            seq=event.seq,
         ),
     )

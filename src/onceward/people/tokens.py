@@ -40,19 +40,26 @@ def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) 
         raise InvalidConfig(
             "this token is known already; make another one", context={"field": "token_hash"}
         )
-    token_id, expires_at = (
-        tx.sources.new_id("tok"),
-        (tx.asked_at or tx.now) + seconds * 1_000_000,
-    )
-    said = {
+    token_id = tx.sources.new_id("tok")
+    expires_at = (tx.asked_at or tx.now) + seconds * 1_000_000
+    detail = {
         "token_id": token_id,
         "principal": actor,
         "token_hash": token_hash,
         "note": note,
         "expires_at": expires_at,
     }
-    event = tx.append("workspace", "TOKEN_MADE", actor, said)
-    put_token(tx, Token(token_id, actor, token_hash, note, event.seq, None, expires_at))
+    event = tx.append("workspace", "TOKEN_MADE", actor, detail)
+    token = Token(
+        token_id=token_id,
+        principal=actor,
+        token_hash=token_hash,
+        note=note,
+        made_seq=event.seq,
+        revoked_seq=None,
+        expires_at=expires_at,
+    )
+    put_token(tx, token)
     return {"token_id": token_id, "principal": actor, "expires_at": iso(expires_at)}
 
 
@@ -86,19 +93,24 @@ def bearer(rows: Reads, secret: str, now: Micros) -> Token | None:
 def token_list(store: Store) -> list[dict[str, Any]]:
     """Every token and how it stands; none of them itself."""
     with store.read() as rows:
-        now, found = rows.now(), all_tokens(rows)
+        now = rows.now()
+        tokens = all_tokens(rows)
     return [
         {
-            **{"token_id": one.token_id, "principal": one.principal, "note": one.note},
-            "expires_at": iso(one.expires_at),
-            "state": "revoked"
-            if one.revoked_seq is not None
-            else "expired"
-            if one.expires_at <= now
-            else "good",
+            "token_id": token.token_id,
+            "principal": token.principal,
+            "note": token.note,
+            "expires_at": iso(token.expires_at),
+            "state": _state(token, now),
         }
-        for one in found
+        for token in tokens
     ]
+
+
+def _state(token: Token, now: Micros) -> str:
+    if token.revoked_seq is not None:
+        return "revoked"
+    return "expired" if token.expires_at <= now else "good"
 
 
 def bearer_of(store: Store, authority: Authority, secret: str) -> str | None:

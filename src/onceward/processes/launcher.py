@@ -123,7 +123,9 @@ class Processes:
         theirs.close()
         os.close(out_theirs)
         os.close(err_theirs)
-        process = Process(self, order.name, ours, out, err, order.witness)
+        process = Process(
+            host=self, name=order.name, line=ours, out=out, err=err, witness=order.witness
+        )
         process.supervisor = supervisor
         faults.point("process.ordered")
         process.await_ready()
@@ -184,8 +186,13 @@ class Processes:
             with theirs:
                 started = subprocess.Popen(
                     [
-                        *(sys.executable, "-I", "-S", _SUPERVISOR),
-                        *(str(theirs.fileno()), str(os.getpid()), str(self.grace)),
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        _SUPERVISOR,
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                        str(self.grace),
                     ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -224,7 +231,12 @@ def _words(order: Order) -> list[str]:
     keep = str(int(order.lock is not None))
     env = {**order.env, tree.MARK: order.name}
     return [
-        *("stand", order.name, keep, str(order.cwd), str(len(order.argv)), *order.argv),
+        "stand",
+        order.name,
+        keep,
+        str(order.cwd),
+        str(len(order.argv)),
+        *order.argv,
         *(f"{key}={value}" for key, value in env.items()),
     ]
 

@@ -86,7 +86,7 @@ class Process:
         self.on_output: Callable[[str, bytes], None] | None = None
         """Told of output as it comes: `out` or `err`, and bytes."""
         self._reader: tuple[int, Callable[[], bool]] | None = None
-        self.identity = Identity("", "", "", 0, "")
+        self.identity = Identity(hostname="", machine_id="", boot_id="", pid=0, process_start="")
         self.ending: Ending | None = None
 
     def await_ready(self) -> None:
@@ -104,7 +104,11 @@ class Process:
             if said and said[0] == "ready":
                 pid, start = said[1].split()
                 self.identity = Identity(
-                    self._host.here.hostname, machine_id(), boot_id(), int(pid), start
+                    hostname=self._host.here.hostname,
+                    machine_id=machine_id(),
+                    boot_id=boot_id(),
+                    pid=int(pid),
+                    process_start=start,
                 )
                 return
             late = said is None and time.monotonic() >= deadline
@@ -275,8 +279,14 @@ class Process:
                     break
         seconds = time.monotonic() - self._begun
         self.ending = Ending(
-            *(exit_status, self._out, self._err, seconds),
-            *(strays, unsure, survivors, self._unrunnable),
+            exit=exit_status,
+            out=self._out,
+            err=self._err,
+            seconds=seconds,
+            strays=strays,
+            unsure=unsure,
+            survivors=survivors,
+            unrunnable=self._unrunnable,
         )
         self.close()
 

@@ -104,7 +104,13 @@ class Supervisor:
         body, descriptors, complete = received
         op, name, rest = body.split(b"\0", 2)
         if op == b"stand":
-            self._stand(name, int(rest.partition(b"\0")[0]), body, descriptors, complete)
+            self._stand(
+                name=name,
+                keep=int(rest.partition(b"\0")[0]),
+                body=body,
+                descriptors=descriptors,
+                complete=complete,
+            )
         elif name in self.children:
             child = self.children[name]
             # Asking twice is asking once: many programs take a second TERM for an order to drop everything.
