@@ -25,7 +25,7 @@ from onceward.core.records import Owner
 from onceward.core.sources import LiveSources
 from onceward.core.steps import manifest_line, result_digest
 from onceward.dispatch import machine as rules
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
 from onceward.store import migrate
@@ -204,7 +204,7 @@ def measure(path: Path, what: str) -> None:
             found = verify_rows(rows)
             assert not found.faults, found.faults[:3]
         else:
-            again = replay(Rows(rows))
+            again = replay(StoreRecords(rows))
             assert again.difference is None, again.difference
     seconds = time.perf_counter() - begun
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onceward.locks.watch import watch
-from onceward.processes.launcher import Order, Processes, environment
+from onceward.processes.launcher import Processes, ProcessOrder, environment
 
 CHILDREN, ROUNDS = 240, 5
 PROGRAM = "/bin/true"
@@ -22,7 +22,7 @@ def ours(processes: Processes, names: itertools.count[int]) -> Callable[[], None
     env = environment((), {})
 
     def once() -> None:
-        order = Order(f"chd_{os.getpid()}_{next(names)}", [PROGRAM], Path("/"), env)
+        order = ProcessOrder(f"chd_{os.getpid()}_{next(names)}", [PROGRAM], Path("/"), env)
         watch(processes.start(order, lambda who: None), None, 5.0)
 
     return once

@@ -9,7 +9,7 @@ from onceward import catalogue as _catalogue  # noqa: F401
 from onceward.builds import machine as rules
 from onceward.core.records import Build
 from onceward.errors import StorageError
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
 from onceward.store.port import Database, Reads
@@ -56,7 +56,7 @@ def assert_sound(rows: Reads, *sessions: str) -> None:
     """Everything recorded agrees, and follows from the rest by the rules: of these sessions, or of all."""
     faults = verify_rows(rows).faults
     assert faults == [], faults
-    found = replay(Rows(rows), sessions or None).difference
+    found = replay(StoreRecords(rows), sessions or None).difference
     assert found is None, found
 
 

@@ -23,11 +23,11 @@ import msgspec
 from explore_model import LANES, START, Model, agrees, distinct, orders, unlike
 
 from onceward.core.sources import ScriptedSources
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.gate import script
 from onceward.gate.play import judge_records
 from onceward.gate.script import SCHEMA, Fixture, Op, read_fixture, written
-from onceward.gate.stage import Stage
+from onceward.gate.stage import ScriptStage
 from onceward.scratch import scratches
 from onceward.store.store import Store
 
@@ -57,7 +57,7 @@ def violation(ops: Sequence[Op], seed: str) -> str:
     sources = ScriptedSources(START, 0, seed)
     with scratches("sqlite")() as scratch:
         database = scratch.database(sources)
-        stage = Stage(database, scratch.folder, fixture, sources)
+        stage = ScriptStage(database, scratch.folder, fixture, sources)
         models = [Model()]
         try:
             for number, op in enumerate(ops, 1):
@@ -75,7 +75,7 @@ def violation(ops: Sequence[Op], seed: str) -> str:
         try:
             with store.read() as rows:
                 _, wrong = judge_records(rows, scratch.folder, bundles=seed.endswith("0"))
-                return wrong or unlike(models, stage.names, Rows(rows))
+                return wrong or unlike(models, stage.names, StoreRecords(rows))
         finally:
             store.close()
 

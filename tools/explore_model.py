@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from onceward.core.limits import MAX_ACTIVE_CHILDREN
 from onceward.core.records import ChildRecord
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.gate import script
 from onceward.gate.script import Op
 from onceward.store.tables.budgets import LaneTotal
@@ -265,7 +265,7 @@ def distinct(models: Iterable[Model]) -> list[Model]:
     return found
 
 
-def unlike(models: Sequence[Model], names: dict[str, str], records: Rows) -> str:
+def unlike(models: Sequence[Model], names: dict[str, str], records: StoreRecords) -> str:
     """How the records differ from every model that was left."""
     children = {child.child_id: child for child in records.all(ChildRecord)}
     totals = {row.budget_lane: row.total for row in records.all(LaneTotal)}

@@ -25,7 +25,7 @@ from onceward.core.views import LaneView
 from onceward.databases import postgres
 from onceward.dispatch.views import lane_list, session_named
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.kernel.answers import Engine
 from onceward.kernel.asker import Asker
 from onceward.kernel.kernel import Kernel
@@ -44,9 +44,9 @@ from onceward.store.tables.grants import Grants
 from onceward.subjects import subject_named
 
 if TYPE_CHECKING:
-    from onceward.evidence.bundle import Page
+    from onceward.evidence.bundle import BundlePage
     from onceward.evidence.findings import Findings
-    from onceward.evidence.replay import Replayed
+    from onceward.evidence.replay import ReplayResult
     from onceward.evidence.seal import Receipt
     from onceward.evidence.workspace import Progress
 
@@ -324,7 +324,7 @@ class Workspace:
 
     def replay(
         self, subject: str | None, runs: int = 1, progress: Callable[[int], None] | None = None
-    ) -> list[Replayed]:
+    ) -> list[ReplayResult]:
         """A build or session, or all there are, made again from the records as of one moment, as often as asked."""
         from onceward.evidence.replay import replay
 
@@ -336,14 +336,14 @@ class Workspace:
                 ],
             )
         with self.reading() as store, store.read() as rows:
-            return [replay(Rows(rows), None, progress) for _ in range(runs)]
+            return [replay(StoreRecords(rows), None, progress) for _ in range(runs)]
 
-    def telling(self, subject: str, tell: Callable[[Rows, str], T]) -> T:
+    def telling(self, subject: str, tell: Callable[[StoreRecords, str], T]) -> T:
         """What can be told of a build or session from its records."""
         with self.reading() as store:
             session = subject_named(store, subject)
             with store.read() as rows:
-                return tell(Rows(rows), session)
+                return tell(StoreRecords(rows), session)
 
     def _seal_at_end(self, kernel: Kernel) -> None:
         """The seal of a kernel that leaves, in the file that the settings name; a file with another seal must hold an
@@ -417,7 +417,7 @@ class Workspace:
             )
         return place
 
-    def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, Page]:
+    def export(self, subject: str, path: Path | None, whole: bool) -> tuple[Path, BundlePage]:
         """The bundle of a build or session, in a new file."""
         from onceward.evidence.export import export
 
@@ -425,7 +425,7 @@ class Workspace:
             session = subject_named(artifacts.store, subject)
             target = path or Path.cwd() / f"{session}.bundle.tar"
             with artifacts.store.read() as rows:
-                return target, export(Rows(rows), session, target, artifacts.read, whole)
+                return target, export(StoreRecords(rows), session, target, artifacts.read, whole)
 
     @property
     def seal_file(self) -> Path | None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onceward import catalogue as _catalogue  # noqa: F401
-from onceward.core.acts import Claim, all_acts, disagreement, misfit, signed_events
+from onceward.core.acts import SignedEvent, all_acts, disagreement, misfit, signed_events
 
 TOLD = {
     "step": "ok:all",
@@ -42,7 +42,7 @@ OTHER = {"roles": ["admin"], "refuse": None, "note": "other"}
     ("act", "event", "payload"), ACTS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_each_field_of_what_was_asked_counts(act, event, payload):
-    claim = Claim("place", "alice", event, "bld_1", "bld_1", TOLD)
+    claim = SignedEvent("place", "alice", event, "bld_1", "bld_1", TOLD)
     told = {"act": act, "principal": "alice", "payload": payload}
     assert disagreement(claim, told) is None
     for field in payload:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.core.merkle import (
-    Tree,
+    MerkleTree,
     consistency_proof,
     consistent,
     included,
@@ -134,7 +134,7 @@ def test_a_tree_is_shown_to_be_the_beginning_of_another_only_if_it_is(place, dat
 
 
 def test_a_tree_that_grows_has_the_same_root():
-    tree = Tree()
+    tree = MerkleTree()
     for size, leaf in enumerate(LEAVES, 1):
         tree.add(leaf)
         assert (tree.size, tree.root().hex()) == (size, ROOTS[size - 1])

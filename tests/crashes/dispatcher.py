@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onceward.core import faults
 from onceward.locks import TargetLock
-from onceward.processes.launcher import Order, Processes, environment
+from onceward.processes.launcher import Processes, ProcessOrder, environment
 
 WORK = """
 echo "$ONCEWARD_CHILD" >> {folder}/witness
@@ -39,7 +39,9 @@ def main() -> None:
             os.fsync(started)
 
         text = WORK.format(folder=folder, nonce=nonce, number=number)
-        order = Order(name, ["sh", "-c", text], folder, environment((), {}), lock=claim.descriptor)
+        order = ProcessOrder(
+            name, ["sh", "-c", text], folder, environment((), {}), lock=claim.descriptor
+        )
         running.append(processes.start(order, commit))
     print("all running", flush=True)
     running[0].seen(60)

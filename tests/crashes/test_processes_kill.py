@@ -70,7 +70,7 @@ def recover(folder: Path, kernel: Identity) -> None:
     for line in (folder / "started").read_text().splitlines():
         name, pid, start = line.split()
         leader = Identity(here.hostname, here.machine_id, here.boot_id, int(pid), start)
-        assert not tree.end(tree.Tree(name, leader), 10)
+        assert not tree.end(tree.ProcessTree(name, leader), 10)
     for group in groups_of(kernel):
         assert group.kill(10)
         group.remove()

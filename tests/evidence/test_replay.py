@@ -8,26 +8,26 @@ import pytest
 
 from onceward.core.chain import link
 from onceward.evidence.export import export
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.replay import replay, replay_bundle
 from onceward.workspace import Workspace
 from scene import files_of, packed
 
 
 def difference(rows):
-    found = replay(Rows(rows)).difference
+    found = replay(StoreRecords(rows)).difference
     return None if found is None else (found.where, found.field)
 
 
 @pytest.mark.rule("R-1")
 @pytest.mark.guarantee("G2", "G6")
 def test_a_history_is_made_again_to_the_same_hash_on_either_store(scene, bare, template):
-    found = replay(Rows(bare))
+    found = replay(StoreRecords(bare))
     assert found.difference is None and found.sessions == 10 and found.children == 26
     original = Workspace(template[0] / ".onceward", store_url="sqlite", principal="tester")
     with original.reading() as store, store.read() as rows:
-        assert replay(Rows(rows)) == found
-    assert replay(Rows(bare)) == found
+        assert replay(StoreRecords(rows)) == found
+    assert replay(StoreRecords(bare)) == found
 
 
 @pytest.mark.rule("R-6", "R-1")
@@ -35,15 +35,15 @@ def test_a_bundle_is_replayed_elsewhere_to_the_hash_of_its_build(scene, bare, tm
     for name, build in scene.ids.items():
         if name.startswith("change "):
             continue
-        export(Rows(bare), build, tmp_path / name, lambda sha256: iter(()), False)
-        there, here = replay_bundle(tmp_path / name), replay(Rows(bare), [build])
+        export(StoreRecords(bare), build, tmp_path / name, lambda sha256: iter(()), False)
+        there, here = replay_bundle(tmp_path / name), replay(StoreRecords(bare), [build])
         assert there == here and here.difference is None and here.sessions == 1
 
 
 @pytest.mark.rule("R-1", "R-6")
 def test_a_changed_bundle_is_refused_or_its_difference_named(scene, bare, tmp_path):
-    export(Rows(bare), scene.ids["reused"], tmp_path / "b", lambda sha256: iter(()), False)
-    export(Rows(bare), scene.ids["failed"], tmp_path / "c", lambda sha256: iter(()), False)
+    export(StoreRecords(bare), scene.ids["reused"], tmp_path / "b", lambda sha256: iter(()), False)
+    export(StoreRecords(bare), scene.ids["failed"], tmp_path / "c", lambda sha256: iter(()), False)
     files = files_of(tmp_path / "c")
     tokens = files["tokens.ndjson"].splitlines(keepends=True)
     said = json.loads(tokens[0])
@@ -158,7 +158,7 @@ def test_an_event_that_does_not_follow_is_named_with_its_field_though_its_chain_
         lie = {"code": "URM_CHILD_TIMEOUT"} if field == "extra" else {field: LIES[field]}
         rewritten(bare, stream, seq, **lie)
         ((name, value),) = lie.items()
-        found = replay(Rows(bare)).difference
+        found = replay(StoreRecords(bare)).difference
         assert (found.where, found.field, found.stored) == (
             f"{stream}#{seq}",
             f"detail.{name}",
@@ -264,13 +264,13 @@ def test_a_session_that_is_not_there_is_a_difference(scene, bare, tmp_path):
     build = scene.ids["failed"]
     with bare:
         bare.write("DELETE FROM sessions WHERE session_id = ?", (build,))
-        found = replay(Rows(bare), [build]).difference
+        found = replay(StoreRecords(bare), [build]).difference
         assert (found.where, found.field) == (f"session {build}", "session")
-        assert replay(Rows(bare)).difference == found
+        assert replay(StoreRecords(bare)).difference == found
         bare.write("DELETE FROM builds WHERE build_id = ?", (build,))
-        found = replay(Rows(bare)).difference
+        found = replay(StoreRecords(bare)).difference
         assert found.where == "events" and found.stored > found.replayed
-    export(Rows(bare), build, tmp_path / "b", lambda sha256: iter(()), False)
+    export(StoreRecords(bare), build, tmp_path / "b", lambda sha256: iter(()), False)
     files = files_of(tmp_path / "b")
     empty = replay_bundle(packed(tmp_path / "c", {**files, "sessions.ndjson": b""}))
     assert empty.difference.where == f"session {build}"
@@ -332,7 +332,7 @@ def test_what_the_rules_do_not_allow_is_a_difference_though_records_agree(scene,
                 (f"session:{build}",),
             )
             rewritten(bare, f"session:{build}", seq, max_active_children=0)
-        found = replay(Rows(bare), [build]).difference
+        found = replay(StoreRecords(bare), [build]).difference
         assert found is not None and found.field == field, found
         assert name != "reordered" or found.code == "URM_SCHEDULER_REPLAY_ORDER_INVALID"
 

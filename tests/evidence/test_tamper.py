@@ -564,13 +564,13 @@ def test_a_cut_tail_an_older_copy_and_a_rewritten_history_are_found_by_a_seal(te
 
 def _held_against(bare, receipt):
     from onceward.evidence.findings import Findings
-    from onceward.evidence.records import Rows
+    from onceward.evidence.records import StoreRecords
     from onceward.evidence.seal import Against
     from onceward.evidence.verify import verify
 
     def held(heads=True):
         against = Against("kept", receipt.said, receipt.heads if heads else ())
-        findings = verify(Rows(bare), anchors=[against.anchor()])
+        findings = verify(StoreRecords(bare), anchors=[against.anchor()])
         ((newest,),) = bare.read("SELECT coalesce(max(position), 0) FROM events")
         judged = Findings()
         against.judge(judged, newest)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onceward.evidence.files import verify_artifacts
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.replay import replay
 from onceward.evidence.verify import verify_rows
 from onceward.machines import MACHINES
@@ -166,7 +166,7 @@ def test_whatever_a_replay_finds_is_found(bare, count):
         try:
             with bare:
                 bare.write(sql, values)
-                if replay(Rows(bare)).difference is None:
+                if replay(StoreRecords(bare)).difference is None:
                     continue
                 differing += 1
                 assert verify_rows(bare).faults, (sql, values)

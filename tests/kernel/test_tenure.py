@@ -22,7 +22,7 @@ from onceward.dispatch.work import Command
 from onceward.errors import IntegrityFault, InvalidConfig, LockConflict, LockLost, StorageError
 from onceward.kernel.heartbeat import Heartbeat
 from onceward.kernel.tenure import acquire, holder, vacant
-from onceward.locks.identity import Verdict, own_identity
+from onceward.locks.identity import ProcessVerdict, own_identity
 from onceward.locks.program import runs_another_program
 from onceward.locks.writer import judge_tenure
 from onceward.store import migrate
@@ -78,7 +78,9 @@ def test_another_process_name_is_refused(store, database):
 )
 def test_a_tenure_stands_while_its_process_may_live_and_it_is_heard_of(liveness, silent, stands):
     assert (
-        judge_tenure(Verdict(liveness, "because"), silent * 1_000_000, 600 * 1_000_000).stands
+        judge_tenure(
+            ProcessVerdict(liveness, "because"), silent * 1_000_000, 600 * 1_000_000
+        ).stands
         is stands
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onceward.builds import machine as rules
 from onceward.kernel.signals import Signals
-from onceward.processes.launcher import Order, environment
+from onceward.processes.launcher import ProcessOrder, environment
 from onceward.workspace import Workspace
 
 
@@ -31,7 +31,7 @@ def main() -> int:
 
         kernel.store.write(begin)
         text = f"(setsid sh -c 'sleep 1000 # {nonce}' &); trap '' TERM; while :; do sleep 1; done # {nonce}"
-        order = Order(f"chd_{nonce}", ["sh", "-c", text], folder, environment((), {}))
+        order = ProcessOrder(f"chd_{nonce}", ["sh", "-c", text], folder, environment((), {}))
         kernel.processes.start(order, lambda who: None)
 
         def write_on():

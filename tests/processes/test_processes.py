@@ -23,7 +23,7 @@ from onceward.locks.watch import watch
 from onceward.processes import tree
 from onceward.processes.capture import Capture
 from onceward.processes.cgroup import _home
-from onceward.processes.launcher import Order, Processes, environment
+from onceward.processes.launcher import Processes, ProcessOrder, environment
 
 pytestmark = pytest.mark.rule("C-8")
 GRACE = 0.4
@@ -47,7 +47,7 @@ def nonce(request):
 def start(processes, *argv, name="", cwd=Path("/"), commit=lambda who: None, **words):
     # A child's id is its mark, so no two tests may use the same one.
     name = name or f"chd_{os.getpid()}_{time.monotonic_ns()}"
-    return processes.start(Order(name, argv, cwd, environment((), {}), **words), commit)
+    return processes.start(ProcessOrder(name, argv, cwd, environment((), {}), **words), commit)
 
 
 def finish(process, timeout=600.0):
@@ -80,7 +80,7 @@ def test_a_child_sees_only_what_it_was_given(processes, tmp_path, monkeypatch):
         "os.write(3, b'hello');"
         "print(json.dumps([dict(os.environ), os.getcwd(), fds, os.getsid(0)==os.getpid()]))"
     )
-    order = Order(
+    order = ProcessOrder(
         "chd_9", script(text), tmp_path, environment(["WANTED"], {"GIVEN": "1"}), inherit=[writer]
     )
     _, ending = finish(processes.start(order, lambda who: None))
@@ -140,7 +140,7 @@ def test_nothing_runs_when_its_start_could_not_be_made_durable(processes, tmp_pa
 def test_nothing_runs_before_its_start_is_durable(processes, tmp_path):
     witness = tmp_path / "ran"
     process = processes.stand(
-        Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
+        ProcessOrder("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
     )
     assert process.seen(0.3) is None
     assert not witness.exists()
@@ -152,7 +152,7 @@ def test_nothing_runs_before_its_start_is_durable(processes, tmp_path):
 def test_a_standing_child_can_be_sent_away_unrun(processes, tmp_path):
     witness = tmp_path / "ran"
     process = processes.stand(
-        Order("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
+        ProcessOrder("chd_1", ["touch", str(witness)], tmp_path, environment((), {}))
     )
     process.dismiss()
     assert judge(process.identity, own_identity()).liveness == "dead"
@@ -343,7 +343,7 @@ def test_processes_without_a_supervisor_are_found_by_their_mark_and_their_sessio
     leader = type(here)(
         here.hostname, here.machine_id, here.boot_id, member.pid, tree.start_of(member.pid)
     )
-    known = tree.Tree(nonce, leader)
+    known = tree.ProcessTree(nonce, leader)
     found = {process.pid for process in tree.living([known])[nonce]}
     assert {marked.pid, member.pid} <= found
     assert not tree.end(known, 5.0)
@@ -357,7 +357,7 @@ def test_another_process_of_the_same_pid_is_not_taken_for_the_child(nonce):
     other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     here = own_identity()
     leader = type(here)(here.hostname, here.machine_id, here.boot_id, other.pid, "1")
-    assert tree.living([tree.Tree(nonce, leader)]) == {nonce: []}
+    assert tree.living([tree.ProcessTree(nonce, leader)]) == {nonce: []}
     other.kill()
     other.wait()
 
@@ -539,7 +539,7 @@ def test_a_process_object_that_was_let_go_says_so(processes):
 )
 def test_words_that_the_system_cannot_take_are_refused(processes, argv, env, cwd):
     with pytest.raises(InvalidConfig):
-        processes.start(Order("chd_x", argv, Path(cwd), env), lambda who: None)
+        processes.start(ProcessOrder("chd_x", argv, Path(cwd), env), lambda who: None)
 
 
 def test_no_descriptors_are_lost_over_many_children(processes):
@@ -624,7 +624,7 @@ def test_what_a_stopped_supervisor_adopted_is_ended_before_it(no_groups, nonce):
     while not process._out.size:
         assert process.seen(0.05) is None
     os.kill(processes._supervisor.pid, signal.SIGSTOP)
-    known = [tree.Tree(process.name, process.identity), tree.supervisors_of(processes.here)]
+    known = [tree.ProcessTree(process.name, process.identity), tree.supervisors_of(processes.here)]
     assert not any(tree.end_all(known, 10.0).values())
     assert processes_with(nonce) == []
     process.close()

@@ -19,11 +19,11 @@ from conftest import schema_url
 from mutants import BUDGET, MANIFEST, MUTANTS, ORPHAN, ROOT, SCHEDULER, onceward, planted, python
 from onceward.dispatch.work import Function
 from onceward.errors import InvalidConfig
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.replay import replay
 from onceward.gate.manifest import (
     METRICS,
-    Entry,
+    LockedFixture,
     Outcome,
     apart,
     judge,
@@ -145,7 +145,7 @@ def changed(change):
     said = json.loads(MANIFEST.read_bytes())
     change(said)
     said["vnext_plus9_manifest_hash"] = ""
-    metrics = {m: [Entry(**e) for e in entries] for m, entries in said["metrics"].items()}
+    metrics = {m: [LockedFixture(**e) for e in entries] for m, entries in said["metrics"].items()}
     said["vnext_plus9_manifest_hash"] = manifest_hash(metrics, said.get("runs", 3))
     return json.dumps(said).encode()
 
@@ -222,7 +222,7 @@ def test_careless_words_are_refused_with_the_right_status(gate):
 @pytest.mark.rule("R-2")
 def test_verdicts_have_one_reason_each():
     data = b"{}"
-    entry = Entry("f.json", hashlib.sha256(data).hexdigest(), "aa")
+    entry = LockedFixture("f.json", hashlib.sha256(data).hexdigest(), "aa")
     good = Outcome("aa", ['{"line":1,"next":"a"}'])
     assert judge("m", entry, data, [], [good] * 3).passed
     other = Outcome("bb", ['{"line":1,"next":"b"}'])
@@ -550,7 +550,7 @@ def essence(kernel, session, order):
         children.wait(child)
     lives = {}
     with kernel.store.read() as rows:
-        records = Rows(rows)
+        records = StoreRecords(rows)
         for life in records.lives(ids).values():
             said = [event.facts() for event in life.events]
             told = [

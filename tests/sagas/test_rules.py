@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onceward.core.limits import MAX_ACTIONS
-from onceward.core.sagas import Lease, Run, Step
+from onceward.core.sagas import Lease, Run, SagaStep
 from onceward.sagas import rules
 from onceward.sagas.machine import ASSEMBLY, CUT, ROLLBACK, UNDO, SagaState, Shape
 from refusals import refused, refused_unless
@@ -222,7 +222,7 @@ def test_a_run_goes_on_and_writes_under_its_lease_only():
     ],
 )
 def test_only_an_action_that_is_done_has_a_result(step, side, status):
-    row = Step("sga_1", step, side, status, "[]", "chd_1", None)
+    row = SagaStep("sga_1", step, side, status, "[]", "chd_1", None)
     good = (step, side, status) == ("A", "action", "done")
     with refused_unless(good, "NOT_FOUND", "run sga_1 has no result of 'A'"):
         assert rules.require_result("sga_1", "A", [row]) is row

@@ -9,7 +9,7 @@ from helpers import count, create, get, step
 from onceward.core.records import Request
 from onceward.errors import InvalidConfig, StorageError
 from onceward.evidence.verify import verify_rows
-from onceward.store.pipeline import Pipeline, Refusal
+from onceward.store.pipeline import Pipeline, StatementRefused
 from onceward.store.port import Transient
 from onceward.store.postgres import PostgresDatabase, split_schema
 
@@ -110,7 +110,7 @@ def test_the_pipeline_recovers_after_a_refused_statement(postgres_url):
         pipeline.send("SELECT ?::bigint", (1,))
         pipeline.send("SELECT 1 / (?::bigint - 1)", (1,))
         pipeline.send("SELECT 'never prepared before this'::text")
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(StatementRefused) as refused:
             pipeline.results()
         assert refused.value.sqlstate == "22012"
         pipeline.send("SELECT 'never prepared before this'::text")

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.builds import machine as rules
 from onceward.builds.approvals import decided
-from onceward.core.acts import Claim, Payload, act, all_of, ends, on, own, says, work
+from onceward.core.acts import Payload, SignedEvent, act, all_of, ends, on, own, says, work
 from onceward.core.canon import digest
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.core.orders import Jobs, Order
@@ -95,7 +95,7 @@ work(
 _PAUSE_FIELDS = ("permit_id", "token_hash", "expires_at", "spent_micros")
 
 
-def _pause_agrees(claim: Claim, payload: Payload) -> bool:
+def _pause_agrees(claim: SignedEvent, payload: Payload) -> bool:
     if (claim.subject, claim.detail["transition_seq"]) != (payload["build"], payload["bound"]):
         return False
     return all(payload[name] == claim.detail[name] for name in _PAUSE_FIELDS)
@@ -202,7 +202,7 @@ class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-def _decision_agrees(claim: Claim, payload: Payload) -> bool:
+def _decision_agrees(claim: SignedEvent, payload: Payload) -> bool:
     step = claim.detail["step"]
     return (
         (payload["build"], payload["digest"]) == (claim.subject, claim.detail["digest"])

@@ -17,7 +17,7 @@ from onceward.changes import lifecycle as changes
 from onceward.changes import rules
 from onceward.changes.lifecycle import Proposed
 from onceward.changes.manifest import Manifest
-from onceward.core.acts import Agrees, Claim, Payload, act, all_of, anything, on, says, work
+from onceward.core.acts import Agrees, Payload, SignedEvent, act, all_of, anything, on, says, work
 from onceward.core.canon import parse
 from onceward.core.changes import DECISIONS, LINK, ChangeSet
 from onceward.core.limits import MAX_NOTE_CHARS
@@ -39,11 +39,11 @@ def _whole_id(rows: Reads, name: str) -> str:
     return Changes(rows).named(name).entry_id
 
 
-def _reason_agrees(claim: Claim, payload: Payload) -> bool:
+def _reason_agrees(claim: SignedEvent, payload: Payload) -> bool:
     return bool(payload.get("reason", "")[:MAX_NOTE_CHARS] == (claim.detail["why"] or ""))
 
 
-def _mark_agrees(claim: Claim, payload: Payload) -> bool:
+def _mark_agrees(claim: SignedEvent, payload: Payload) -> bool:
     needs = sorted(set(payload.get("depends_on", ())))
     by_child = payload.get("child", "") == (claim.detail["child"] or "")
     return by_child and needs == (claim.detail["depends_on"] or [])
@@ -55,7 +55,7 @@ _MARKED: Agrees = all_of(
 _REVISED: Agrees = all_of(on("revises"), says("manifest"), _reason_agrees)
 
 
-def _decision_agrees(claim: Claim, payload: Payload) -> bool:
+def _decision_agrees(claim: SignedEvent, payload: Payload) -> bool:
     decision = DECISIONS.get(claim.event, claim.detail["decision"])
     return bool(payload["decision"] == decision)
 

@@ -14,7 +14,7 @@ from onceward.core.changes import (
     PairSignature,
     said_of_pair,
 )
-from onceward.people.authority import UNREADABLE, Asked, Authority, Doubt
+from onceward.people.authority import UNREADABLE, Authority, Doubt, SignedRequest
 from onceward.people.signing import CHANGE as CHANGE_STATEMENT
 from onceward.people.signing import STATEMENT
 from onceward.store.port import Reads
@@ -86,7 +86,7 @@ def _history(authority: Authority, rows: Reads, entry: Entry) -> list[Event]:
 
 def _decided(
     authority: Authority, rows: Reads, events: list[Event], decision: Decision, *, now: bool
-) -> Asked:
+) -> SignedRequest:
     """What a reviewer signed, if it is what their decision says."""
     for event in events:
         line = event.facts()

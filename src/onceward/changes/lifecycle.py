@@ -10,7 +10,7 @@ from onceward.changes import machine, rules
 from onceward.changes.manifest import Manifest, manifest_of
 from onceward.changes.rules import Approvals
 from onceward.core.canon import canonical
-from onceward.core.changes import Decision, Entry, Envelope, History, Policy
+from onceward.core.changes import Decision, Entry, HistoryRow, ManifestEnvelope, Policy
 from onceward.core.machine import NEW
 from onceward.core.records import Move, check_name
 from onceward.store.port import Reads, moment_of
@@ -27,7 +27,7 @@ def step(tx: Transaction, moves: Sequence[Move], signature: str | None = None) -
     """Arrows of an entry, each with its history row, in one transaction (A-1)."""
     for move in moves:
         said = move.said()
-        row = History(
+        row = HistoryRow(
             history_id=tx.sources.new_id("his"),
             entry_id=move.subject,
             from_state=None if move.source == NEW else move.source,
@@ -105,10 +105,12 @@ def revise(tx: Transaction, author: str, entry_id: str, what: Proposed, reason: 
     return entry
 
 
-def propose(tx: Transaction, entry: Entry, author: str, what: Proposed, revision: int) -> Envelope:
+def propose(
+    tx: Transaction, entry: Entry, author: str, what: Proposed, revision: int
+) -> ManifestEnvelope:
     """Record a manifest as the entry's next revision, with its contents."""
     manifest = what.manifest
-    envelope = Envelope(
+    envelope = ManifestEnvelope(
         manifest_id=tx.sources.new_id("man"),
         entry_id=entry.entry_id,
         revision=revision,

@@ -17,7 +17,7 @@ from onceward.core.changes import (
     ChangeSet,
     Decision,
     Entry,
-    History,
+    HistoryRow,
     PairSignature,
     PathRule,
     Policy,
@@ -388,7 +388,7 @@ def change_history(store: Store, name: str) -> list[HistoryView]:
         return [_arrow(row) for row in found.history(found.named(name).entry_id)]
 
 
-def _arrow(row: History) -> HistoryView:
+def _arrow(row: HistoryRow) -> HistoryView:
     return HistoryView(
         history_id=row.history_id,
         entry_id=row.entry_id,

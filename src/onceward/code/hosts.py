@@ -49,7 +49,7 @@ from onceward.errors import (
 )
 from onceward.locks.identity import own_identity
 from onceward.processes import tree
-from onceward.processes.launcher import FIRST_INHERITED, Order, Process, Processes
+from onceward.processes.launcher import FIRST_INHERITED, Process, Processes, ProcessOrder
 
 _POLL_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 0.5
@@ -294,7 +294,7 @@ class CodeHosts:
         marks = {tree.KERNEL: tree.kernel_mark(own_identity())}
         env = {name: value for name, value in os.environ.items() if name not in self._hidden}
         return self._processes.stand(
-            Order(
+            ProcessOrder(
                 name=self._new_id("hst"),
                 argv=(sys.executable, "-P", "-m", "onceward.code_host", str(FIRST_INHERITED)),
                 cwd=self._home,

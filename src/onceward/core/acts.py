@@ -19,7 +19,7 @@ Payload = Mapping[str, Any]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Claim(msgspec.Struct, frozen=True):
+class SignedEvent(msgspec.Struct, frozen=True):
     """An event that says a statement asked for it."""
 
     place: str
@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, frozen=True):
     """Where it stands in the order of all events."""
 
 
-Agrees = Callable[[Claim, Payload], bool]
+Agrees = Callable[[SignedEvent, Payload], bool]
 """Whether an event is what a signed payload asked for."""
 Complete = Callable[[Any, str], str]
 """The whole id of what somebody named by a beginning or a word; the first argument reads rows."""
@@ -80,7 +80,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
         return not self.role or not roles.isdisjoint((*self.role.split("|"), "admin"))
 
 
-class Registry:
+class ActRegistry:
     """Every act by its name. It is open while modules declare theirs, and read once it is closed: nothing is judged by
     half of the acts."""
 
@@ -103,7 +103,7 @@ class Registry:
         return self._acts
 
 
-REGISTRY = Registry()
+REGISTRY = ActRegistry()
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
@@ -167,7 +167,7 @@ def signed_events() -> frozenset[str]:
     return frozenset(event for one in all_acts().values() for event in one.makes)
 
 
-def disagreement(claim: Claim, statement: Mapping[str, Any]) -> str | None:
+def disagreement(claim: SignedEvent, statement: Mapping[str, Any]) -> str | None:
     """How an event differs from the signed act that it says it follows."""
     signed = find_act(statement["act"])
     if claim.actor != statement["principal"] and not (signed is not None and signed.own):
@@ -200,7 +200,7 @@ def misfit(statement: Mapping[str, Any]) -> str | None:
 # What events are compared by.
 
 
-def anything(claim: Claim, payload: Payload) -> bool:
+def anything(claim: SignedEvent, payload: Payload) -> bool:
     """The event follows from the act whatever it says."""
     return True
 

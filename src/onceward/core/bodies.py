@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Context(msgspec.Struct):
+class EventContext(msgspec.Struct):
     actor: str = ""
     fence: int = 0
     build_id: str = ""
@@ -81,10 +81,10 @@ class Detail(msgspec.Struct):
     answer: str = ""
 
 
-class Body(msgspec.Struct):
-    context: Context
+class EventBody(msgspec.Struct):
+    context: EventContext
     detail: Detail
     event: str
 
 
-decode_body = msgspec.json.Decoder(Body).decode
+decode_body = msgspec.json.Decoder(EventBody).decode

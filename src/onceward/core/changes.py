@@ -57,7 +57,7 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     after_mode: int | None = None
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class ManifestEnvelope(msgspec.Struct, frozen=True):
     """What exactly an entry proposes, as stored: a changed proposal is another row."""
 
     manifest_id: str
@@ -142,7 +142,7 @@ class PairSignature(msgspec.Struct, frozen=True):
     statement_hash: str
 
 
-class History(msgspec.Struct, frozen=True):
+class HistoryRow(msgspec.Struct, frozen=True):
     """One arrow of an entry's life, for ever."""
 
     history_id: str

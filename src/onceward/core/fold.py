@@ -19,7 +19,7 @@ CARRIED: Final = "columns"
 _ABSENT: Final = object()
 
 
-class Said(NamedTuple):
+class EventFacts(NamedTuple):
     """An event, as far as its columns are concerned."""
 
     name: str
@@ -34,35 +34,35 @@ class Digest(NamedTuple):
     sha256: str
 
 
-def _of_detail(field: str) -> Callable[[Said], Any]:
+def _of_detail(field: str) -> Callable[[EventFacts], Any]:
     return lambda said: said.detail.get(field, _ABSENT)
 
 
-def _of_context(field: str) -> Callable[[Said], Any]:
+def _of_context(field: str) -> Callable[[EventFacts], Any]:
     return lambda said: said.context.get(field, _ABSENT)
 
 
-def _text_of_detail(field: str) -> Callable[[Said], Any]:
-    def read(said: Said) -> Any:
+def _text_of_detail(field: str) -> Callable[[EventFacts], Any]:
+    def read(said: EventFacts) -> Any:
         value = said.detail.get(field, _ABSENT)
         return value if value is _ABSENT or value is None else canonical(value).decode()
 
     return read
 
 
-def _digest_of_detail(field: str) -> Callable[[Said], Any]:
-    def read(said: Said) -> Any:
+def _digest_of_detail(field: str) -> Callable[[EventFacts], Any]:
+    def read(said: EventFacts) -> Any:
         value = said.detail.get(field, _ABSENT)
         return value if value is _ABSENT else Digest(value)
 
     return read
 
 
-def _time(_: str) -> Callable[[Said], Any]:
+def _time(_: str) -> Callable[[EventFacts], Any]:
     return lambda said: said.at
 
 
-_SOURCES: Final[Mapping[str, Callable[[str], Callable[[Said], Any]]]] = {
+_SOURCES: Final[Mapping[str, Callable[[str], Callable[[EventFacts], Any]]]] = {
     "detail": _of_detail,
     "context": _of_context,
     "text": _text_of_detail,
@@ -75,7 +75,7 @@ class _Rule(NamedTuple):
     """How one column is stated, by some events or, without any named, by all."""
 
     column: str
-    read: Callable[[Said], Any]
+    read: Callable[[EventFacts], Any]
     events: frozenset[str]
 
 
@@ -105,7 +105,7 @@ class Stated:
             rules.append(_Rule(column, _SOURCES[kind](field), events))
         return cls(rules, defaults)
 
-    def columns(self, said: Said) -> dict[str, Any]:
+    def columns(self, said: EventFacts) -> dict[str, Any]:
         """The columns that an event states, what it carries left aside."""
         rules = self._of_event.get(said.name)
         if rules is None:
@@ -119,7 +119,7 @@ class Stated:
         return found
 
     def unstated(
-        self, said: Said, columns: Mapping[str, Any], known: Mapping[str, Any], first: bool
+        self, said: EventFacts, columns: Mapping[str, Any], known: Mapping[str, Any], first: bool
     ) -> dict[str, Any]:
         """What an event has to carry so that its columns follow from it.
 
@@ -136,7 +136,7 @@ class Stated:
 
 def carry(
     stated: Stated,
-    said: Said,
+    said: EventFacts,
     columns: Mapping[str, Any],
     known: Mapping[str, Any],
     *,
@@ -160,7 +160,7 @@ class Fold:
         self.state: str | None = None
         self.version = self.position = 0
 
-    def take(self, said: Said, position: int) -> None:
+    def take(self, said: EventFacts, position: int) -> None:
         """The next event of the row."""
         if not self.columns:
             self.columns = {**self._stated.defaults, "created_at": said.at, "updated_at": said.at}

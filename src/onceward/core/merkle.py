@@ -14,7 +14,7 @@ def _node(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
-class Tree:
+class MerkleTree:
     """The root of leaves that come one at a time, in memory that grows with their logarithm."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Tree:
 
 
 def root_of(leaves: Iterable[bytes]) -> bytes:
-    tree = Tree()
+    tree = MerkleTree()
     for leaf in leaves:
         tree.add(leaf)
     return tree.root()

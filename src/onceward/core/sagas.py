@@ -58,7 +58,7 @@ class Lease(msgspec.Struct, frozen=True):
     expires_at: Micros
 
 
-class Step(msgspec.Struct, frozen=True):
+class SagaStep(msgspec.Struct, frozen=True):
     """What came of an action or a compensation of a run."""
 
     saga_id: str

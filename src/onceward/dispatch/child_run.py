@@ -34,7 +34,7 @@ from onceward.locks.identity import Identity
 from onceward.locks.watch import watch
 from onceward.people.credentials import VARIABLE
 from onceward.processes import launcher
-from onceward.processes.launcher import FIRST_INHERITED, Ending, Process, environment
+from onceward.processes.launcher import FIRST_INHERITED, Process, ProcessEnd, environment
 from onceward.processes.reports import Reports
 from onceward.store.tables.children import Tokens
 from onceward.store.transaction import Transaction
@@ -379,7 +379,7 @@ class _Commanded:
         }
         if self.credential is not None:
             given[VARIABLE] = self.credential.text()
-        order = launcher.Order(
+        order = launcher.ProcessOrder(
             *(
                 self.token.child_id,
                 self.work.argv,
@@ -442,7 +442,7 @@ class _Commanded:
             except Exception:
                 self.shown = False
 
-    def _ended(self, ending: Ending, reports: Reports) -> Closing:
+    def _ended(self, ending: ProcessEnd, reports: Reports) -> Closing:
         for stream in ("out", "err"):
             self._show(stream, self.redactor.rest(stream))
         detail: dict[str, Any] = {"exit": ending.exit}

@@ -197,7 +197,7 @@ def _end_processes(
     return doubts
 
 
-def _tree_of(token: Token, facts: Facts, gone: bool, files: ChildFiles | None) -> tree.Tree:
+def _tree_of(token: Token, facts: Facts, gone: bool, files: ChildFiles | None) -> tree.ProcessTree:
     """What is known of the processes of a command.
 
     A kernel that may live has its claims open itself, so they tell something of its children only once it is gone."""
@@ -206,7 +206,7 @@ def _tree_of(token: Token, facts: Facts, gone: bool, files: ChildFiles | None) -
         witnesses.append(files.spool.witness(token.child_id))
         if token.target is not None and gone:
             witnesses += files.locks.claim_files(token.target, facts.owner)
-    return tree.Tree(
+    return tree.ProcessTree(
         name=token.child_id,
         leader=facts.leader,
         witnesses=tuple(witnesses),

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.acts import Claim, Payload, act
+from onceward.core.acts import Payload, SignedEvent, act
 from onceward.evidence import sealing
 from onceward.store.transaction import Transaction
 
 
-def _is_seal(claim: Claim, payload: Payload) -> bool:
+def _is_seal(claim: SignedEvent, payload: Payload) -> bool:
     return bool(claim.detail["act"] == "seal")
 
 

@@ -25,9 +25,9 @@ from onceward.store.port import Value
 from onceward.store.schema import table_of
 from onceward.store.table import Table
 from onceward.store.tables.artifacts import RefRow
-from onceward.store.tables.budgets import Debit
+from onceward.store.tables.budgets import DebitRow
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.keys import Key, Signature
+from onceward.store.tables.keys import KeyRow, Signature
 
 T = TypeVar("T")
 FORMAT: Final = "onceward-bundle@1"
@@ -46,7 +46,7 @@ class Member(msgspec.Struct, frozen=True):
     size: int
 
 
-class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class BundlePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The first page of a bundle."""
 
     artifacts: str
@@ -91,7 +91,7 @@ class Reader:
     def close(self) -> None:
         self._file.close()
 
-    def _first(self) -> Page:
+    def _first(self) -> BundlePage:
         try:
             name, size = self._header(0)
         except BadBundle:
@@ -105,7 +105,7 @@ class Reader:
         data = b"".join(self.pieces(name))
         try:
             found = parse(data)
-            page = msgspec.convert(found, Page)
+            page = msgspec.convert(found, BundlePage)
             if canonical(found) != data or canonical(msgspec.to_builtins(page)) != data:
                 raise InvalidConfig("not in canonical form")
             if (
@@ -235,7 +235,7 @@ def record_of(kind: type[T], line: bytes) -> T:
         else:
             fields = kind.__struct_fields__  # type: ignore[attr-defined]
             values = {name: said.get(name) for name in fields}
-            if kind is Key:
+            if kind is KeyRow:
                 values["public_key"] = bytes.fromhex(said["public_key"])
                 values["proof"] = bytes.fromhex(said["proof"])
             found = msgspec.convert(values, kind)
@@ -361,7 +361,7 @@ class BundleRecords:
                 life = self._known.get(event.stream.removeprefix("child:"))
                 if life is not None:
                     life.events.append(event)
-            for debit in self.all(Debit):
+            for debit in self.all(DebitRow):
                 if debit.child_id in self._known and debit.settled != LATE:
                     self._known[debit.child_id].debits.append(debited(debit))
         return {child: self._known[child] for child in children if child in self._known}
@@ -369,7 +369,7 @@ class BundleRecords:
     def debits_of(self, children: Sequence[str]) -> dict[str, list[Debited]]:
         if self._debits is None:
             self._debits = {}
-            for debit in self.all(Debit):
+            for debit in self.all(DebitRow):
                 self._debits.setdefault(debit.child_id, []).append(debited(debit))
         return {child: self._debits[child] for child in children if child in self._debits}
 

@@ -18,14 +18,14 @@ from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.findings import Findings
 from onceward.evidence.members import stream_of
-from onceward.evidence.seal import Head, read_receipt, seal_said
+from onceward.evidence.seal import SealedHead, read_receipt, seal_said
 from onceward.evidence.verify import readable, verify
 from onceward.people.signing import BUILD, SAGA, SEAL, read_envelope
 from onceward.store.schema import bundled
 from onceward.store.tables.artifacts import ArtifactRow, RefRow
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.children import Session
-from onceward.store.tables.keys import Key, Signature
+from onceward.store.tables.children import SessionRow
+from onceward.store.tables.keys import KeyRow, Signature
 
 Progress = Callable[[str, int, int], None]
 _ARTIFACT = re.compile(r"artifacts/[0-9a-f]{64}")
@@ -91,7 +91,7 @@ def _verify_inside(
     _subject(reader, records, findings)
     _artifacts(reader, records, findings)
     _manifest(reader, records, findings)
-    keys = {key.fingerprint: key for key in records.all(Key)}
+    keys = {key.fingerprint: key for key in records.all(KeyRow)}
     ends = _signed_ends(reader, records)
     signers = {signature.fingerprint for signature in records.all(Signature)}
     if reader.has("seal.json"):
@@ -149,7 +149,7 @@ def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None
         "build": [row.build_id for row in records.all(Build)],
         "saga": [row.saga_id for row in records.all(Run)],
         "entry": [row.entry_id for row in records.all(Entry)],
-        "session": [row.session_id for row in records.all(Session)],
+        "session": [row.session_id for row in records.all(SessionRow)],
     }
     others = [kind for kind in ("build", "saga", "entry") if found[kind] and kind != page.kind]
     if found[page.kind] != [page.subject] or others:
@@ -199,7 +199,7 @@ def _manifest(reader: Reader, records: BundleRecords, findings: Findings) -> Non
 
 
 def _sealed(
-    reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, Key]
+    reader: Reader, records: BundleRecords, findings: Findings, keys: dict[str, KeyRow]
 ) -> str:
     """The stream of the subject is among those that were sealed."""
     from onceward.people.signing import genuine
@@ -213,7 +213,7 @@ def _sealed(
             raise ValueError
         told, head, proof = (
             seal_said(envelope.said()["predicate"]),
-            Head(*found["head"]),
+            SealedHead(*found["head"]),
             found["proof"],
         )
         if canonical(found) != data:

@@ -10,7 +10,7 @@ from onceward.changes.machine import CHANGE, CHANGE_SET
 from onceward.changes.manifest import Manifest, manifest_of
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.chain import Event
-from onceward.core.changes import DECISIONS, Decision, Entry, Envelope, History
+from onceward.core.changes import DECISIONS, Decision, Entry, HistoryRow, ManifestEnvelope
 from onceward.evidence.cuts import Expect, Pairs
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
@@ -19,14 +19,14 @@ from onceward.store.tables.artifacts import RefRow
 from onceward.store.tables.changes import DependencyRow, SweepRow, UnitRow
 
 if TYPE_CHECKING:
-    from onceward.core.bodies import Body
+    from onceward.core.bodies import EventBody
     from onceward.evidence.walk import Stream
 
 _MACHINES: Final = {"change": CHANGE, "change_set": CHANGE_SET}
 PREFIXES: Final = ("ent_", "cst_")
 
 
-class Backlog:
+class ChangeStreams:
     """Entries and change sets, each by its own stream."""
 
     def __init__(self, records: Records, findings: Findings, expect: Expect) -> None:
@@ -73,7 +73,7 @@ class Backlog:
                     f"{actor} approved what {actor} proposed, and no setting allowed it",
                 )
 
-    def note(self, stream: Stream, event: Event, body: Body) -> None:
+    def note(self, stream: Stream, event: Event, body: EventBody) -> None:
         facts = event.facts()
         said = facts["detail"]
         if event.seq == 1:
@@ -124,7 +124,7 @@ class Backlog:
         if decision:
             self._decide(event, body, said, decision)
 
-    def _decide(self, event: Event, body: Body, said: dict[str, Any], decision: str) -> None:
+    def _decide(self, event: Event, body: EventBody, said: dict[str, Any], decision: str) -> None:
         actor, manifest = body.context.actor, said.get("manifest")
         told = (
             manifest,
@@ -175,7 +175,7 @@ class Backlog:
         entry_id = entry.entry_id
         self._check_history(entry_id)
         envelopes = sorted(
-            self._records.of(Envelope, entry_id=entry_id), key=lambda one: one.revision
+            self._records.of(ManifestEnvelope, entry_id=entry_id), key=lambda one: one.revision
         )
         proposed = [(one.content_hash, one.author, one.made_at) for one in envelopes]
         revisions = [one.revision for one in envelopes]
@@ -209,7 +209,7 @@ class Backlog:
         self._pairs.close(entry_id)
 
     def _check_history(self, entry_id: str) -> None:
-        rows = sorted(self._records.of(History, entry_id=entry_id), key=lambda row: row.seq)
+        rows = sorted(self._records.of(HistoryRow, entry_id=entry_id), key=lambda row: row.seq)
         found = [
             (row.from_state, row.to_state, row.actor, row.reason, row.at, row.detail.encode())
             for row in rows
@@ -226,7 +226,7 @@ class Backlog:
         if [row.signature_ref for row in rows] != signed:
             self._fault(entry_id, "who signed its history is not what its events say")
 
-    def _check_envelope(self, envelope: Envelope) -> None:
+    def _check_envelope(self, envelope: ManifestEnvelope) -> None:
         subject = envelope.entry_id
         if sha256_hex(envelope.body.encode()) != envelope.content_hash:
             self._fault(subject, "what is proposed is not what its hash says")

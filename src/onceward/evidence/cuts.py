@@ -11,7 +11,7 @@ from onceward.core.changes import (
     Affected,
     ChangeSet,
     Decision,
-    Envelope,
+    ManifestEnvelope,
     PairSignature,
     VerifyResult,
     result_digest,
@@ -72,7 +72,7 @@ class Pairs:
         proposed = (
             []
             if decision is None
-            else list(self._records.of(Envelope, entry_id=change_set.entry_id))
+            else list(self._records.of(ManifestEnvelope, entry_id=change_set.entry_id))
         )
         bodies = [
             one.body

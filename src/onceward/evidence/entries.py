@@ -18,7 +18,7 @@ from onceward.registry.rules import digest_of
 from onceward.store.tables.registry import MetaRow
 
 if TYPE_CHECKING:
-    from onceward.core.bodies import Body
+    from onceward.core.bodies import EventBody
     from onceward.evidence.walk import Stream
 
 _MACHINES: Final[dict[str, Machine]] = {"collection": COLLECTION, "grant": GRANT, "value": VALUE}
@@ -45,7 +45,7 @@ class Entries:
         """The first collection of each name: whom the name was given to."""
         self._source = self._scope = ""
 
-    def note(self, stream: Stream, event: Event, body: Body) -> None:
+    def note(self, stream: Stream, event: Event, body: EventBody) -> None:
         machine = _MACHINES.get(event.source)
         if machine is None or (event.seq > 1 and event.source != self._source):
             self._findings.fault(

@@ -15,9 +15,9 @@ from onceward.core.canon import canonical
 from onceward.core.durable import publish
 from onceward.core.steps import manifest_line
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
-from onceward.evidence.bundle import FORMAT, Member, Page, header, line_of, padding
+from onceward.evidence.bundle import FORMAT, BundlePage, Member, header, line_of, padding
 from onceward.evidence.members import file_of
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.selection import Selection, selected
 from onceward.store.tables.artifacts import ArtifactRow
 
@@ -27,8 +27,12 @@ _SPOOLED = 1 << 22
 
 
 def export(
-    rows: Rows, subject: str, path: Path, pieces: Callable[[str], Iterator[bytes]], whole: bool
-) -> Page:
+    rows: StoreRecords,
+    subject: str,
+    path: Path,
+    pieces: Callable[[str], Iterator[bytes]],
+    whole: bool,
+) -> BundlePage:
     """Write the bundle of a build, saga, session or change into a new file; `pieces` reads an artifact."""
     if path.exists():
         raise InvalidConfig(
@@ -53,7 +57,7 @@ def export(
 
 def _write(
     selection: Selection, out: IO[bytes], pieces: Callable[[str], Iterator[bytes]], whole: bool
-) -> Page:
+) -> BundlePage:
     members: list[tuple[Member, IO[bytes]]] = []
     artifacts: list[ArtifactRow] = []
 
@@ -84,7 +88,7 @@ def _write(
         listed += [Member(f"artifacts/{row.sha256}", row.sha256, row.size) for row in artifacts]
     signed = selection.rows.workspace() if selection.keys else ""
     subject = selection.subject
-    page = Page(
+    page = BundlePage(
         artifacts="whole" if whole else "digests",
         files=listed,
         format=FORMAT,

@@ -10,10 +10,10 @@ from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.records import ChildRecord
 from onceward.dispatch.budget import Debited
-from onceward.store.tables.budgets import Debit
+from onceward.store.tables.budgets import DebitRow
 
 
-def debited(debit: Debit) -> Debited:
+def debited(debit: DebitRow) -> Debited:
     """A debit as the rules know it."""
     return Debited(
         lane=debit.budget_lane,

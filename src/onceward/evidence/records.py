@@ -86,7 +86,7 @@ class Records(Protocol):
         ...
 
 
-class Rows:
+class StoreRecords:
     """A store's records, as of one moment."""
 
     whole = True

@@ -17,10 +17,10 @@ from onceward.evidence.bundle import BundleRecords, Reader
 from onceward.evidence.differences import Difference, Differs
 from onceward.evidence.records import Records
 from onceward.evidence.replay_session import SessionReplay
-from onceward.store.tables.children import Session
+from onceward.store.tables.children import SessionRow
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class ReplayResult(msgspec.Struct, frozen=True):
     """What came of a replay."""
 
     sha256: str
@@ -35,7 +35,7 @@ def replay(
     records: Records,
     sessions: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Replay some sessions, or all there are."""
     whole = hashlib.sha256()
     events = children = count = 0
@@ -48,7 +48,7 @@ def replay(
         one = SessionReplay(records, session, row, progress)
         found = _outcome(one)
         if found is not None:
-            return Replayed(
+            return ReplayResult(
                 sha256=one.made.hexdigest(),
                 events=events + one.events,
                 children=children + one.ended,
@@ -58,14 +58,14 @@ def replay(
         whole.update(one.made.digest())
         events, children = events + one.events, children + one.ended
     lost = _lost(records, missing, sessions is None, events)
-    return Replayed(
+    return ReplayResult(
         sha256=whole.hexdigest(), events=events, children=children, sessions=count, difference=lost
     )
 
 
-def _all(records: Records) -> Iterator[tuple[str, Session | None]]:
+def _all(records: Records) -> Iterator[tuple[str, SessionRow | None]]:
     """Every session with its row, in order; a build that was never begun has a stream, and no session yet."""
-    rows = records.all(Session)
+    rows = records.all(SessionRow)
     row = next(rows, None)
     for build in records.all(Build):
         while row is not None and row.session_id < build.build_id:
@@ -78,7 +78,7 @@ def _all(records: Records) -> Iterator[tuple[str, Session | None]]:
         row = next(rows, None)
 
 
-def replay_bundle(path: Path, progress: Callable[[int], None] | None = None) -> Replayed:
+def replay_bundle(path: Path, progress: Callable[[int], None] | None = None) -> ReplayResult:
     """Replay what a bundle holds, with nothing else; one that is not whole is refused."""
     reader = Reader(path)
     try:

@@ -14,7 +14,7 @@ from onceward.builds.machine import BUILD
 from onceward.core.bodies import decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import Event, body_of, link
-from onceward.core.fold import CARRIED, Said, carry
+from onceward.core.fold import CARRIED, EventFacts, carry
 from onceward.core.lanes import LANES
 from onceward.core.records import Build, ChildRecord, Move, Owner, Token
 from onceward.dispatch import machine as rules
@@ -25,11 +25,11 @@ from onceward.evidence.differences import Differs, decoded, explain, place
 from onceward.evidence.findings import Findings
 from onceward.evidence.lives import Life, cancel_mismatch
 from onceward.evidence.records import Records, batches
-from onceward.evidence.steps import TOLD, Steps
+from onceward.evidence.steps import TOLD, StepHistory
 from onceward.store.schema import LIFECYCLES, context_of
-from onceward.store.tables.budgets import Debit, LaneTotal
+from onceward.store.tables.budgets import DebitRow, LaneTotal
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.children import Session
+from onceward.store.tables.children import SessionRow
 
 _NOBODY: Final = Owner(host="", boot="", pid=0, start="", fence=0)
 _MADE_FOR_CHILD: Final = frozenset(
@@ -76,7 +76,7 @@ class SessionReplay:
         self,
         records: Records,
         session: str,
-        row: Session | None,
+        row: SessionRow | None,
         progress: Callable[[int], None] | None,
     ) -> None:
         self.records, self.row, self.session = records, row, session
@@ -98,7 +98,7 @@ class SessionReplay:
         self._asked: dict[str, list[str]] = {}
         """By child, the requests to end it."""
         self._build = ("new", 0)
-        self._steps = Steps(session)
+        self._steps = StepHistory(session)
 
     @property
     def looking_at(self) -> str:
@@ -200,7 +200,7 @@ class SessionReplay:
         said = {**move.said(), "parent_stream_id": self.stream, "parent_seq": self.seq + 1}
         said |= carry(
             CHILD.stated,
-            Said(name, event.at, context, said),
+            EventFacts(name, event.at, context, said),
             move.columns,
             move.known,
             first=move.opens,
@@ -364,7 +364,7 @@ class SessionReplay:
         """Running totals, debit by debit: none that was asked for may pass its limit."""
         sums: dict[str, int] = {}
         for lane, debits in groupby(
-            self.records.of(Debit, parent_session_id=self.session), lambda d: d.budget_lane
+            self.records.of(DebitRow, parent_session_id=self.session), lambda d: d.budget_lane
         ):
             total = 0
             for number, debit in enumerate(debits, 1):

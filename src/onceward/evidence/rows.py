@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from onceward.core.chain import Event
-from onceward.core.fold import Fold, Said
+from onceward.core.fold import EventFacts, Fold
 from onceward.core.machine import Machine
 from onceward.evidence.ahead import Ahead
 from onceward.evidence.findings import Findings
@@ -47,7 +47,7 @@ class FoldedRows:
         if self._fold is None:
             self._fold = Fold(machine.stated)
             self._terminal = machine.terminal
-        said = Said(facts["event"], event.at, facts["context"], facts["detail"])
+        said = EventFacts(facts["event"], event.at, facts["context"], facts["detail"])
         self._fold.take(said, event.position)
 
     def close(self, subject: str) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from onceward.core.canon import canonical
 from onceward.core.chain import Event
 from onceward.core.machine import MachineError
-from onceward.core.sagas import Step
+from onceward.core.sagas import SagaStep
 from onceward.core.steps import result_digest
 from onceward.core.vocabulary import Audit
 from onceward.evidence.ahead import Ahead
@@ -21,7 +21,7 @@ from onceward.evidence.steps import outputs_of
 from onceward.sagas.machine import Shape, failure, machine_of
 
 if TYPE_CHECKING:
-    from onceward.core.bodies import Body
+    from onceward.core.bodies import EventBody
     from onceward.evidence.walk import Stream
 
 _PASSED: Final = "WORKER_PASS"
@@ -35,7 +35,7 @@ class Sagas:
         self._consumed = consumed
         """Where in the order of all events each grant was used up."""
         self._runs = FoldedRows(records, findings, "saga", counted="sagas")
-        self._steps = Ahead(records.all(Step), lambda step: step.saga_id)
+        self._steps = Ahead(records.all(SagaStep), lambda step: step.saga_id)
         self._grant: str | None = None
         """The grant that the run works under."""
         self._shape: Shape | None = None
@@ -44,7 +44,7 @@ class Sagas:
         self._audits: dict[str, Audit] = {}
         """The audit rows that events tell of."""
 
-    def note(self, stream: Stream, event: Event, body: Body) -> None:
+    def note(self, stream: Stream, event: Event, body: EventBody) -> None:
         facts = event.facts()
         said = facts["detail"]
         if event.seq == 1:
@@ -119,7 +119,7 @@ class Sagas:
                 "state", stream.subject, f"its {side} {step} was tried, and is not recorded"
             )
 
-    def _objection(self, step: Step, body: bytes | None) -> str:
+    def _objection(self, step: SagaStep, body: bytes | None) -> str:
         """Why a step is not what the events of its child and its run say."""
         if body is None:
             self._told.pop((step.step, step.side), None)

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.core.canon import canonical, parse
 from onceward.core.merkle import (
-    Tree,
+    MerkleTree,
     consistency_proof,
     consistent,
     included,
@@ -26,7 +26,7 @@ FORMAT: Final = "onceward-seal@1"
 _PAGE = 1000
 
 
-class Head(msgspec.Struct, frozen=True):
+class SealedHead(msgspec.Struct, frozen=True):
     """Where a stream ended when it was sealed."""
 
     stream: str
@@ -37,7 +37,7 @@ class Head(msgspec.Struct, frozen=True):
         return canonical({"hash": self.hash, "seq": self.seq, "stream": self.stream})
 
 
-def heads_at(rows: Reads, position: int) -> Iterator[Head]:
+def heads_at(rows: Reads, position: int) -> Iterator[SealedHead]:
     """The head of every stream as of a place in the order of all events, by name."""
     after = ""
     while True:
@@ -49,7 +49,7 @@ def heads_at(rows: Reads, position: int) -> Iterator[Head]:
             (position, position, after, _PAGE),
         )
         yield from (
-            Head(stream, seq, hash_.hex()) for stream, seq, hash_ in page if seq is not None
+            SealedHead(stream, seq, hash_.hex()) for stream, seq, hash_ in page if seq is not None
         )
         if len(page) < _PAGE:
             return
@@ -119,7 +119,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     envelope: Envelope
     public: bytes
-    heads: Sequence[Head] = ()
+    heads: Sequence[SealedHead] = ()
     since: Since | None = None
 
     @property
@@ -144,7 +144,7 @@ def read_receipt(data: bytes, name: str) -> Receipt:
     try:
         found = parse(data)
         envelope, public = read_envelope(found["envelope"]), bytes.fromhex(found["public"])
-        heads = [Head(*head) for head in found.get("heads", ())]
+        heads = [SealedHead(*head) for head in found.get("heads", ())]
         since = msgspec.convert(found["since"], Since) if "since" in found else None
         receipt = Receipt(envelope, public, heads, since)
         if found["format"] != FORMAT or canonical(receipt.document()) != canonical(found):
@@ -212,9 +212,11 @@ def _bytes(steps: Sequence[str]) -> list[bytes]:
 class Against:
     """Takes the heads of a pass over the events as they come and holds them against a seal."""
 
-    def __init__(self, name: str, said: Mapping[str, Any], heads: Sequence[Head] = ()) -> None:
+    def __init__(
+        self, name: str, said: Mapping[str, Any], heads: Sequence[SealedHead] = ()
+    ) -> None:
         self.name, self.said = name, said
-        self._tree = Tree()
+        self._tree = MerkleTree()
         self._sealed = {head.stream: head for head in heads}
         self._wrong: list[str] = []
 
@@ -222,7 +224,7 @@ class Against:
         return Anchor(self.said["position"], self._take)
 
     def _take(self, stream: str, seq: int, hash_: bytes) -> None:
-        found = Head(stream, seq, hash_.hex())
+        found = SealedHead(stream, seq, hash_.hex())
         self._tree.add(found.leaf())
         sealed = self._sealed.pop(stream, None)
         if sealed is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onceward.core.canon import canonical
 from onceward.core.durable import replace
-from onceward.core.merkle import Tree
+from onceward.core.merkle import MerkleTree
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery, StaleVersion
 from onceward.evidence.seal import Receipt, heads_at, seal_statement, since
 from onceward.people import statements
@@ -17,7 +17,7 @@ from onceward.people.signing import genuine, read_envelope
 from onceward.store.port import Reads
 from onceward.store.tables.events import head_of, last_position
 from onceward.store.tables.keys import (
-    Seal,
+    SealRow,
     all_seals,
     find_key,
     find_signature,
@@ -34,7 +34,7 @@ def prepare(rows: Reads, signer: Signer, older: Receipt | None = None) -> Receip
     position = last_position(rows)
     before = [seal.statement_hash for seal in all_seals(rows)]
     heads = list(heads_at(rows, position))
-    tree = Tree()
+    tree = MerkleTree()
     for head in heads:
         tree.add(head.leaf())
     fingerprint = signer.key.fingerprint
@@ -74,7 +74,7 @@ def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
             "the seal is of events that are not here", context={"position": position}
         )
     before = [seal.statement_hash for seal in all_seals(tx)]
-    tree = Tree()
+    tree = MerkleTree()
     for head in heads_at(tx, position):
         tree.add(head.leaf())
     root = tree.root()
@@ -94,7 +94,7 @@ def add(tx: Transaction, actor: str, document: Any) -> dict[str, Any]:
         )
     statements.note(tx, envelope, {"act": "seal", "principal": actor, "nonce": root.hex()}, actor)
     number = len(before) + 1
-    seal = Seal(
+    seal = SealRow(
         seal_no=number,
         position=position,
         streams=tree.size,

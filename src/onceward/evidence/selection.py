@@ -15,32 +15,32 @@ from onceward.core.changes import (
     ChangeSet,
     Decision,
     Entry,
-    Envelope,
-    History,
+    HistoryRow,
+    ManifestEnvelope,
     PairSignature,
     VerifyResult,
 )
 from onceward.core.grants import Grant
 from onceward.core.merkle import inclusion_proof
 from onceward.core.records import Build, ChildRecord
-from onceward.core.sagas import Run, Step
+from onceward.core.sagas import Run, SagaStep
 from onceward.core.vocabulary import Audit, Collection, Value
 from onceward.evidence.bundle import in_order
 from onceward.evidence.members import stream_of
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.seal import heads_at
-from onceward.people.signing import Envelope as Dsse
+from onceward.people.signing import Envelope
 from onceward.store.schema import bundled, table_of
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.artifacts import ArtifactRow, RefRow
-from onceward.store.tables.budgets import Debit, LaneTotal
+from onceward.store.tables.budgets import DebitRow, LaneTotal
 from onceward.store.tables.builds import PlanRow
 from onceward.store.tables.changes import DependencyRow, UnitRow
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.children import Session
+from onceward.store.tables.children import SessionRow
 from onceward.store.tables.events import events_named, events_of, head_of
 from onceward.store.tables.keys import (
-    Key,
+    KeyRow,
     Signature,
     find_key,
     find_signature,
@@ -55,11 +55,11 @@ _BATCH = 200
 class Selection:
     """What belongs to a build, a saga's run or a session."""
 
-    def __init__(self, rows: Rows, subject: str) -> None:
+    def __init__(self, rows: StoreRecords, subject: str) -> None:
         self.rows, self.subject = rows, subject
         session_id = subject
         self.builds = list(rows.of(Build, build_id=session_id))
-        self.sessions = list(rows.of(Session, session_id=session_id))
+        self.sessions = list(rows.of(SessionRow, session_id=session_id))
         self.children = list(rows.of(ChildRecord, parent_session_id=session_id))
         self.checkpoints = list(rows.of(Checkpoint, build_id=session_id))
         self.runs = list(rows.of(Run, saga_id=session_id))
@@ -90,7 +90,7 @@ class Selection:
         }
         return {
             Run: self.runs,
-            Step: list(self.rows.of(Step, saga_id=run.saga_id)),
+            SagaStep: list(self.rows.of(SagaStep, saga_id=run.saga_id)),
             Grant: list(self.rows.of(Grant, grant_id=run.grant_id)) if run.grant_id else [],
             Collection: list(self.rows.of(Collection, root=root)),
             Value: [values[vocab_id] for vocab_id in sorted(values)],
@@ -113,10 +113,10 @@ class Selection:
         refs = self._refs()
         found: dict[Any, Iterable[msgspec.Struct]] = {
             Build: self.builds,
-            Session: self.sessions,
+            SessionRow: self.sessions,
             ChildRecord: children,
             LaneTotal: self.rows.of(LaneTotal, parent_session_id=session),
-            Debit: self.rows.of(Debit, parent_session_id=session),
+            DebitRow: self.rows.of(DebitRow, parent_session_id=session),
             PlanRow: [
                 plan
                 for plan_hash in sorted(plans)
@@ -127,7 +127,7 @@ class Selection:
             PermitRow: self.rows.of(PermitRow, build_id=session),
             RefRow: refs,
             ArtifactRow: self._artifacts(refs),
-            Key: self.keys,
+            KeyRow: self.keys,
             Signature: self.signatures,
         }
         found |= self.governed
@@ -157,7 +157,7 @@ class Selection:
                 if b'"signed":"' in event.body:
                     self._signed.add(event.facts()["context"].get("signed", ""))
         signatures = {signature.statement_hash: signature for signature in self.vouched()}
-        keys: dict[str, Key] = {}
+        keys: dict[str, KeyRow] = {}
         self.seal = self._seal()
         wanted = {signature.fingerprint for signature in signatures.values()} | (
             {self.seal[1]} if self.seal else set()
@@ -186,7 +186,7 @@ class Selection:
         """What was signed without being asked for: how it ended."""
         return signatures_about(self.rows.rows, self.subject)
 
-    def _signed_for(self, key: Key) -> Iterator[str]:
+    def _signed_for(self, key: KeyRow) -> Iterator[str]:
         """The statements that asked for a key to come and to go."""
         for seq in (key.added_seq, key.revoked_seq):
             if seq is not None:
@@ -205,7 +205,7 @@ class Selection:
         if index is None or head_of(rows, stream)[0] != heads[index].seq:
             return None
         path = [step.hex() for step in inclusion_proof([head.leaf() for head in heads], index)]
-        envelope = Dsse(signed.statement.encode(), signed.fingerprint, signed.signature)
+        envelope = Envelope(signed.statement.encode(), signed.fingerprint, signed.signature)
         head = heads[index]
         said = {
             "envelope": envelope.document(),
@@ -241,14 +241,14 @@ class EntrySelection(Selection):
     def belongings(self) -> dict[Any, list[Any]]:
         of, entry_id = self.rows.of, self.subject
         envelopes, sets = (
-            list(of(Envelope, entry_id=entry_id)),
+            list(of(ManifestEnvelope, entry_id=entry_id)),
             list(of(ChangeSet, entry_id=entry_id)),
         )
         found: dict[Any, list[Any]] = {
             Entry: list(of(Entry, entry_id=entry_id)),
-            History: list(of(History, entry_id=entry_id)),
+            HistoryRow: list(of(HistoryRow, entry_id=entry_id)),
             DependencyRow: list(of(DependencyRow, entry_id=entry_id)),
-            Envelope: envelopes,
+            ManifestEnvelope: envelopes,
             UnitRow: [
                 unit for one in envelopes for unit in of(UnitRow, manifest_id=one.manifest_id)
             ],
@@ -274,7 +274,7 @@ class EntrySelection(Selection):
 
     def owners(self) -> set[str]:
         return {
-            *(one.manifest_id for one in self.governed[Envelope]),
+            *(one.manifest_id for one in self.governed[ManifestEnvelope]),
             *(o.change_set_id for o in self.governed[ChangeSet]),
         }
 
@@ -290,7 +290,7 @@ def _place(kind: Any, row: Any) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in table_of(kind).in_order)
 
 
-def selected(rows: Rows, subject: str) -> Selection:
+def selected(rows: StoreRecords, subject: str) -> Selection:
     """All that belongs to a subject, whatever it is."""
     selection = (
         EntrySelection(rows, subject) if subject.startswith("ent_") else Selection(rows, subject)

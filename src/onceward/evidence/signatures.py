@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.acts import Claim, disagreement, find_act, misfit
+from onceward.core.acts import SignedEvent, disagreement, find_act, misfit
 from onceward.core.canon import digest, sha256_hex
 from onceward.core.chain import Event
-from onceward.core.merkle import Tree
+from onceward.core.merkle import MerkleTree
 from onceward.errors import OncewardError
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records
@@ -27,12 +27,12 @@ from onceward.people.signing import (
     objection,
     possession,
 )
-from onceward.store.tables.keys import Key, Seal, Signature
+from onceward.store.tables.keys import KeyRow, SealRow, Signature
 from onceward.store.tables.principals import PrincipalRow, RoleRow
-from onceward.store.tables.tokens import Token
+from onceward.store.tables.tokens import BearerToken
 
 if TYPE_CHECKING:
-    from onceward.core.bodies import Body, Detail
+    from onceward.core.bodies import Detail, EventBody
 
 
 _PAIR_ROLES: Final = {
@@ -53,11 +53,11 @@ class SignatureCheck:
     def __init__(self, records: Records, findings: Findings) -> None:
         self._records, self._findings = records, findings
         self._workspace = records.workspace()
-        self._keys = {key.fingerprint: key for key in records.all(Key)}
+        self._keys = {key.fingerprint: key for key in records.all(KeyRow)}
         self._told: dict[str, tuple[int, int | None]] = {}
         """From where to where each key was in force, by the events."""
         self._signatures = records.all(Signature)
-        self._claims: dict[str, list[Claim]] = {}
+        self._claims: dict[str, list[SignedEvent]] = {}
         self._newest: tuple[str, dict[str, Any], int] | None = None
         """The act that was read last, and how often it was done."""
         self._roles: dict[str, set[str]] = {}
@@ -69,7 +69,7 @@ class SignatureCheck:
         """What builds had spent when their end was signed, by lane."""
         self._pairs: dict[str, Mapping[str, Any]] = {}
         """What changes say was signed, by the hash of the statement."""
-        self._tokens: dict[str, Token] = {}
+        self._tokens: dict[str, BearerToken] = {}
         """Tokens as the events tell of them."""
         self._position = 0
         """Where the act that is read now stands in the order of all events."""
@@ -82,7 +82,7 @@ class SignatureCheck:
             self._findings.fault("signature", statement[:16], "two changes name it")
         self._pairs[statement] = said
 
-    def look_at(self, event: Event, body: Body) -> None:
+    def look_at(self, event: Event, body: EventBody) -> None:
         """An event that somebody asked for names the statement; one that names a statement is what it asked for."""
         context, place = body.context, f"{event.stream}#{event.seq}"
         if not context.signed:
@@ -94,7 +94,7 @@ class SignatureCheck:
             return
         subject = event.stream.partition(":")[2]
         detail = msgspec.structs.asdict(body.detail)
-        said = Claim(
+        said = SignedEvent(
             place=place,
             actor=context.actor,
             event=body.event,
@@ -114,7 +114,7 @@ class SignatureCheck:
             return
         self._claims.setdefault(context.signed, []).append(said)
 
-    def follow(self, event: Event, body: Body) -> None:
+    def follow(self, event: Event, body: EventBody) -> None:
         """One event of the workspace's stream."""
         detail, place = body.detail, f"workspace#{event.seq}"
         if body.event == "KEY_ADDED":
@@ -139,7 +139,7 @@ class SignatureCheck:
             self._act(event, detail, place)
         elif body.event == "TOKEN_MADE":
             said = (detail.token_id, detail.principal, detail.token_hash, detail.note)
-            self._tokens[detail.token_id] = Token(*said, event.seq, None, detail.expires_at)
+            self._tokens[detail.token_id] = BearerToken(*said, event.seq, None, detail.expires_at)
         elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
             made = self._tokens[detail.token_id]
             self._tokens[detail.token_id] = msgspec.structs.replace(made, revoked_seq=event.seq)
@@ -208,7 +208,9 @@ class SignatureCheck:
             return error.message
         return self._read(said, key, detail, found)
 
-    def _read(self, said: dict[str, Any], key: Key, detail: Detail, found: Signature) -> str | None:
+    def _read(
+        self, said: dict[str, Any], key: KeyRow, detail: Detail, found: Signature
+    ) -> str | None:
         """The bytes are genuine: hold what they say against what the records say, field by field."""
         try:
             told = said["predicate"]
@@ -341,8 +343,8 @@ class SignatureCheck:
 
     def _check_seals(self) -> None:
         """Every seal that was signed is there, says what was signed, and knows of those before it."""
-        rows = list(self._records.all(Seal))
-        log = Tree()
+        rows = list(self._records.all(SealRow))
+        log = MerkleTree()
         for number, (row, signed) in enumerate(zip_longest(rows, self._seals), 1):
             if row is None or signed is None:
                 why = "it was signed, and is not there" if row is None else "nobody signed it"
@@ -359,7 +361,7 @@ class SignatureCheck:
             log.add(bytes.fromhex(hash_))
 
     def _check_tokens(self) -> None:
-        for row in self._records.all(Token):
+        for row in self._records.all(BearerToken):
             self._findings.count("tokens")
             if self._tokens.pop(row.token_id, None) != row:
                 self._findings.fault("token", row.token_id, "it is not what the events say")

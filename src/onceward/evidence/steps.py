@@ -10,7 +10,7 @@ import msgspec
 
 from onceward.core.canon import digest
 from onceward.core.chain import Event
-from onceward.core.sagas import Step
+from onceward.core.sagas import SagaStep
 from onceward.core.steps import Output, manifest_line, result_digest, step_name
 from onceward.evidence.findings import Findings
 from onceward.evidence.records import Records, batches
@@ -18,7 +18,7 @@ from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
-    from onceward.core.bodies import Body, Detail
+    from onceward.core.bodies import Detail, EventBody
 
 TOLD: Final = frozenset(
     {
@@ -35,7 +35,7 @@ TOLD: Final = frozenset(
 """The events of a session that speak of steps which no child of it made, or that a person decided about."""
 
 
-class Steps:
+class StepHistory:
     """What the events of one build say: remembered for one build at a time."""
 
     def __init__(self, build_id: str) -> None:
@@ -51,7 +51,7 @@ class Steps:
         self.made: str | None = None
         """What the whole build made, by its last event."""
 
-    def note(self, event: Event, body: Body) -> None:
+    def note(self, event: Event, body: EventBody) -> None:
         name, detail = body.event, body.detail
         if name == "STEP_REUSED":
             self._reused[detail.step] = (
@@ -246,7 +246,7 @@ def _cost_of(said: Mapping[str, Any]) -> tuple[int, int, int]:
     return (*sums, said.get("attempt", 1))
 
 
-def outputs_of(row: Checkpoint | Step) -> list[Output]:
+def outputs_of(row: Checkpoint | SagaStep) -> list[Output]:
     if row.outputs == "[]":
         return []
     return msgspec.convert(

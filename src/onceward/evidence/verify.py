@@ -20,12 +20,12 @@ from onceward.dispatch.budget import ASKED, LATE, MODE
 from onceward.errors import OncewardError, StorageError
 from onceward.evidence.ahead import weight
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import Records, Rows, batches
+from onceward.evidence.records import Records, StoreRecords, batches
 from onceward.evidence.walk import Anchor, Walk, answer_mark, late_mark
 from onceward.store.copy import pages
 from onceward.store.port import Reads
 from onceward.store.tables.artifacts import RefRow
-from onceward.store.tables.budgets import Debit, LaneTotal, workspace_lanes
+from onceward.store.tables.budgets import DebitRow, LaneTotal, workspace_lanes
 from onceward.store.tables.builds import PlanRow
 from onceward.store.tables.permits import PermitRow
 from onceward.store.tables.requests import UNTOLD, Ledger
@@ -34,7 +34,7 @@ from onceward.store.transaction import dedupe_key
 
 def verify_rows(rows: Reads) -> Findings:
     """What a store's rows say of themselves; its files are looked at by `verify` of a workspace."""
-    return verify(Rows(rows))
+    return verify(StoreRecords(rows))
 
 
 def verify(
@@ -57,7 +57,7 @@ def verify(
             _totals(records, findings, walk)
         with readable(findings, "the permits"):
             _permits(records, findings, walk)
-        if isinstance(records, Rows):
+        if isinstance(records, StoreRecords):
             with readable(findings, "the requests"):
                 _requests(records, findings, walk)
             with readable(findings, "the outbox"):
@@ -117,7 +117,7 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
                     "totals", build, f"{lane} is not what was signed when the build ended"
                 )
     for (session, lane), debits in groupby(
-        records.all(Debit), lambda d: (d.parent_session_id, d.budget_lane)
+        records.all(DebitRow), lambda d: (d.parent_session_id, d.budget_lane)
     ):
         summed = 0
         for number, debit in enumerate(debits, 1):
@@ -157,7 +157,7 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
             findings.fault(
                 "totals", stream, "what was debited after a child's end is not what its events say"
             )
-    if isinstance(records, Rows):
+    if isinstance(records, StoreRecords):
         for lane, _, said in workspace_lanes(records.rows):
             if said != whole.get(lane, 0):
                 findings.fault(
@@ -221,7 +221,7 @@ def _refs(records: Records, findings: Findings) -> None:
     """All that is referred to is known."""
     for some in batches(records.all(RefRow)):
         findings.count("refs", len(some))
-    if not isinstance(records, Rows):
+    if not isinstance(records, StoreRecords):
         return
     lost = records.rows.read(
         "SELECT r.owner, r.name FROM artifact_refs r LEFT JOIN artifacts a ON a.sha256 = r.sha256"
@@ -231,7 +231,7 @@ def _refs(records: Records, findings: Findings) -> None:
         findings.fault("ref", f"{owner} {name}", "what it refers to is not known")
 
 
-def _requests(records: Rows, findings: Findings, walk: Walk) -> None:
+def _requests(records: StoreRecords, findings: Findings, walk: Walk) -> None:
     """Every request is what it was asked with; every answer is what its event says, and no answer is gone."""
     left = walk.answered
     for request in records.all(Ledger):
@@ -246,7 +246,7 @@ def _requests(records: Rows, findings: Findings, walk: Walk) -> None:
         _name_answers(records, findings)
 
 
-def _name_answers(records: Rows, findings: Findings) -> None:
+def _name_answers(records: StoreRecords, findings: Findings) -> None:
     """Which requests are not what the events of their answers say."""
     told = {}
     for event in records.stream("workspace"):
@@ -291,7 +291,7 @@ def _count_posted(rows: Reads, first: int, last: int, sink: str) -> int:
     return int(count)
 
 
-def _outbox(records: Rows, findings: Findings, walk: Walk) -> None:
+def _outbox(records: StoreRecords, findings: Findings, walk: Walk) -> None:
     """Every event is delivered, or waits to be, wherever it was to go; and nothing else is."""
     ends = [*(place for place, _ in walk.sinks[1:]), MAX_INTEGER]
     for (first, sinks), last in zip(walk.sinks, ends, strict=bool(walk.sinks)):
@@ -326,7 +326,7 @@ _POSTED_KEY: Final = {
 }
 
 
-def _check_keys(records: Rows, findings: Findings, table: str) -> None:
+def _check_keys(records: StoreRecords, findings: Findings, table: str) -> None:
     """What was delivered, or waits to be, is under the key of its event."""
     columns = ("sink", "dedupe_key", "position")
     rows = pages(records.rows, table, _POSTED_KEY[table], columns)

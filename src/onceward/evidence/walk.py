@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.builds.machine import BUILD
 from onceward.core.acts import signed_events
-from onceward.core.bodies import Body, Detail, decode_body
+from onceward.core.bodies import Detail, EventBody, decode_body
 from onceward.core.canon import ZERO_HASH
 from onceward.core.chain import STREAM, Event, link
 from onceward.core.lanes import LANES
@@ -19,7 +19,7 @@ from onceward.core.records import ChildRecord
 from onceward.dispatch.budget import SETTLED, debits_digest
 from onceward.dispatch.machine import CHILD
 from onceward.evidence.ahead import Ahead, mark, weight
-from onceward.evidence.changes import PREFIXES, Backlog
+from onceward.evidence.changes import PREFIXES, ChangeStreams
 from onceward.evidence.entries import Entries
 from onceward.evidence.findings import Findings
 from onceward.evidence.lives import cancel_mismatch
@@ -27,11 +27,11 @@ from onceward.evidence.records import Records
 from onceward.evidence.rows import FoldedRows
 from onceward.evidence.sagas import Sagas
 from onceward.evidence.signatures import SignatureCheck
-from onceward.evidence.steps import TOLD, Steps
+from onceward.evidence.steps import TOLD, StepHistory
 from onceward.store.schema import LIFECYCLES
 from onceward.store.tables.approvals import Approval
 from onceward.store.tables.checkpoints import Checkpoint
-from onceward.store.tables.children import Session
+from onceward.store.tables.children import SessionRow
 from onceward.store.tables.permits import PermitRow
 
 T = TypeVar("T")
@@ -100,8 +100,8 @@ class Walk:
         """What sessions may spend, by their last event about it."""
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
-        self._sessions = Ahead(records.all(Session), lambda session: session.session_id)
-        self._backlog = Backlog(records, findings, self.authority.expect)
+        self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
+        self._backlog = ChangeStreams(records, findings, self.authority.expect)
         consumed: dict[str, int] = {}
         self._sagas = Sagas(records, findings, consumed)
         self._entries = Entries(records, findings, self._sagas.audited, consumed)
@@ -212,7 +212,7 @@ class Walk:
         elif stream.kind == "saga":
             self._sagas.note(stream, event, body)
 
-    def _of_child(self, stream: Stream, event: Event, body: Body) -> None:
+    def _of_child(self, stream: Stream, event: Event, body: EventBody) -> None:
         detail = body.detail
         stream.move(CHILD, event, body, self.findings)
         self._children.take(CHILD, event, event.facts())
@@ -242,7 +242,7 @@ class Walk:
         if event.seq == 1:
             stream.begun = detail.parent_seq
 
-    def _of_session(self, stream: Stream, event: Event, body: Body) -> None:
+    def _of_session(self, stream: Stream, event: Event, body: EventBody) -> None:
         detail, name = body.detail, body.event
         if event.source == "build":
             stream.move(BUILD, event, body, self.findings)
@@ -276,7 +276,7 @@ class Walk:
         if detail.permit_id:
             self._of_permit(stream.subject, event, body)
 
-    def _of_permit(self, build: str, event: Event, body: Body) -> None:
+    def _of_permit(self, build: str, event: Event, body: EventBody) -> None:
         """A confirmation token as the events tell of it: minted, made void by the next one, used."""
         detail = body.detail
         if body.event not in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
@@ -378,7 +378,7 @@ class Walk:
             return
         self._check_dispatch(stream, session)
 
-    def _check_dispatch(self, stream: Stream, session: Session) -> None:
+    def _check_dispatch(self, stream: Stream, session: SessionRow) -> None:
         """Children went by their place in the queue; the session knows the highest numbers it gave."""
         last = first = queued = 0
         for row in self.records.dispatched(session.session_id):
@@ -515,7 +515,7 @@ class Stream:
         """Children of a session that waited for their target."""
         self.at = 0
         if self.kind == "session":
-            self.steps = Steps(self.subject)
+            self.steps = StepHistory(self.subject)
 
     def follow(self, event: Event, findings: Findings, whole: bool) -> None:
         """The event must be the next of this stream."""
@@ -546,7 +546,7 @@ class Stream:
         self.seq, self.hash, self.position = seq, event.hash, event.position
         self.at = event.at
 
-    def move(self, machine: Machine, event: Event, body: Body, findings: Findings) -> None:
+    def move(self, machine: Machine, event: Event, body: EventBody, findings: Findings) -> None:
         """The event must be an arrow of the machine that follows the last one; silent moves may lie between."""
         detail = body.detail
         source = detail.came_from or "new"

@@ -8,7 +8,7 @@ from pathlib import Path
 from onceward.core.canon import parse
 from onceward.evidence.files import StreamFiles, verify_artifacts
 from onceward.evidence.findings import Findings
-from onceward.evidence.records import Rows
+from onceward.evidence.records import StoreRecords
 from onceward.evidence.seal import Against, Receipt, seal_said
 from onceward.evidence.verify import readable, verify
 from onceward.store.store import Store
@@ -43,7 +43,7 @@ def verify_workspace(
                 progress("events", seen, newest)
 
         found = verify(
-            Rows(rows),
+            StoreRecords(rows),
             anchors=[against.anchor() for against in held],
             line=files.line,
             progress=events,
@@ -53,7 +53,9 @@ def verify_workspace(
             against.judge(found, newest)
         with readable(findings, "the seals"):
             for name, receipt in receipts:
-                _same_workspace(rows_of=Rows(rows), name=name, receipt=receipt, findings=found)
+                _same_workspace(
+                    rows_of=StoreRecords(rows), name=name, receipt=receipt, findings=found
+                )
         files.finish()
         ((artifacts,),) = rows.read("SELECT count(*) FROM artifacts")
 
@@ -66,7 +68,7 @@ def verify_workspace(
     return found
 
 
-def _same_workspace(rows_of: Rows, name: str, receipt: Receipt, findings: Findings) -> None:
+def _same_workspace(rows_of: StoreRecords, name: str, receipt: Receipt, findings: Findings) -> None:
     """A seal of another workspace, or by a key that this one never knew, proves nothing here."""
     if receipt.said["workspace"] != rows_of.workspace():
         findings.fault("seal", name, "it is the seal of another workspace")

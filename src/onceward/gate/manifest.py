@@ -25,7 +25,7 @@ RUNS: Final = 3
 HASH: Final = "vnext_plus9_manifest_hash"
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LockedFixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A locked fixture: its file, the file's digest, and the hash that every run must come to."""
 
     fixture: str
@@ -33,26 +33,26 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
-    metrics: dict[str, list[Entry]]
+    metrics: dict[str, list[LockedFixture]]
     vnext_plus9_manifest_hash: str
     runs: int = RUNS
 
-    def entries(self) -> list[tuple[str, Entry]]:
+    def entries(self) -> list[tuple[str, LockedFixture]]:
         return [(metric, entry) for metric in METRICS for entry in self.metrics.get(metric, [])]
 
 
-def manifest_hash(metrics: Mapping[str, Sequence[Entry]], runs: int = RUNS) -> str:
+def manifest_hash(metrics: Mapping[str, Sequence[LockedFixture]], runs: int = RUNS) -> str:
     """The hash of what a manifest says, without the hash itself."""
     return digest({"metrics": msgspec.to_builtins(metrics), "runs": runs, "schema": SCHEMA})
 
 
-def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True) -> Manifest:
+def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True) -> GateManifest:
     """A manifest whose hash is its own and, where somebody kept it elsewhere, the one that was kept. One that is not
     `whole` may still lack fixtures for a metric."""
     try:
-        found = msgspec.convert(parse(data), Manifest)
+        found = msgspec.convert(parse(data), GateManifest)
     except (msgspec.ValidationError, InvalidConfig) as error:
         raise InvalidConfig(f"{what} is no manifest: {error}", context={"field": what}) from None
     if found.schema != SCHEMA:
@@ -78,7 +78,7 @@ def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True
     return found
 
 
-def _check(found: Manifest, what: str, whole: bool) -> None:
+def _check(found: GateManifest, what: str, whole: bool) -> None:
     if found.runs != RUNS:
         raise InvalidConfig(
             f"{what}: every fixture is run {RUNS} times, not {found.runs}",
@@ -102,7 +102,7 @@ def _check(found: Manifest, what: str, whole: bool) -> None:
         )
 
 
-def written(metrics: Mapping[str, Sequence[Entry]]) -> bytes:
+def written(metrics: Mapping[str, Sequence[LockedFixture]]) -> bytes:
     """The text of a manifest, for people and for git: sorted, with its hash."""
     listed = {
         metric: sorted(metrics.get(metric, []), key=lambda entry: entry.fixture)
@@ -143,7 +143,7 @@ class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def judge(
     metric: str,
-    entry: Entry,
+    entry: LockedFixture,
     data: bytes,
     expected: Sequence[str],
     outcomes: Sequence[Outcome],
@@ -232,7 +232,7 @@ def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def report(
-    manifest: Manifest, judged: Sequence[Judged], runs: Sequence[Mapping[str, str]], store: str
+    manifest: GateManifest, judged: Sequence[Judged], runs: Sequence[Mapping[str, str]], store: str
 ) -> dict[str, Any]:
     """`stop_gate_metrics@1`: the same for the same code and fixtures, whenever and wherever it is made."""
     metrics = {}

@@ -14,19 +14,19 @@ from onceward.core.sources import ScriptedSources
 from onceward.errors import InvalidConfig
 from onceward.evidence.bundle import line_of
 from onceward.evidence.export import export
-from onceward.evidence.records import Rows
-from onceward.evidence.replay import Replayed, replay, replay_bundle
+from onceward.evidence.records import StoreRecords
+from onceward.evidence.replay import ReplayResult, replay, replay_bundle
 from onceward.evidence.verify import verify_rows
 from onceward.gate import script
 from onceward.gate.script import Fixture
-from onceward.gate.stage import Stage
+from onceward.gate.stage import ScriptStage
 from onceward.scratch import Scratch
 from onceward.store.copy import pages
 from onceward.store.port import Database, Reads
 from onceward.store.schema import TABLES
 from onceward.store.store import Store
-from onceward.store.tables.budgets import Debit, LaneTotal
-from onceward.store.tables.children import Session
+from onceward.store.tables.budgets import DebitRow, LaneTotal
+from onceward.store.tables.children import SessionRow
 from onceward.store.tables.events import events_after
 from onceward.store.writer import commit_plainly
 
@@ -48,7 +48,7 @@ def play(fixture: Fixture, scratch: Scratch) -> Play:
     sources = ScriptedSources(fixture.start, 0, fixture.seed)
     database = scratch.database(sources)
     load(database, fixture)
-    stage = Stage(database, scratch.folder, fixture, sources)
+    stage = ScriptStage(database, scratch.folder, fixture, sources)
     try:
         lines = [_said({"line": n, **stage.play(op)}) for n, op in enumerate(fixture.script, 1)]
     finally:
@@ -94,7 +94,7 @@ def frozen(fixture: Fixture, lines: int, scratch: Scratch) -> Fixture:
     sources = ScriptedSources(fixture.start, 0, fixture.seed)
     database = scratch.database(sources)
     load(database, fixture)
-    stage = Stage(database, scratch.folder, fixture, sources)
+    stage = ScriptStage(database, scratch.folder, fixture, sources)
     for op in fixture.script[:lines]:
         stage.play(op)
     stage.close()
@@ -129,9 +129,9 @@ def _dumped(database: Database, rows: Reads, table: str, key: tuple[str, ...]) -
     return script.Rows(table, columns, found)
 
 
-def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Replayed, str]:
+def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[ReplayResult, str]:
     """Replay the rows, and a bundle of each session in another folder: all to the same end, and nothing at fault."""
-    records = Rows(rows)
+    records = StoreRecords(rows)
     again = replay(records)
     if again.difference is not None:
         found = again.difference
@@ -140,7 +140,7 @@ def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Repl
     checked = verify_rows(rows)
     if not checked.ok:
         return again, f"verify: {checked.first()}"
-    for session in [row.session_id for row in records.all(Session) if bundles]:
+    for session in [row.session_id for row in records.all(SessionRow) if bundles]:
         bundle = folder / "elsewhere" / f"{session}.tar"
         bundle.parent.mkdir(exist_ok=True)
         export(records, session, bundle, lambda sha256: iter(()), False)
@@ -160,12 +160,12 @@ def _records(rows: Reads) -> Iterator[str]:
     while page := events_after(rows, after, _PAGE):
         yield from (event.line().decode() for event in page)
         after = page[-1].position
-    records = Rows(rows)
-    for session in records.all(Session):
+    records = StoreRecords(rows)
+    for session in records.all(SessionRow):
         yield line_of(session).decode().rstrip("\n")
         for child in records.dispatched(session.session_id):
             yield line_of(child).decode().rstrip("\n")
-    for kind in (LaneTotal, Debit):
+    for kind in (LaneTotal, DebitRow):
         yield from (line_of(row).decode().rstrip("\n") for row in records.all(kind))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from onceward.errors import IntegrityFault, InvalidConfig
 from onceward.evidence.records import Records
 from onceward.gate import script
-from onceward.gate.manifest import Entry, read_manifest
+from onceward.gate.manifest import LockedFixture, read_manifest
 from onceward.gate.manifest import written as manifest_text
 from onceward.gate.play import Play, play
 from onceward.gate.script import SCHEMA, Fixture, read_fixture, written
@@ -51,7 +51,7 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
             one for one in entries if one.fixture != file and (path.parent / one.fixture).exists()
         ]
     metrics.setdefault(metric, []).append(
-        Entry(file, hashlib.sha256(data).hexdigest(), played.sha256)
+        LockedFixture(file, hashlib.sha256(data).hexdigest(), played.sha256)
     )
     text = manifest_text(metrics)
     before = path.read_bytes() if path.exists() else b""
@@ -63,7 +63,7 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     return text != before
 
 
-def listed(path: Path) -> dict[str, list[Entry]]:
+def listed(path: Path) -> dict[str, list[LockedFixture]]:
     """What a manifest lists; nothing where there is none yet, or only the beginning of one."""
     return read_manifest(path.read_bytes(), str(path), whole=False).metrics if path.exists() else {}
 

@@ -14,7 +14,15 @@ import msgspec
 
 from onceward.core import faults
 from onceward.errors import InvalidConfig, OncewardError
-from onceward.gate.manifest import Entry, Judged, Manifest, Outcome, judge, read_manifest, report
+from onceward.gate.manifest import (
+    GateManifest,
+    Judged,
+    LockedFixture,
+    Outcome,
+    judge,
+    read_manifest,
+    report,
+)
 from onceward.gate.play import play
 from onceward.gate.script import read_fixture
 from onceward.scratch import Scratches
@@ -44,7 +52,7 @@ def run(path: Path, expected: str, store: str) -> dict[str, Any]:
     return report(manifest, judged, WORLDS, kind)
 
 
-def _playable(manifest: Manifest, files: Mapping[str, bytes]) -> list[str]:
+def _playable(manifest: GateManifest, files: Mapping[str, bytes]) -> list[str]:
     """The fixtures that can be played at all; the others have failed already."""
     found = []
     for _, entry in manifest.entries():
@@ -56,7 +64,7 @@ def _playable(manifest: Manifest, files: Mapping[str, bytes]) -> list[str]:
     return found
 
 
-def _file(path: Path, entry: Entry) -> bytes:
+def _file(path: Path, entry: LockedFixture) -> bytes:
     try:
         return (path.parent / entry.fixture).read_bytes()
     except OSError as error:
@@ -67,7 +75,7 @@ def _file(path: Path, entry: Entry) -> bytes:
 
 
 def _judged(
-    metric: str, entry: Entry, data: bytes, outcomes: Sequence[Mapping[str, Outcome]]
+    metric: str, entry: LockedFixture, data: bytes, outcomes: Sequence[Mapping[str, Outcome]]
 ) -> Judged:
     nothing = Outcome(error="it was not played")
     runs = [run.get(entry.fixture, nothing) for run in outcomes]

@@ -156,6 +156,7 @@ Op = (
 
 
 OPS: Final = tuple(kind.__name__.lower() for kind in get_args(Op))
+"""The class names of lines are part of `spec/stop_gate.fixture@1.schema.json`: they stay."""
 
 
 class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

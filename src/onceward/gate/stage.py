@@ -55,7 +55,7 @@ class Staged(Children):
         return 0
 
 
-class Place(msgspec.Struct):
+class OccupiedSlot(msgspec.Struct):
     """A child that has a slot."""
 
     session: str
@@ -63,7 +63,7 @@ class Place(msgspec.Struct):
     token: Token
 
 
-class Stage:
+class ScriptStage:
     """One play. Each line answers what came of it, in words that are the same in every run."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Stage:
     ) -> None:
         self.database, self.folder, self.sources = database, folder, sources
         self.names: dict[str, str] = dict(fixture.names)
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, OccupiedSlot] = {}
         self.sessions: dict[str, Staged] = {}
         self.store: PacedStore | None = None
         self._now, self._life = fixture.start, 1000 if fixture.rows else 0
@@ -199,7 +199,7 @@ class Stage:
         if turn.next is None:
             return {"next": None}
         name = self.name_of(turn.next.child_id)
-        self.places[name] = Place(session, slot, turn.next)
+        self.places[name] = OccupiedSlot(session, slot, turn.next)
         return {"next": name, "dispatch_seq": turn.next.dispatch_seq}
 
     @_do.register

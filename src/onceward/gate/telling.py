@@ -12,8 +12,8 @@ from onceward.evidence.differences import decoded
 from onceward.evidence.records import Records
 from onceward.gate import script
 from onceward.gate.script import Op
-from onceward.store.tables.budgets import Debit
-from onceward.store.tables.children import Session
+from onceward.store.tables.budgets import DebitRow
+from onceward.store.tables.children import SessionRow
 
 _KEPT: Final = ("exit", "error", "message", "stopped")
 """What of a real end goes into a script."""
@@ -31,7 +31,7 @@ class Telling:
         self.ends: dict[str, int] = {}
         self.born = self._births()
         self.names = self._names()
-        debits = records.of(Debit, parent_session_id=session)
+        debits = records.of(DebitRow, parent_session_id=session)
         self.debits = sorted(debits, key=lambda debit: (debit.at, debit.debit_seq))
         self.slots: dict[int, str] = {}
         self.waiting: list[ChildRecord] = []
@@ -40,7 +40,7 @@ class Telling:
         self.fence = self.cap = 0
 
     def ops(self) -> Iterator[Op]:
-        (row,) = self.records.of(Session, session_id=self.session)
+        (row,) = self.records.of(SessionRow, session_id=self.session)
         self.cap = row.max_active_children
         limits: dict[str, int] = {}
         opened = False
@@ -123,7 +123,7 @@ class Telling:
         ]
         return 1 + max(own) - min(own)
 
-    def _debit(self, debit: Debit) -> Iterator[Op]:
+    def _debit(self, debit: DebitRow) -> Iterator[Op]:
         if debit.budget_lane != "duration_secs":
             yield script.Debit(
                 self.names[debit.child_id], {debit.budget_lane: debit.amount}, bool(debit.settled)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from onceward.store.port import Session
+from onceward.store.port import DatabaseSession
 from onceward.store.store import Store
 from onceward.store.writer import Work
 
@@ -93,7 +93,7 @@ class PacedStore(Store):
             return super().write(work)
 
     @contextmanager
-    def read(self) -> Iterator[Session]:
+    def read(self) -> Iterator[DatabaseSession]:
         with self._turn(), super().read() as rows:
             yield rows
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.acts import Claim, Payload, act, all_of, anything, on
+from onceward.core.acts import Payload, SignedEvent, act, all_of, anything, on
 from onceward.core.canon import digest
 from onceward.core.grants import Grant, Scope
 from onceward.core.limits import MAX_NOTE_CHARS
@@ -24,7 +24,7 @@ def _whole_id(rows: Reads, name: str) -> str:
     return Grants(rows).named(name).grant_id
 
 
-def _scope_agrees(claim: Claim, payload: Payload) -> bool:
+def _scope_agrees(claim: SignedEvent, payload: Payload) -> bool:
     scope = msgspec.convert(payload["scope"], Scope)
     return bool(scope.digest() == claim.detail["scope"])
 

@@ -11,7 +11,7 @@ from onceward.core.records import Tenure
 from onceward.core.sources import iso, steady_micros
 from onceward.errors import LockLost, OncewardError
 from onceward.locks.identity import boot_id, exe_sha256
-from onceward.store.port import CommitFailed, Session, Transient
+from onceward.store.port import CommitFailed, DatabaseSession, Transient
 from onceward.store.store import Store
 from onceward.store.tables.singleton import beat
 
@@ -31,7 +31,7 @@ class Heartbeat:
         self._every = every
         self._ttl = store.lock_ttl if ttl is None else ttl
         self._stop = threading.Event()
-        self._session: Session | None = None
+        self._session: DatabaseSession | None = None
         self.progress = 0
         """Raised by whoever does the kernel's work, so that a beating but stalled kernel can be told."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

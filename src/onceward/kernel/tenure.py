@@ -7,9 +7,16 @@ from onceward.core.records import Tenure
 from onceward.core.sources import Micros, from_iso, iso, steady_micros
 from onceward.errors import LockConflict, Recovery
 from onceward.kernel.parts import PARTS
-from onceward.locks.identity import Identity, Verdict, boot_id, exe_sha256, judge, own_identity
+from onceward.locks.identity import (
+    Identity,
+    ProcessVerdict,
+    boot_id,
+    exe_sha256,
+    judge,
+    own_identity,
+)
 from onceward.locks.program import runs_another_program
-from onceward.locks.writer import Standing, judge_tenure
+from onceward.locks.writer import TenureStatus, judge_tenure
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.children import note_last_seen
@@ -97,7 +104,7 @@ def require_nobody(store: Store) -> None:
         seen = lock_row(rows) if "singleton_lock" in store.database.tables(rows) else None
     if seen is not None and seen.held:
         verdict = _judge(seen, None, own_identity())
-        _require_gone(seen, Standing(verdict.liveness != "dead", verdict.why))
+        _require_gone(seen, TenureStatus(verdict.liveness != "dead", verdict.why))
 
 
 def holder(store: Store) -> LockRow | None:
@@ -145,7 +152,7 @@ def standing(
     now: Micros,
     ttl_seconds: float,
     here: Identity | None = None,
-) -> Standing:
+) -> TenureStatus:
     """Whether a holder's tenure stands. Its silence is measured on the machine's steady clock where both are of one
     boot, so that setting the wall clock moves nothing; elsewhere on the store's clock."""
     shown = last_beat(rows)
@@ -162,7 +169,7 @@ def standing(
     return judge_tenure(_judge(held, shown, here), silent, int(ttl_seconds * 1_000_000))
 
 
-def _judge(held: LockRow, shown: Beat | None, here: Identity) -> Verdict:
+def _judge(held: LockRow, shown: Beat | None, here: Identity) -> ProcessVerdict:
     """Whether a holder is provably gone: its process is, or it executed another program since."""
     who = identity_of(held, shown)
     verdict = judge(who, here)
@@ -170,7 +177,7 @@ def _judge(held: LockRow, shown: Beat | None, here: Identity) -> Verdict:
     # What another version of this program looks like from outside is not known here, so it proves nothing.
     comparable = here_and_known and held.exe_sha256 == exe_sha256()
     if verdict.liveness == "alive" and comparable and runs_another_program(who.pid):
-        return Verdict("dead", f"process {who.pid} runs another program now")
+        return ProcessVerdict("dead", f"process {who.pid} runs another program now")
     return verdict
 
 
@@ -198,7 +205,7 @@ def _require_root(seen: LockRow, shown: Beat | None, here: Identity, root_id: st
         )
 
 
-def _require_gone(seen: LockRow, standing: Standing) -> None:
+def _require_gone(seen: LockRow, standing: TenureStatus) -> None:
     if standing.stands:
         raise LockConflict(
             f"another kernel holds this workspace: pid {seen.acquired_by_pid} on {seen.hostname}"

@@ -13,7 +13,7 @@ from onceward.errors import NotFound
 from onceward.store.store import Store
 from onceward.store.tables.children import Sessions, resolve
 from onceward.store.tables.events import events_of, streams
-from onceward.store.tables.outbox import Backlog, backlogs
+from onceward.store.tables.outbox import SinkBacklog, backlogs
 
 
 class StreamView(View, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def outbox_status(store: Store, sinks: Sequence[str]) -> list[SinkView]:
     return [_sink(name, name in sinks, waiting) for name in names]
 
 
-def _sink(name: str, configured: bool, waiting: Mapping[str, Backlog]) -> SinkView:
+def _sink(name: str, configured: bool, waiting: Mapping[str, SinkBacklog]) -> SinkView:
     backlog = waiting.get(name)
     if backlog is None:
         return SinkView(sink=name, configured=configured, waiting=0, parked=0)

@@ -35,7 +35,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProcessVerdict:
     """Whether a process lives, and how we know. Only `dead` is proof; everything else counts as alive."""
 
     liveness: Liveness
@@ -53,31 +53,31 @@ def own_identity() -> Identity:
     )
 
 
-def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> Verdict:
+def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> ProcessVerdict:
     """Whether `holder` is provably gone, judged from `here`. What cannot be proved counts as alive."""
     if holder.hostname != here.hostname:
-        return Verdict("alive", f"it is on another machine, {holder.hostname}")
+        return ProcessVerdict("alive", f"it is on another machine, {holder.hostname}")
     if not holder.on_machine_of(here):
-        return Verdict(
+        return ProcessVerdict(
             "alive", "it is on another machine of the same name, or in another container"
         )
     if _differ(holder.boot_id, here.boot_id):
-        return Verdict("dead", "this machine was restarted since")
+        return ProcessVerdict("dead", "this machine was restarted since")
     try:
         kill(holder.pid, 0)
     except ProcessLookupError:
-        return Verdict("dead", f"there is no process {holder.pid}")
+        return ProcessVerdict("dead", f"there is no process {holder.pid}")
     except PermissionError:
-        return Verdict("denied", f"process {holder.pid} belongs to another user")
+        return ProcessVerdict("denied", f"process {holder.pid} belongs to another user")
     except (OSError, OverflowError) as error:
-        return Verdict("alive", f"process {holder.pid} cannot be judged: {error}")
+        return ProcessVerdict("alive", f"process {holder.pid} cannot be judged: {error}")
     # A claim that tells no start time, or another machine's, gets the benefit of the doubt.
     if holder.process_start and holder.boot_id:
         if _differ(holder.process_start, start_of(holder.pid)):
-            return Verdict("dead", f"pid {holder.pid} was reused by another process since")
+            return ProcessVerdict("dead", f"pid {holder.pid} was reused by another process since")
         if ended(holder.pid):
-            return Verdict("dead", f"process {holder.pid} has ended and waits to be reaped")
-    return Verdict("alive", f"process {holder.pid} is running")
+            return ProcessVerdict("dead", f"process {holder.pid} has ended and waits to be reaped")
+    return ProcessVerdict("alive", f"process {holder.pid} is running")
 
 
 def _differ(one: str, other: str) -> bool:

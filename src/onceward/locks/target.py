@@ -32,7 +32,7 @@ from onceward.locks.claims import (
 from onceward.locks.identity import (
     Identity,
     Kill,
-    Verdict,
+    ProcessVerdict,
     boot_id,
     boot_time,
     judge,
@@ -206,7 +206,7 @@ class TargetLock:
         for file in self._lock_files():
             yield file.path, file.claim
 
-    def inspect(self) -> Iterator[tuple[LockFile, Verdict | None]]:
+    def inspect(self) -> Iterator[tuple[LockFile, ProcessVerdict | None]]:
         """Every lock file with a verdict on its holder; None where the file does not say who."""
         for file in self._lock_files():
             yield file, self._verdict(file)
@@ -216,33 +216,33 @@ class TargetLock:
             with suppress(FileNotFoundError):
                 yield read_lock_file(path, path.name.removesuffix(SUFFIX))
 
-    def verdict(self, holder: Claim) -> Verdict:
+    def verdict(self, holder: Claim) -> ProcessVerdict:
         """Whether a holder is provably gone, its children included."""
         return self._verdict_on(holder, held=not self._unheld(holder.path))
 
-    def _verdict(self, file: LockFile) -> Verdict | None:
+    def _verdict(self, file: LockFile) -> ProcessVerdict | None:
         if file.claim is not None:
             return self._verdict_on(file.claim, held=file.held)
         if file.held:
-            return Verdict("alive", "a living process has its file locked")
+            return ProcessVerdict("alive", "a living process has its file locked")
         if file.emptied_before(boot_time()):
-            return Verdict(
+            return ProcessVerdict(
                 "dead", "its file is empty and from before this machine was started: a power cut"
             )
         return None
 
-    def _verdict_on(self, holder: Claim, *, held: bool) -> Verdict:
+    def _verdict_on(self, holder: Claim, *, held: bool) -> ProcessVerdict:
         if holder.released_at:
-            return Verdict("dead", f"it was given back at {holder.released_at}")
+            return ProcessVerdict("dead", f"it was given back at {holder.released_at}")
         verdict = judge(holder.identity, self._here(), self._kill)
         if not held:
             return verdict
         if verdict.liveness == "dead":
             why = f"{verdict.why}, but a child it started under the lock still lives"
-            return Verdict("alive", why)
+            return ProcessVerdict("alive", why)
         if not self._is_here(holder):
             # The system's locks do not reach other machines: another container, or another name.
-            return Verdict("alive", "a living process of this machine has it locked")
+            return ProcessVerdict("alive", "a living process of this machine has it locked")
         return verdict
 
     def clear(self, target: str, nonce: str | None) -> Released:
@@ -388,7 +388,7 @@ class TargetLock:
         detail = describe(file.claim, "a living process has it locked")
         return self._conflict(file.path, file.claim, detail)
 
-    def _conflict_with(self, file: LockFile, verdict: Verdict | None) -> TargetLocked:
+    def _conflict_with(self, file: LockFile, verdict: ProcessVerdict | None) -> TargetLocked:
         if file.is_folder:
             return self._folder_in_the_way(file.path, file.path, None)
         if file.claim is None or verdict is None:

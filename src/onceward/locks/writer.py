@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onceward.locks.identity import Verdict
+from onceward.locks.identity import ProcessVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TenureStatus:
     """Whether the holder's tenure stands, and how we know."""
 
     stands: bool
     why: str
 
 
-def judge_tenure(verdict: Verdict, silent_micros: int, ttl_micros: int) -> Standing:
+def judge_tenure(verdict: ProcessVerdict, silent_micros: int, ttl_micros: int) -> TenureStatus:
     """A holder stands if its process may live and it has been heard of within the time to live."""
     if verdict.liveness == "dead":
-        return Standing(False, verdict.why)
+        return TenureStatus(False, verdict.why)
     if silent_micros > ttl_micros:
-        return Standing(
+        return TenureStatus(
             False, f"it has been silent for {silent_micros // 1_000_000} s ({verdict.why})"
         )
-    return Standing(True, verdict.why)
+    return TenureStatus(True, verdict.why)

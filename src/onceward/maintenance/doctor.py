@@ -20,7 +20,7 @@ from onceward.store.store import Store
 from onceward.store.tables.keys import newest_seal
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """One thing that was looked at."""
 
     name: str
@@ -29,15 +29,15 @@ class Check(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-def examine_machine(version: str) -> list[Check]:
+def examine_machine(version: str) -> list[CheckResult]:
     """What can be said without a workspace."""
     clock = time.time()
     sane = 1_700_000_000 < clock < 4_000_000_000
     system = platform.system()
     return [
-        Check("onceward", "ok", version),
-        Check("python", "ok", platform.python_version()),
-        Check(
+        CheckResult("onceward", "ok", version),
+        CheckResult("python", "ok", platform.python_version()),
+        CheckResult(
             "system",
             "ok" if system == "Linux" else "warn",
             f"{system} {platform.release()}",
@@ -45,7 +45,7 @@ def examine_machine(version: str) -> list[Check]:
             if system == "Linux"
             else "Linux is supported; macOS is best effort; Windows is not, use WSL 2",
         ),
-        Check(
+        CheckResult(
             "clock",
             "ok" if sane else "warn",
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock)),
@@ -55,20 +55,20 @@ def examine_machine(version: str) -> list[Check]:
     ]
 
 
-def _parts() -> Iterable[Check]:
+def _parts() -> Iterable[CheckResult]:
     """What commands and stores need beside us."""
     program = shutil.which("onceward")
     if program:
-        yield Check("program", "ok", program)
+        yield CheckResult("program", "ok", program)
     else:
-        yield Check(
+        yield CheckResult(
             "program",
             "warn",
             "onceward is not on the PATH",
             "put it there: steps in shell call `onceward report`, and completion needs it",
         )
     driver = importlib.util.find_spec("psycopg") is not None
-    yield Check(
+    yield CheckResult(
         "postgresql",
         "ok",
         "driver installed" if driver else "no driver: pip install 'psycopg[binary]'",
@@ -80,10 +80,10 @@ def examine_store(
     sinks: Sequence[str],
     verify: Callable[[], Findings],
     seal_file: Path | None = None,
-) -> list[Check]:
+) -> list[CheckResult]:
     """Every check of a workspace; one that cannot be made is itself a finding. `verify` is what `onceward verify` does:
     the two never disagree."""
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for look in (
         _database,
         lambda s: _evidence(verify),
@@ -95,13 +95,13 @@ def examine_store(
     return checks
 
 
-def _looked(look: Callable[[Store], Iterable[Check]], store: Store) -> list[Check]:
+def _looked(look: Callable[[Store], Iterable[CheckResult]], store: Store) -> list[CheckResult]:
     try:
         return list(look(store))
     except OncewardError as error:
         fix = error.recovery[0] if error.recovery else None
         return [
-            Check(
+            CheckResult(
                 "store",
                 "fail",
                 f"{error.code}: {error.message}",
@@ -110,15 +110,15 @@ def _looked(look: Callable[[Store], Iterable[Check]], store: Store) -> list[Chec
         ]
 
 
-def _database(store: Store) -> Iterable[Check]:
+def _database(store: Store) -> Iterable[CheckResult]:
     for name, status, detail, fix in store.database.health():
-        yield Check(name, status, detail, fix if status != "ok" else "")
+        yield CheckResult(name, status, detail, fix if status != "ok" else "")
 
 
-def _evidence(verify: Callable[[], Findings]) -> Iterable[Check]:
+def _evidence(verify: Callable[[], Findings]) -> Iterable[CheckResult]:
     found = verify()
     if found.faults:
-        yield Check(
+        yield CheckResult(
             "evidence",
             "fail",
             found.first(),
@@ -128,10 +128,10 @@ def _evidence(verify: Callable[[], Findings]) -> Iterable[Check]:
     seen = ", ".join(
         f"{what} {found.checked.get(what, 0):,}" for what in ("events", "streams", "signatures")
     )
-    yield Check("evidence", "ok", f"{seen}: chains whole, states agree")
+    yield CheckResult("evidence", "ok", f"{seen}: chains whole, states agree")
 
 
-def _seal(store: Store, path: Path | None) -> Iterable[Check]:
+def _seal(store: Store, path: Path | None) -> Iterable[CheckResult]:
     """Whether what the settings want sealed elsewhere is."""
     if path is None:
         return
@@ -144,7 +144,7 @@ def _seal(store: Store, path: Path | None) -> Iterable[Check]:
             "",
             getattr(error, "message", None) or f"{path}: {getattr(error, 'strerror', error)}",
         )
-        yield Check(
+        yield CheckResult(
             "seal", "warn", f"not kept: {why}", f"look at it, then: onceward seal --out {path}"
         )
         return
@@ -154,7 +154,7 @@ def _seal(store: Store, path: Path | None) -> Iterable[Check]:
         if same
         else f"the file is of another history or an older one: onceward verify --against {path}"
     )
-    yield Check(
+    yield CheckResult(
         "seal",
         "ok" if same else "warn",
         f"kept in {path}" if same else f"{path} is not the newest seal",
@@ -162,20 +162,20 @@ def _seal(store: Store, path: Path | None) -> Iterable[Check]:
     )
 
 
-def _writer_lock(store: Store) -> Iterable[Check]:
+def _writer_lock(store: Store) -> Iterable[CheckResult]:
     held = tenure.holder(store)
     if held is None:
-        yield Check("writer lock", "ok", "free")
+        yield CheckResult("writer lock", "ok", "free")
         return
     with store.read() as rows:
         found = tenure.standing(rows, held, rows.now(), store.lock_ttl)
     note = "" if found.stands else " (the next command takes it over)"
-    yield Check(
+    yield CheckResult(
         "writer lock", "ok", f"pid {held.acquired_by_pid} on {held.hostname}: {found.why}{note}"
     )
 
 
-def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
+def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[CheckResult]:
     for entry in outbox_status(store, sinks):
         fix = ""
         if not entry.configured:
@@ -183,4 +183,4 @@ def _outbox(store: Store, sinks: Sequence[str]) -> Iterable[Check]:
         elif entry.last_error:
             fix = f"mend it ({entry.last_error}), then: onceward outbox flush"
         detail = f"{entry.waiting} waiting, {entry.parked} parked"
-        yield Check(f"sink {entry.sink}", "warn" if fix else "ok", detail, fix)
+        yield CheckResult(f"sink {entry.sink}", "warn" if fix else "ok", detail, fix)

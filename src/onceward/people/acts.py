@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.acts import Agrees, Claim, Payload, act, all_of, says
+from onceward.core.acts import Agrees, Payload, SignedEvent, act, all_of, says
 from onceward.core.limits import MAX_NOTE_CHARS
 from onceward.people import principals, tokens
 from onceward.store.port import Reads
@@ -14,20 +14,20 @@ from onceward.store.tables.keys import keys_named
 from onceward.store.transaction import Transaction
 
 
-def _roles_agree(claim: Claim, payload: Payload) -> bool:
+def _roles_agree(claim: SignedEvent, payload: Payload) -> bool:
     return set(claim.detail["roles"] or ()) <= set(payload["roles"])
 
 
-def _key_agrees(claim: Claim, payload: Payload) -> bool:
+def _key_agrees(claim: SignedEvent, payload: Payload) -> bool:
     return bool(claim.detail["public"] in payload["key"])
 
 
-def _own_key(claim: Claim, payload: Payload) -> bool:
+def _own_key(claim: SignedEvent, payload: Payload) -> bool:
     """Who adds a key adds it for themselves."""
     return bool(claim.detail["principal"] == claim.actor)
 
 
-def _own_token(claim: Claim, payload: Payload) -> bool:
+def _own_token(claim: SignedEvent, payload: Payload) -> bool:
     """A token lets act who made it, for what they said."""
     return (claim.detail["principal"], claim.detail["note"]) == (
         claim.actor,

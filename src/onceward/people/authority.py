@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.acts import Claim, disagreement, find_act, misfit
-from onceward.core.bodies import Body, decode_body
+from onceward.core.acts import SignedEvent, disagreement, find_act, misfit
+from onceward.core.bodies import EventBody, decode_body
 from onceward.core.canon import ZERO_HASH, digest
 from onceward.core.chain import Event, first_break
 from onceward.core.changes import (
@@ -29,7 +29,7 @@ from onceward.store.port import Reads
 from onceward.store.tables.events import events_of, hash_at
 from onceward.store.tables.keys import find_signature, keys_of, workspace_id
 from onceward.store.tables.principals import Principals
-from onceward.store.tables.tokens import Token
+from onceward.store.tables.tokens import BearerToken
 
 _WITHDRAWING = {
     "changes.review": "entry",
@@ -53,7 +53,7 @@ class _Key(msgspec.Struct):
         return self.added <= seq and (self.revoked is None or seq < self.revoked)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SignedRequest(msgspec.Struct, frozen=True):
     """What a genuine statement asks for, and where the workspace's stream tells of it."""
 
     seq: int
@@ -169,7 +169,9 @@ class Authority:
         }
         return "keys" if stored != keys else ""
 
-    def require_kept(self, rows: Reads, asked: Asked, subject: str, events: list[Event]) -> None:
+    def require_kept(
+        self, rows: Reads, asked: SignedRequest, subject: str, events: list[Event]
+    ) -> None:
         """Whatever was signed about a subject since is in its history: nothing was taken out of it."""
         known = {event.facts()["context"].get("signed") for event in events}
         for hash_ in self.withdrawals(asked.seq):
@@ -181,7 +183,7 @@ class Authority:
                 if told["payload"].get(_WITHDRAWING[told["act"]]) == subject:
                     raise Doubt("what was signed about it since is not in its history")
 
-    def holder(self, rows: Reads, token: Token) -> str | None:
+    def holder(self, rows: Reads, token: BearerToken) -> str | None:
         """Whose a bearer token is, by what they signed; None where nobody who has a role did."""
         with self._mutex:
             self._advance(rows)
@@ -208,13 +210,13 @@ class Authority:
             self._advance(rows)
             return self._roles_at(name, self._head[0])
 
-    def believe(self, rows: Reads, event: Event, *, now: bool = True) -> Asked:
+    def believe(self, rows: Reads, event: Event, *, now: bool = True) -> SignedRequest:
         """What somebody signed who might, if it is what an event tells of; with `now`, who may still."""
         with self._mutex:
             self._advance(rows)
             return self._require_asked(rows, event, decode_body(event.body), now=now)
 
-    def statement(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+    def statement(self, rows: Reads, hash_: str | None, *, now: bool) -> SignedRequest:
         """What a genuine statement asks for, of somebody who might ask it; with `now`, who still may."""
         with self._mutex:
             self._advance(rows)
@@ -344,10 +346,10 @@ class Authority:
         found = [roles for since, roles in self._roles.get(principal, ()) if since <= seq]
         return found[-1] if found else frozenset()
 
-    def _asked_for(self, rows: Reads, event: Event, body: Body) -> bool:
+    def _asked_for(self, rows: Reads, event: Event, body: EventBody) -> bool:
         return self._followed_once(rows, event, body) is not None
 
-    def _followed_once(self, rows: Reads, event: Event, body: Body) -> Asked | None:
+    def _followed_once(self, rows: Reads, event: Event, body: EventBody) -> SignedRequest | None:
         """What somebody signed who might, if the event is what follows from it for the first time."""
         followed = (body.context.signed, body.event)
         if followed in self._followed:
@@ -359,10 +361,12 @@ class Authority:
         self._followed.add(followed)
         return asked
 
-    def _require_asked(self, rows: Reads, event: Event, body: Body, *, now: bool) -> Asked:
+    def _require_asked(
+        self, rows: Reads, event: Event, body: EventBody, *, now: bool
+    ) -> SignedRequest:
         """What somebody signed who might, if it is what the event tells of."""
         asked = self._genuine(rows, body.context.signed, now=now)
-        claim = Claim(
+        claim = SignedEvent(
             place=f"{event.stream}#{event.seq}",
             actor=body.context.actor,
             event=body.event,
@@ -378,7 +382,7 @@ class Authority:
             raise Doubt(why)
         return asked
 
-    def _genuine(self, rows: Reads, hash_: str | None, *, now: bool) -> Asked:
+    def _genuine(self, rows: Reads, hash_: str | None, *, now: bool) -> SignedRequest:
         """The statement of that hash, if a key in force signed it for this workspace and this history, of somebody who
         might ask that then, and, where `now` matters, may now."""
         seq, key, envelope = self._envelope(rows, hash_)
@@ -399,7 +403,7 @@ class Authority:
                 raise Doubt(f"{key.principal} {then} no role that allows it")
         if now and not key.in_force(self._head[0] + 1):
             raise Doubt("the key that signed it was revoked")
-        return Asked(seq, told)
+        return SignedRequest(seq, told)
 
     def _envelope(self, rows: Reads, hash_: str | None) -> tuple[int, _Key, Envelope]:
         """A statement that a key in force signed, where the workspace's stream tells of it, and that key."""

@@ -12,13 +12,12 @@ from onceward.core.durable import sync_folder, write_aside
 from onceward.core.steps import step_name
 from onceward.errors import InvalidConfig, PermissionDenied, Recovery
 from onceward.people.key_agent import agent_key, locked, passphrase_on_terminal
-from onceward.people.signing import Key as AnyKey
-from onceward.people.signing import SigningKey, is_locked
+from onceward.people.signing import KeyHandle, SigningKey, is_locked
 from onceward.processes.ancestry import own_ancestry
 from onceward.processes.prints import step_here
 from onceward.store.port import Reads
 from onceward.store.tables.builds import Builds
-from onceward.store.tables.keys import Key, keys_of, workspace_id
+from onceward.store.tables.keys import KeyRow, keys_of, workspace_id
 
 _HEADER = "Onceward key of "
 _FOOTER = "-----END"
@@ -27,7 +26,7 @@ _FOOTER = "-----END"
 class Signer:
     """A principal with a key at hand."""
 
-    def __init__(self, principal: str, workspace: str, key: AnyKey) -> None:
+    def __init__(self, principal: str, workspace: str, key: KeyHandle) -> None:
         self.principal, self.workspace, self.key = principal, workspace, key
 
     def proof(self) -> bytes:
@@ -187,7 +186,9 @@ class Keyring:
                 f"cannot write a key file in {self.folder}: {error.strerror}"
             ) from error
 
-    def _without(self, principal: str, known: list[Key], active: list[Key]) -> PermissionDenied:
+    def _without(
+        self, principal: str, known: list[KeyRow], active: list[KeyRow]
+    ) -> PermissionDenied:
         if not known:
             what = f"{principal} has no key here yet, and an admin takes one when it is made known"
         elif not active:

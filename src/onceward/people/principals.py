@@ -11,7 +11,7 @@ from onceward.errors import InvalidConfig, NotFound, PermissionDenied, Recovery
 from onceward.people.signing import Envelope, fingerprint, genuine, possession, require_sound
 from onceward.store.port import Reads
 from onceward.store.tables.keys import (
-    Key,
+    KeyRow,
     all_keys,
     find_key,
     keys_named,
@@ -116,7 +116,7 @@ def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: st
         return found
     said = {"principal": principal, "key": found, "public": public.hex(), "proof": proof.hex()}
     event = tx.append("workspace", "KEY_ADDED", by, said)
-    key = Key(
+    key = KeyRow(
         fingerprint=found,
         public_key=public,
         principal=principal,

@@ -149,7 +149,7 @@ class SigningKey:
         return self.sign(possession(workspace, principal, self.public)).signature
 
 
-class Key(Protocol):
+class KeyHandle(Protocol):
     """A key that signs, wherever it is."""
 
     public: bytes

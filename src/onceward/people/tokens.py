@@ -14,7 +14,7 @@ from onceward.people.principals import authorize
 from onceward.store.port import Reads
 from onceward.store.store import Store
 from onceward.store.tables.tokens import (
-    Token,
+    BearerToken,
     all_tokens,
     put_token,
     revoke_token,
@@ -50,7 +50,7 @@ def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) 
         "expires_at": expires_at,
     }
     event = tx.append("workspace", "TOKEN_MADE", actor, detail)
-    token = Token(
+    token = BearerToken(
         token_id=token_id,
         principal=actor,
         token_hash=token_hash,
@@ -83,7 +83,7 @@ def revoke(tx: Transaction, actor: str, name: str) -> dict[str, Any]:
     return {"token_id": token.token_id, "principal": token.principal}
 
 
-def bearer(rows: Reads, secret: str, now: Micros) -> Token | None:
+def bearer(rows: Reads, secret: str, now: Micros) -> BearerToken | None:
     """Whose token this is, if it is one that is still good."""
     found = token_of(rows, hash_of(secret))
     good = found is not None and found.revoked_seq is None and found.expires_at > now
@@ -107,7 +107,7 @@ def token_list(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-def _state(token: Token, now: Micros) -> str:
+def _state(token: BearerToken, now: Micros) -> str:
     if token.revoked_seq is not None:
         return "revoked"
     return "expired" if token.expires_at <= now else "good"

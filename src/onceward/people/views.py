@@ -11,7 +11,7 @@ from onceward.errors import NotFound, Recovery
 from onceward.people.duties import unseparated
 from onceward.people.keyring import Keyring, inside_child
 from onceward.store.store import Store
-from onceward.store.tables.keys import Key, all_keys, keys_named, keys_of, workspace_id
+from onceward.store.tables.keys import KeyRow, all_keys, keys_named, keys_of, workspace_id
 from onceward.store.tables.principals import Principals
 
 
@@ -151,7 +151,7 @@ def key_shown(store: Store, keyring: Keyring, principal: str, prefix: str | None
     return _detail(found[0], keyring, workspace)
 
 
-def _detail(key: Key, keyring: Keyring, workspace: str) -> KeyDetail:
+def _detail(key: KeyRow, keyring: Keyring, workspace: str) -> KeyDetail:
     here = keyring.has(key.fingerprint)
     return KeyDetail(
         key=key.fingerprint,

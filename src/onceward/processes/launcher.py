@@ -22,9 +22,9 @@ from onceward.errors import ChildStartFailed, InvalidConfig
 from onceward.locks.identity import Identity, own_identity
 from onceward.processes import standby, tree
 from onceward.processes.cgroup import Cgroup
-from onceward.processes.process import Ending, Process, Supervisor
+from onceward.processes.process import Process, ProcessEnd, Supervisor
 
-__all__ = ["FIRST_INHERITED", "Ending", "Order", "Process", "Processes", "environment"]
+__all__ = ["FIRST_INHERITED", "Process", "ProcessEnd", "ProcessOrder", "Processes", "environment"]
 
 FIRST_INHERITED: Final = 3
 """The number under which a child finds the first descriptor it was given."""
@@ -35,7 +35,7 @@ _DYING_SECONDS = 2.0
 _SEND_TIMEOUT = struct.pack("ll", 10, 0)
 
 
-class Order(msgspec.Struct, frozen=True):
+class ProcessOrder(msgspec.Struct, frozen=True):
     """What to run, and what of ours it may see."""
 
     name: str
@@ -89,7 +89,7 @@ class Processes:
         self._closed = False
         self.here = here or own_identity()
 
-    def start(self, order: Order, commit_started: Callable[[Identity], None]) -> Process:
+    def start(self, order: ProcessOrder, commit_started: Callable[[Identity], None]) -> Process:
         """Start the work once `commit_started` has made its start durable; if that raises, nothing has run."""
         process = self.stand(order)
         try:
@@ -101,7 +101,7 @@ class Processes:
             raise
         return process
 
-    def stand(self, order: Order) -> Process:
+    def stand(self, order: ProcessOrder) -> Process:
         """A process that is ready to become the work and waits for `go`."""
         order.check()
         # Only the child's own processes may have the witness, so ours is closed once it is sent.
@@ -227,7 +227,7 @@ class Processes:
             cgroup.remove()
 
 
-def _words(order: Order) -> list[str]:
+def _words(order: ProcessOrder) -> list[str]:
     keep = str(int(order.lock is not None))
     env = {**order.env, tree.MARK: order.name}
     return [

@@ -27,7 +27,7 @@ _READ = 1 << 16
 _DRAIN = 1 << 21
 
 
-class Host(Protocol):
+class ProcessStarter(Protocol):
     """What a process needs of whoever started it."""
 
     grace: float
@@ -38,7 +38,7 @@ class Host(Protocol):
     def lost(self, supervisor: Supervisor | None) -> None: ...
 
 
-class Ending(msgspec.Struct, frozen=True):
+class ProcessEnd(msgspec.Struct, frozen=True):
     """How a process ended, when all that it started had ended too."""
 
     exit: int
@@ -61,7 +61,7 @@ class Process:
 
     def __init__(
         self,
-        host: Host,
+        host: ProcessStarter,
         name: str,
         line: socket.socket,
         out: int,
@@ -87,7 +87,7 @@ class Process:
         """Told of output as it comes: `out` or `err`, and bytes."""
         self._reader: tuple[int, Callable[[], bool]] | None = None
         self.identity = Identity(hostname="", machine_id="", boot_id="", pid=0, process_start="")
-        self.ending: Ending | None = None
+        self.ending: ProcessEnd | None = None
 
     def await_ready(self) -> None:
         """Wait until the copy says who it is, or why it cannot start."""
@@ -250,9 +250,9 @@ class Process:
         )
         self._end(-9, 0, 0, survivors)
 
-    def _tree(self) -> tree.Tree:
+    def _tree(self) -> tree.ProcessTree:
         witnesses = () if self.witness is None else (self.witness,)
-        return tree.Tree(self.name, leader=self.identity, witnesses=witnesses)
+        return tree.ProcessTree(self.name, leader=self.identity, witnesses=witnesses)
 
     def _end(
         self,
@@ -278,7 +278,7 @@ class Process:
                 if not waiting.poll(0) or not self._reader[1]():
                     break
         seconds = time.monotonic() - self._begun
-        self.ending = Ending(
+        self.ending = ProcessEnd(
             exit=exit_status,
             out=self._out,
             err=self._err,

@@ -18,7 +18,7 @@ from onceward.errors import BudgetExceeded, InvalidConfig, OncewardError
 _READ = 1 << 16
 
 
-class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReportLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a report."""
 
     spend: dict[str, Any] | None = None
@@ -90,7 +90,7 @@ class Reports:
         if len(line) > REPORT_LINE_BYTES:
             return self._mistake("a line of a report is too long", last=True)
         try:
-            said = msgspec.json.decode(line, type=Said)
+            said = msgspec.json.decode(line, type=ReportLine)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             loose = _loosely(line)
             self._id = _id_of(loose)

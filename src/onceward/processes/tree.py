@@ -28,7 +28,7 @@ _AGAIN_SECONDS = 0.01
 _LOOKS = 3
 
 
-class Tree(msgspec.Struct, frozen=True):
+class ProcessTree(msgspec.Struct, frozen=True):
     """What is known of the processes of one child, or of the supervisors of one kernel."""
 
     name: str
@@ -63,7 +63,7 @@ class Remains(msgspec.Struct, frozen=True):
         return f"a process that could not be found or ended still has {names} open"
 
 
-class Process(msgspec.Struct, frozen=True):
+class ProcessRow(msgspec.Struct, frozen=True):
     """One line of the process table."""
 
     pid: int
@@ -72,16 +72,16 @@ class Process(msgspec.Struct, frozen=True):
     start: str
 
 
-def supervisors_of(kernel: Identity) -> Tree:
+def supervisors_of(kernel: Identity) -> ProcessTree:
     """The supervisors that a dead kernel left, stuck or stopped, and everything they started or adopted."""
-    return Tree(kernel_mark(kernel), kind=KERNEL)
+    return ProcessTree(kernel_mark(kernel), kind=KERNEL)
 
 
 def kernel_mark(kernel: Identity) -> str:
     return f"{kernel.pid}-{kernel.process_start}"
 
 
-def living(trees: Sequence[Tree]) -> dict[str, list[Process]]:
+def living(trees: Sequence[ProcessTree]) -> dict[str, list[ProcessRow]]:
     """The living processes of each tree by its name, in one look at the process table; zombies do not live."""
     marks = {tree.mark: tree.name for tree in trees}
     sessions = {session: tree.name for tree in trees if (session := _session_of(tree.leader))}
@@ -93,19 +93,19 @@ def living(trees: Sequence[Tree]) -> dict[str, list[Process]]:
         owners[process.pid] = sessions.get(process.session) or _marked(process.pid, marks)
     for pid in table:
         _inherit(pid, table, owners)
-    found: dict[str, list[Process]] = {tree.name: [] for tree in trees}
+    found: dict[str, list[ProcessRow]] = {tree.name: [] for tree in trees}
     for pid, owner in owners.items():
         if owner is not None:
             found[owner].append(table[pid])
     return found
 
 
-def end(tree: Tree, seconds: float) -> Remains:
+def end(tree: ProcessTree, seconds: float) -> Remains:
     """Kill what is left of one tree; answers what could not be ended in time."""
     return end_all([tree], seconds)[tree.name]
 
 
-def end_all(trees: Sequence[Tree], seconds: float) -> dict[str, Remains]:
+def end_all(trees: Sequence[ProcessTree], seconds: float) -> dict[str, Remains]:
     """Kill what is left of trees until nothing is found and no witness is held.
 
     One look is no proof: a process can start after the list was made, or be between two programs and show no mark."""
@@ -136,13 +136,13 @@ def end_all(trees: Sequence[Tree], seconds: float) -> dict[str, Remains]:
         time.sleep(_AGAIN_SECONDS)
 
 
-def _held_witnesses(trees: Sequence[Tree]) -> dict[str, list[Path]]:
+def _held_witnesses(trees: Sequence[ProcessTree]) -> dict[str, list[Path]]:
     """The witnesses that are still locked, by the name of their tree."""
     held = {tree.name: [path for path in tree.witnesses if is_locked(path)] for tree in trees}
     return {name: paths for name, paths in held.items() if paths}
 
 
-def _holders(trees: Sequence[Tree], held: Mapping[str, Sequence[Path]]) -> list[Process]:
+def _holders(trees: Sequence[ProcessTree], held: Mapping[str, Sequence[Path]]) -> list[ProcessRow]:
     """The processes that have a held witness open, as far as the system shows us their descriptors."""
     files = set()
     for path in chain.from_iterable(held.values()):
@@ -167,7 +167,7 @@ def _open_files(pid: int) -> Iterator[tuple[int, int]]:
                 yield found.st_dev, found.st_ino
 
 
-def _process_table() -> list[Process]:
+def _process_table() -> list[ProcessRow]:
     """Every process of the system but zombies."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -176,7 +176,7 @@ def _process_table() -> list[Process]:
             # One whose first thread has ended and whose others run shows as a zombie too.
             if fields and not (fields[0] == "Z" and int(fields[17]) <= 1):
                 found.append(
-                    Process(
+                    ProcessRow(
                         pid=int(entry.name),
                         parent=int(fields[1]),
                         session=int(fields[3]),
@@ -186,7 +186,9 @@ def _process_table() -> list[Process]:
     return found
 
 
-def _inherit(pid: int, table: Mapping[int, Process], owners: dict[int, str | None]) -> str | None:
+def _inherit(
+    pid: int, table: Mapping[int, ProcessRow], owners: dict[int, str | None]
+) -> str | None:
     """Whose a process is: by itself, else as its parent is."""
     line = []
     while owners.get(pid) is None and pid in table and pid not in line:
@@ -198,7 +200,7 @@ def _inherit(pid: int, table: Mapping[int, Process], owners: dict[int, str | Non
     return owner
 
 
-def _kill(process: Process) -> None:
+def _kill(process: ProcessRow) -> None:
     """Through a descriptor of the process, so that a pid reused meanwhile is not struck."""
     with suppress(OSError):
         handle = os.pidfd_open(process.pid)

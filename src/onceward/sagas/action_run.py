@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onceward.artifacts.outputs import Kept, read_back
 from onceward.core.canon import sha256_hex
 from onceward.core.records import Token
-from onceward.core.sagas import Run, Side, Step
+from onceward.core.sagas import Run, SagaStep, Side
 from onceward.core.steps import Output, lock_target, result_digest
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.stage import Stage
@@ -155,7 +155,7 @@ class ActionRun:
             )
 
 
-def upstream(steps: Sequence[Step], but: Sequence[str] = ()) -> Upstream:
+def upstream(steps: Sequence[SagaStep], but: Sequence[str] = ()) -> Upstream:
     """The outputs of finished actions, as later actions see them."""
     done = [
         step

@@ -10,7 +10,7 @@ from typing import Any, Final
 from onceward.core.limits import MAX_ACTIONS
 from onceward.core.machine import NEW, MachineError
 from onceward.core.records import check_name
-from onceward.core.sagas import Lease, Run, Step
+from onceward.core.sagas import Lease, Run, SagaStep
 from onceward.core.sources import Micros
 from onceward.errors import (
     InvalidConfig,
@@ -252,7 +252,7 @@ def require_not_lost(saga_id: str, lost: bool) -> None:
 # What a run left.
 
 
-def require_result(saga_id: str, action: str, steps: Sequence[Step]) -> Step:
+def require_result(saga_id: str, action: str, steps: Sequence[SagaStep]) -> SagaStep:
     """The step of an action that is done."""
     for step in steps:
         if (step.step, step.side, step.status) == (action, "action", "done"):

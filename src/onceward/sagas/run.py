@@ -18,7 +18,7 @@ from onceward.core.canon import canonical
 from onceward.core.grants import Scope
 from onceward.core.limits import LEASE_SECONDS
 from onceward.core.records import Move
-from onceward.core.sagas import Lease, Run, Side, Step
+from onceward.core.sagas import Lease, Run, SagaStep, Side
 from onceward.core.text import described
 from onceward.dispatch import queue
 from onceward.dispatch.machine import Ended
@@ -190,7 +190,7 @@ class SagaRun:
         error = None if why is None else canonical(why).decode()
         put_step(
             tx,
-            Step(
+            SagaStep(
                 saga_id=self.saga_id,
                 step=act.step,
                 side=act.side,

@@ -10,7 +10,7 @@ import msgspec
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import read_back
 from onceward.artifacts.outputs import value_of as value_of_outputs
-from onceward.core.sagas import Run, Side, Step
+from onceward.core.sagas import Run, SagaStep, Side
 from onceward.core.sources import iso
 from onceward.core.views import Explanation, LaneView, View, cost_of
 from onceward.dispatch.views import lane_list
@@ -24,7 +24,7 @@ from onceward.store.tables.children import Tokens
 from onceward.store.tables.events import events_of
 from onceward.store.tables.sagas import Runs, find_lease
 
-_Steps = Mapping[tuple[str, Side], Step]
+_Steps = Mapping[tuple[str, Side], SagaStep]
 
 
 class SagaSummary(View, frozen=True):

@@ -9,7 +9,7 @@ from onceward.core.limits import HEAD_CACHE
 from onceward.store.port import Writes
 
 
-class Head(NamedTuple):
+class StreamHead(NamedTuple):
     """Where a stream ends."""
 
     stream_no: int
@@ -22,11 +22,11 @@ class Heads:
 
     def __init__(self, under: Heads | None = None) -> None:
         self._under = under
-        self._heads: dict[str, Head] = {}
+        self._heads: dict[str, StreamHead] = {}
         self.position: int = under.position if under else -1
         self.last_stream_no: int = under.last_stream_no if under else -1
 
-    def head(self, stream: str, tx: Writes) -> Head:
+    def head(self, stream: str, tx: Writes) -> StreamHead:
         """The stream's end, with a number given to a new stream."""
         known = self._known(stream)
         if known is not None:
@@ -38,24 +38,24 @@ class Heads:
         )
         if not rows:
             return self.begin(stream, tx)
-        found = self._heads[stream] = Head(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
+        found = self._heads[stream] = StreamHead(rows[0][0], rows[0][1], rows[0][2] or ZERO_HASH)
         return found
 
-    def begin(self, stream: str, tx: Writes) -> Head:
+    def begin(self, stream: str, tx: Writes) -> StreamHead:
         """The end of a stream that is known to be new: it gets its number without being looked for."""
         self._learn(tx)
         self.last_stream_no += 1
         tx.write(
             "INSERT INTO streams (stream_no, stream) VALUES (?, ?)", (self.last_stream_no, stream)
         )
-        found = self._heads[stream] = Head(self.last_stream_no, 0, ZERO_HASH)
+        found = self._heads[stream] = StreamHead(self.last_stream_no, 0, ZERO_HASH)
         return found
 
     def next_position(self, tx: Writes) -> int:
         self._learn(tx)
         return self.position + 1
 
-    def put(self, stream: str, head: Head, position: int) -> None:
+    def put(self, stream: str, head: StreamHead, position: int) -> None:
         self._heads[stream] = head
         self.position = position
 
@@ -70,7 +70,7 @@ class Heads:
             del under[next(iter(under))]
         self._under.position, self._under.last_stream_no = self.position, self.last_stream_no
 
-    def _known(self, stream: str) -> Head | None:
+    def _known(self, stream: str) -> StreamHead | None:
         layer: Heads | None = self
         while layer is not None:
             if stream in layer._heads:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onceward.core import faults
 from onceward.core.sources import Sources
 from onceward.errors import CorruptState, Recovery, SchemaTooNew
-from onceward.store.port import Database, Session
+from onceward.store.port import Database, DatabaseSession
 from onceward.store.writer import commit_plainly
 
 _PART = re.compile(r"^\s*--\[(\w+)\n(.*?)^\s*--\]\n", re.DOTALL | re.MULTILINE)
@@ -48,7 +48,7 @@ def _shipped() -> tuple[Migration, ...]:
     return tuple(sorted(found))
 
 
-def applied(database: Database, session: Session) -> list[tuple[int, str]]:
+def applied(database: Database, session: DatabaseSession) -> list[tuple[int, str]]:
     """Number and checksum of what the store already has; refuses a newer or altered history."""
     if "schema_migrations" not in database.tables(session):
         return []
@@ -110,7 +110,7 @@ def used(database: Database) -> bool:
         session.close()
 
 
-def _has_events(database: Database, session: Session) -> bool:
+def _has_events(database: Database, session: DatabaseSession) -> bool:
     return "events" in database.tables(session) and bool(
         session.read("SELECT 1 FROM events LIMIT 1")
     )
@@ -118,7 +118,7 @@ def _has_events(database: Database, session: Session) -> bool:
 
 def _apply(
     database: Database,
-    session: Session,
+    session: DatabaseSession,
     migration: Migration,
     sources: Sources,
     unused_only: bool,

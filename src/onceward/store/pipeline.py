@@ -23,7 +23,7 @@ class Disconnected(Exception):
 
 
 @dataclass(slots=True)
-class Refusal(Exception):
+class StatementRefused(Exception):
     """The server refused a statement, and with it everything up to the next sync."""
 
     sqlstate: str
@@ -66,7 +66,7 @@ class Pipeline:
         """Send everything, wait, and give the rows of each statement; Refusal for the first that failed."""
         sent, self._sent = self._sent, []
         found: list[list[Row]] = []
-        refusal: Refusal | None = None
+        refusal: StatementRefused | None = None
         try:
             self._pg.pipeline_sync()
             for prepared in sent:
@@ -144,11 +144,11 @@ _READERS: dict[int, Any] = {
 }
 
 
-def _refusal(result: pq.abc.PGresult) -> Refusal:
+def _refusal(result: pq.abc.PGresult) -> StatementRefused:
     def field(which: pq.DiagnosticField) -> str:
         return (result.error_field(which) or b"").decode(errors="replace")
 
-    return Refusal(
+    return StatementRefused(
         field(pq.DiagnosticField.SQLSTATE),
         field(pq.DiagnosticField.CONSTRAINT_NAME),
         field(pq.DiagnosticField.MESSAGE_PRIMARY),

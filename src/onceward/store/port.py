@@ -61,7 +61,7 @@ class Writes(Reads, Protocol):
         ...
 
 
-class Session(Writes, Protocol):
+class DatabaseSession(Writes, Protocol):
     """One connection. Writes may be held back until a read, a savepoint's end or the commit needs them."""
 
     lost: bool
@@ -112,15 +112,15 @@ class Database(Protocol):
 
     kind: str
 
-    def connect(self, *, kernel: bool = False) -> Session:
+    def connect(self, *, kernel: bool = False) -> DatabaseSession:
         """A connection; the kernel's is the only one that checkpoints."""
         ...
 
-    def script(self, session: Session, sql: str) -> None:
+    def script(self, session: DatabaseSession, sql: str) -> None:
         """Run a migration's statements inside the session's transaction."""
         ...
 
-    def exclusive(self, session: Session) -> None:
+    def exclusive(self, session: DatabaseSession) -> None:
         """Begin a write that excludes every other writer, before there is a lock row to ask."""
         ...
 

@@ -16,13 +16,13 @@ from onceward.core import faults
 from onceward.core.records import Tenure
 from onceward.core.sources import Micros, Sources, steady_micros
 from onceward.errors import InvalidConfig, LockLost, OncewardError, Recovery, StorageError
-from onceward.store.pipeline import Disconnected, Pipeline, Refusal
+from onceward.store.pipeline import Disconnected, Pipeline, StatementRefused
 from onceward.store.port import (
     CommitFailed,
+    DatabaseSession,
     Otherwise,
     Reads,
     Row,
-    Session,
     Transient,
     Value,
     Write,
@@ -53,11 +53,11 @@ class PostgresDatabase:
     def connect(self, *, kernel: bool = False) -> PostgresSession:
         return PostgresSession(self._dial(), self._sources)
 
-    def script(self, session: Session, sql: str) -> None:
+    def script(self, session: DatabaseSession, sql: str) -> None:
         assert isinstance(session, PostgresSession)
         session.script(_in_postgres(sql))
 
-    def exclusive(self, session: Session) -> None:
+    def exclusive(self, session: DatabaseSession) -> None:
         """Excludes other migrators before any table exists, by a transaction-scoped lock on the schema's name."""
         session.begin(None)
         session.read(
@@ -285,7 +285,7 @@ class PostgresSession:
             rows = self._pipeline.results()
         except Disconnected as error:
             raise self._gone(error) from error
-        except Refusal as refusal:
+        except StatementRefused as refusal:
             raise _translate(refusal, expected) from refusal
         except BaseException:
             # Interrupted between question and answer: nobody can tell any more which answer is whose.
@@ -322,7 +322,7 @@ class _Lost(StorageError):
     """The connection is gone; whatever was under way on it ended with it."""
 
 
-def _translate(refusal: Refusal, expected: list[Otherwise]) -> Exception:
+def _translate(refusal: StatementRefused, expected: list[Otherwise]) -> Exception:
     if refusal.sqlstate == "OW001":
         return expected[int(refusal.message)]()
     if refusal.sqlstate == "OW002":

@@ -25,10 +25,10 @@ from onceward.errors import (
 from onceward.store.filesystems import filesystem_of, is_network
 from onceward.store.port import (
     CommitFailed,
+    DatabaseSession,
     Otherwise,
     Reads,
     Row,
-    Session,
     Value,
     Write,
     refused,
@@ -115,11 +115,11 @@ class SqliteDatabase:
         if busy or mode != "delete" or self.path.with_name(self.path.name + "-wal").exists():
             raise StorageError(f"{self.path} could not be made one file")
 
-    def script(self, session: Session, sql: str) -> None:
+    def script(self, session: DatabaseSession, sql: str) -> None:
         assert isinstance(session, SqliteSession)
         session.execute(sql)
 
-    def exclusive(self, session: Session) -> None:
+    def exclusive(self, session: DatabaseSession) -> None:
         session.begin(None)
 
     def tables(self, session: Reads) -> list[str]:

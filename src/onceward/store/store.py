@@ -13,7 +13,7 @@ from onceward.core.records import Answer, Request, Tenure
 from onceward.core.sources import Sources
 from onceward.errors import InvalidConfig, NotFound, Recovery, StorageError
 from onceward.store import migrate
-from onceward.store.port import Database, Session
+from onceward.store.port import Database, DatabaseSession
 from onceward.store.tables.requests import (
     UNTOLD,
     Ledger,
@@ -47,7 +47,7 @@ class Store:
         self.sources = sources
         self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None
-        self._idle: list[Session] = []
+        self._idle: list[DatabaseSession] = []
         self._closed = False
         self._mutex = threading.Lock()
 
@@ -138,7 +138,7 @@ class Store:
             session.close()
 
     @contextmanager
-    def read(self) -> Iterator[Session]:
+    def read(self) -> Iterator[DatabaseSession]:
         """Rows as of one moment, on a connection of its own."""
         with self._mutex:
             session = self._idle.pop() if self._idle else None
@@ -157,7 +157,7 @@ class Store:
         if closed:
             session.close()
 
-    def _discard(self, session: Session) -> None:
+    def _discard(self, session: DatabaseSession) -> None:
         """Close a connection that met an error and, if its server went away, those that slept through it."""
         with self._mutex:
             sleeping, self._idle = (self._idle, []) if session.lost else ([], self._idle)

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from onceward.core.canon import check, sha256_hex
 from onceward.core.chain import Event, body_of, check_event, check_stream, link
-from onceward.core.fold import Said, carry
+from onceward.core.fold import EventFacts, carry
 from onceward.core.machine import NEW
 from onceward.core.records import Move, check_name
 from onceward.core.sources import Micros, Sources
 from onceward.errors import InvalidConfig, OncewardError, StaleVersion
-from onceward.store.heads import Head, Heads
-from onceward.store.port import Otherwise, Row, Session, Value, Write
+from onceward.store.heads import Heads, StreamHead
+from onceward.store.port import DatabaseSession, Otherwise, Row, Value, Write
 from onceward.store.schema import LIFECYCLES, context_of
 from onceward.store.table import Table
 from onceward.store.tables.builds import Builds
@@ -40,7 +40,7 @@ class Transaction:
 
     def __init__(
         self,
-        session: Session,
+        session: DatabaseSession,
         heads: Heads,
         fence: int,
         sinks: Mapping[str, Set[str] | None],
@@ -274,7 +274,7 @@ class Transaction:
             columns |= step.columns
         return carry(
             move.machine.stated,
-            Said(event, self.now, context, detail),
+            EventFacts(event, self.now, context, detail),
             columns,
             move.known,
             first=move.opens or move.source == NEW,
@@ -316,7 +316,7 @@ class Transaction:
         head = self._heads.head(stream, self)
         seq, at, position = head.seq + 1, self.now, self._heads.next_position(self)
         hash_ = link(stream=stream, seq=seq, at=at, source=source, body=body, prev_hash=head.hash)
-        self._heads.put(stream, Head(head.stream_no, seq, hash_), position)
+        self._heads.put(stream, StreamHead(head.stream_no, seq, hash_), position)
         self.last_event = event = Event(
             stream=stream,
             seq=seq,

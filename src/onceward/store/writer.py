@@ -16,7 +16,7 @@ from onceward.core.records import Tenure
 from onceward.core.sources import Sources
 from onceward.errors import CommitUnknown, LockLost, OncewardError, Recovery, StorageError
 from onceward.store.heads import Heads
-from onceward.store.port import CommitFailed, Database, Session, Transient
+from onceward.store.port import CommitFailed, Database, DatabaseSession, Transient
 from onceward.store.tables.events import event_at
 from onceward.store.tables.singleton import retire_lock
 from onceward.store.transaction import Transaction
@@ -420,7 +420,7 @@ def _unknown(why: str) -> CommitUnknown:
     )
 
 
-def commit_plainly(session: Session, what: str) -> None:
+def commit_plainly(session: DatabaseSession, what: str) -> None:
     """COMMIT outside the writer; a commit error is unknown here too."""
     try:
         session.commit()

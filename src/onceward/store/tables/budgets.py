@@ -23,7 +23,7 @@ class LaneTotal(msgspec.Struct, frozen=True):
     carried: int
 
 
-class Debit(msgspec.Struct, frozen=True):
+class DebitRow(msgspec.Struct, frozen=True):
     """One debit of a session."""
 
     parent_session_id: str
@@ -43,7 +43,7 @@ TOTALS: Final = Table(
     not_evidence={"carried": "the part of a second that does not count yet; never a whole one"},
 )
 DEBITS: Final = Table(
-    Debit,
+    DebitRow,
     "budget_debits",
     key=("parent_session_id", "budget_lane", "debit_seq"),
     bundle="debits.ndjson",

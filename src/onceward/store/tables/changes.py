@@ -13,8 +13,8 @@ from onceward.core.changes import (
     ChangeSet,
     Decision,
     Entry,
-    Envelope,
-    History,
+    HistoryRow,
+    ManifestEnvelope,
     PairSignature,
     Unit,
     VerifyResult,
@@ -80,7 +80,7 @@ def _entry_table(
 
 
 HISTORY: Final = _entry_table(
-    History,
+    HistoryRow,
     "decision_backlog_history",
     ("history_id",),
     "history.ndjson",
@@ -100,7 +100,9 @@ DEPENDENCIES: Final = _entry_table(
     "dependencies.ndjson",
 )
 SWEEPS: Final = Table(SweepRow, "decision_backlog_sweep_log", key=("sweep_id",))
-ENVELOPES: Final = _entry_table(Envelope, "manifest_envelope", ("manifest_id",), "manifests.ndjson")
+ENVELOPES: Final = _entry_table(
+    ManifestEnvelope, "manifest_envelope", ("manifest_id",), "manifests.ndjson"
+)
 UNITS: Final = _entry_table(UnitRow, "manifest_unit", ("manifest_id", "path"), "units.ndjson")
 DECISIONS: Final = _entry_table(Decision, "review_decision", ("decision_id",), "decisions.ndjson")
 CHANGE_SETS: Final = _entry_table(
@@ -197,13 +199,13 @@ class Changes:
             self._rows.read("SELECT status, count(*) FROM decision_backlog_entry GROUP BY status")
         )
 
-    def envelope(self, entry_id: str) -> Envelope:
+    def envelope(self, entry_id: str) -> ManifestEnvelope:
         """What an entry proposes now."""
-        return self._all(Envelope, "entry_id = ?", (entry_id,), "revision DESC LIMIT 1")[0]
+        return self._all(ManifestEnvelope, "entry_id = ?", (entry_id,), "revision DESC LIMIT 1")[0]
 
-    def envelopes(self, entry_id: str) -> list[Envelope]:
+    def envelopes(self, entry_id: str) -> list[ManifestEnvelope]:
         """All that it ever proposed, in order."""
-        return self._all(Envelope, "entry_id = ?", (entry_id,), "revision")
+        return self._all(ManifestEnvelope, "entry_id = ?", (entry_id,), "revision")
 
     def depends_on(self, entry_id: str) -> list[Entry]:
         found = self._rows.read(
@@ -318,8 +320,8 @@ class Changes:
         found = self._all(PairSignature, "change_set_id = ?", (change_set_id,))
         return found[0] if found else None
 
-    def history(self, entry_id: str) -> list[History]:
-        return self._all(History, "entry_id = ?", (entry_id,), "seq")
+    def history(self, entry_id: str) -> list[HistoryRow]:
+        return self._all(HistoryRow, "entry_id = ?", (entry_id,), "seq")
 
     def escalations(self, entry_id: str) -> list[Entry]:
         return self._all(Entry, "escalates = ?", (entry_id,), "created_at, entry_id")

@@ -16,7 +16,7 @@ from onceward.store.table import WHOLE_TABLE, Lifecycle, Table
 _PAGE = 500
 
 
-class Session(msgspec.Struct, frozen=True):
+class SessionRow(msgspec.Struct, frozen=True):
     """The parent scope of children."""
 
     session_id: str
@@ -27,7 +27,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 _PROCESS: Final = "which process answers for it now; every event names the fence of its kernel"
-SESSIONS: Final = Table(Session, "sessions", key=("session_id",), bundle="sessions.ndjson")
+SESSIONS: Final = Table(SessionRow, "sessions", key=("session_id",), bundle="sessions.ndjson")
 DISPATCH_TOKENS: Final = Table(
     Token,
     "urm_dispatch_token",
@@ -79,7 +79,7 @@ class Sessions:
     def __init__(self, rows: Reads) -> None:
         self._rows = rows
 
-    def find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str) -> SessionRow | None:
         return SESSIONS.first(self._rows, "WHERE session_id = ?", (session_id,))
 
     def named(self, prefix: str) -> list[str]:

@@ -11,7 +11,7 @@ from onceward.store.port import Reads, Writes
 from onceward.store.table import Table
 
 
-class Key(msgspec.Struct, frozen=True):
+class KeyRow(msgspec.Struct, frozen=True):
     """A public key as stored, in force from one place of the workspace's stream to another."""
 
     fingerprint: str
@@ -32,7 +32,7 @@ class Signature(msgspec.Struct, frozen=True):
     seq: int
 
 
-class Seal(msgspec.Struct, frozen=True):
+class SealRow(msgspec.Struct, frozen=True):
     """The heads of all streams up to a position, as one root that was signed."""
 
     seal_no: int
@@ -51,7 +51,7 @@ WORKSPACE: Final[Table[Any]] = Table(
         "created_at": "when it was made; its first events have their own times",
     },
 )
-KEYS: Final = Table(Key, "keys", key=("fingerprint",), bundle="keys.ndjson")
+KEYS: Final = Table(KeyRow, "keys", key=("fingerprint",), bundle="keys.ndjson")
 SIGNATURES: Final = Table(
     Signature,
     "signatures",
@@ -59,7 +59,7 @@ SIGNATURES: Final = Table(
     order=("seq",),
     bundle="signatures.ndjson",
 )
-SEALS: Final = Table(Seal, "seals", key=("seal_no",))
+SEALS: Final = Table(SealRow, "seals", key=("seal_no",))
 _SHORTEST = 8
 
 
@@ -68,19 +68,19 @@ def workspace_id(rows: Reads) -> str:
     return str(found)
 
 
-def all_keys(rows: Reads) -> list[Key]:
+def all_keys(rows: Reads) -> list[KeyRow]:
     return KEYS.read(rows, "ORDER BY added_seq, fingerprint")
 
 
-def keys_of(rows: Reads, principal: str) -> list[Key]:
+def keys_of(rows: Reads, principal: str) -> list[KeyRow]:
     return KEYS.read(rows, "WHERE principal = ? ORDER BY added_seq", (principal,))
 
 
-def find_key(rows: Reads, fingerprint: str) -> Key | None:
+def find_key(rows: Reads, fingerprint: str) -> KeyRow | None:
     return KEYS.first(rows, "WHERE fingerprint = ?", (fingerprint,))
 
 
-def keys_named(rows: Reads, prefix: str) -> list[Key]:
+def keys_named(rows: Reads, prefix: str) -> list[KeyRow]:
     """Those whose fingerprint begins so; fewer letters than eight mean none."""
     if len(prefix) < _SHORTEST:
         return []
@@ -91,7 +91,7 @@ def keys_named(rows: Reads, prefix: str) -> list[Key]:
     )
 
 
-def put_key(tx: Writes, key: Key) -> None:
+def put_key(tx: Writes, key: KeyRow) -> None:
     KEYS.insert(tx, key)
 
 
@@ -119,13 +119,13 @@ def signatures_about(rows: Reads, subject: str) -> list[Signature]:
     )
 
 
-def put_seal(tx: Writes, seal: Seal) -> None:
+def put_seal(tx: Writes, seal: SealRow) -> None:
     SEALS.insert(tx, seal)
 
 
-def all_seals(rows: Reads) -> list[Seal]:
+def all_seals(rows: Reads) -> list[SealRow]:
     return SEALS.read(rows, "ORDER BY seal_no")
 
 
-def newest_seal(rows: Reads) -> Seal | None:
+def newest_seal(rows: Reads) -> SealRow | None:
     return SEALS.first(rows, "ORDER BY seal_no DESC LIMIT 1")

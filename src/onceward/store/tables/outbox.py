@@ -24,7 +24,7 @@ class Parcel(msgspec.Struct, frozen=True):
     event: Event
 
 
-class Backlog(msgspec.Struct, frozen=True):
+class SinkBacklog(msgspec.Struct, frozen=True):
     """How far behind a sink is."""
 
     sink: str
@@ -87,9 +87,9 @@ def make_due(tx: Writes, now: int) -> None:
     tx.write("UPDATE event_outbox SET due_at = ?, parked_at = NULL, attempts = 0", (now,))
 
 
-def backlogs(rows: Reads) -> list[Backlog]:
+def backlogs(rows: Reads) -> list[SinkBacklog]:
     found = rows.read(
         "SELECT o.sink, count(*), count(o.parked_at), min(e.at), max(o.last_error)"
         " FROM event_outbox o JOIN events e ON e.position = o.position GROUP BY o.sink ORDER BY o.sink"
     )
-    return [Backlog(*row) for row in found]
+    return [SinkBacklog(*row) for row in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from onceward.core.limits import LEASE_SECONDS
-from onceward.core.sagas import Lease, Run, Step
+from onceward.core.sagas import Lease, Run, SagaStep
 from onceward.core.sources import Micros
 from onceward.errors import NotFound, Recovery
 from onceward.store.port import Reads, Writes
@@ -20,7 +20,7 @@ RUNS: Final = Table(
     lifecycle=Lifecycle(machine="saga", state="state", stream="saga"),
 )
 STEPS: Final = Table(
-    Step,
+    SagaStep,
     "saga_steps",
     key=("saga_id", "step", "side"),
     bundle="saga_steps.ndjson",
@@ -69,7 +69,7 @@ class Runs:
         )
         return [(Run(*row[:-1]), row[-1]) for row in found]
 
-    def steps(self, saga_id: str) -> list[Step]:
+    def steps(self, saga_id: str) -> list[SagaStep]:
         return STEPS.read(self._rows, "WHERE saga_id = ? ORDER BY step, side", (saga_id,))
 
     def _one(self, where: str, value: str) -> Run | None:
@@ -84,7 +84,7 @@ def _absent(name: str, many: bool = False) -> NotFound:
     )
 
 
-def put_step(tx: Writes, step: Step) -> None:
+def put_step(tx: Writes, step: SagaStep) -> None:
     """The last word on an action or a compensation."""
     tx.write(
         f"{STEPS.insert_sql} ON CONFLICT (saga_id, step, side) DO UPDATE SET"

@@ -11,7 +11,7 @@ from onceward.store.port import Reads, Writes
 from onceward.store.table import Table
 
 
-class Token(msgspec.Struct, frozen=True):
+class BearerToken(msgspec.Struct, frozen=True):
     """A bearer token as stored: what it is bound to, never what it is."""
 
     token_id: str
@@ -24,22 +24,22 @@ class Token(msgspec.Struct, frozen=True):
     expires_at: Micros
 
 
-BEARER_TOKENS: Final = Table(Token, "tokens", key=("token_id",))
+BEARER_TOKENS: Final = Table(BearerToken, "tokens", key=("token_id",))
 
 
-def all_tokens(rows: Reads) -> list[Token]:
+def all_tokens(rows: Reads) -> list[BearerToken]:
     return BEARER_TOKENS.read(rows, "ORDER BY token_id")
 
 
-def token_of(rows: Reads, token_hash: str) -> Token | None:
+def token_of(rows: Reads, token_hash: str) -> BearerToken | None:
     return BEARER_TOKENS.first(rows, "WHERE token_hash = ?", (token_hash,))
 
 
-def tokens_named(rows: Reads, prefix: str) -> list[Token]:
+def tokens_named(rows: Reads, prefix: str) -> list[BearerToken]:
     return BEARER_TOKENS.begins(rows, prefix)
 
 
-def put_token(tx: Writes, token: Token) -> None:
+def put_token(tx: Writes, token: BearerToken) -> None:
     BEARER_TOKENS.insert(tx, token)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from onceward.errors import NotFound, Recovery
 from onceward.evidence.differences import Difference
-from onceward.evidence.replay import Replayed, replay_bundle
+from onceward.evidence.replay import ReplayResult, replay_bundle
 from onceward.ui.cli import render
 from onceward.ui.cli.evidence import progress_bar
 from onceward.ui.cli.main import Command, Globals, complete_build, means_file, pass_globals
@@ -45,7 +45,7 @@ def replay(given: Globals, subject: str | None, runs: int) -> int:
     return 0 if identical else 5
 
 
-def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> list[Replayed]:
+def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> list[ReplayResult]:
     def seen(events: int) -> None:
         if progress is not None:
             progress("events", events, events)
@@ -61,7 +61,7 @@ def _replays(given: Globals, subject: str | None, runs: int, progress: Any) -> l
     return given.workspace().replay(subject, runs, seen)
 
 
-def _say(found: Replayed, identical: bool, subject: str | None, runs: int) -> None:
+def _say(found: ReplayResult, identical: bool, subject: str | None, runs: int) -> None:
     looked = (
         f"{render.counted(found.events, 'event')} of {render.counted(found.sessions, 'session')}"
     )

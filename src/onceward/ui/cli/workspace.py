@@ -53,7 +53,7 @@ def doctor(given: Globals) -> int:
     except OncewardError as error:
         fix = next((way.command or way.action for way in error.recovery), "")
         severity = "warn" if error.code == "NOT_FOUND" else "fail"
-        checks.append(examine.Check("workspace", severity, error.message, fix))
+        checks.append(examine.CheckResult("workspace", severity, error.message, fix))
     failed = [check for check in checks if check.status == "fail"]
     status = 5 if any(check.name == "evidence" for check in failed) else bool(failed)
     if given.json:
