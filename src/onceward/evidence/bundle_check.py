@@ -69,9 +69,11 @@ def _strangers(reader: Reader) -> list[str]:
     }
     free = {"manifest.ndjson", "seal.json"}
     odd = [name for name in names if name not in wanted | free and not _ARTIFACT.fullmatch(name)]
-    said = [f"{name} does not belong here" for name in odd]
-    said += [f"{name} is missing" for name in sorted(wanted - set(names))]
-    return said + (["something is in it twice"] if len(set(names)) != len(names) else [])
+    faults = [f"{name} does not belong here" for name in odd]
+    faults += [f"{name} is missing" for name in sorted(wanted - set(names))]
+    if len(set(names)) != len(names):
+        faults.append("something is in it twice")
+    return faults
 
 
 def _verify_inside(
@@ -110,24 +112,27 @@ def _verify_inside(
 
 
 def _signed_ends(reader: Reader, records: BundleRecords) -> set[str]:
-    """Who signed the end of the subject's stream: what `verify` found genuine, over the last move that is here."""
+    """The keys whose genuine signature covers the last move of the subject's stream."""
     page = reader.page
     if page.kind == "entry":
         return _signed_change(reader, records)
-    stream = f"saga:{page.subject}" if page.kind == "saga" else stream_of(page.kind, page.subject)
-    found = set()
+    if page.kind == "saga":
+        stream, kind_of_end = f"saga:{page.subject}", SAGA
+    else:
+        stream, kind_of_end = stream_of(page.kind, page.subject), BUILD
+    signers = set()
     for signature in records.all(Signature):
-        said = parse(signature.statement)
-        if said.get("predicateType") == (SAGA if page.kind == "saga" else BUILD):
-            head = said["predicate"]["head"]
+        statement = parse(signature.statement)
+        if statement.get("predicateType") == kind_of_end:
+            head = statement["predicate"]["head"]
             moved = records.last_move(stream)
             if (head["stream"], head["seq"]) == (stream, moved):
-                found.add(signature.fingerprint)
-    return found
+                signers.add(signature.fingerprint)
+    return signers
 
 
 def _signed_change(reader: Reader, records: BundleRecords) -> set[str]:
-    """Who signed for the last arrow of a change: by their own act, or as who cut or verified it."""
+    """The key that signed for the last arrow of a change: as an act, a cut or a verification."""
     pairs = {pair.signature_id: pair.fingerprint for pair in records.all(PairSignature)}
     keys = {signature.statement_hash: signature.fingerprint for signature in records.all(Signature)}
     moves = [
@@ -135,24 +140,23 @@ def _signed_change(reader: Reader, records: BundleRecords) -> set[str]:
         for event in records.stream(stream_of("entry", reader.page.subject))
         if event.source == "change"
     ]
-    said = moves[-1] if moves else {"detail": {}, "context": {}}
-    found = pairs.get(said["detail"].get("signature_id", "")) or keys.get(
-        said["context"].get("signed", "")
-    )
-    return {found} if found else set()
+    last = moves[-1] if moves else {"detail": {}, "context": {}}
+    by_pair = pairs.get(last["detail"].get("signature_id", ""))
+    signer = by_pair or keys.get(last["context"].get("signed", ""))
+    return {signer} if signer else set()
 
 
 def _subject(reader: Reader, records: BundleRecords, findings: Findings) -> None:
     """A bundle is about the one thing it says."""
     page = reader.page
-    found = {
+    subjects = {
         "build": [row.build_id for row in records.all(Build)],
         "saga": [row.saga_id for row in records.all(Run)],
         "entry": [row.entry_id for row in records.all(Entry)],
         "session": [row.session_id for row in records.all(SessionRow)],
     }
-    others = [kind for kind in ("build", "saga", "entry") if found[kind] and kind != page.kind]
-    if found[page.kind] != [page.subject] or others:
+    others = [kind for kind in ("build", "saga", "entry") if subjects[kind] and kind != page.kind]
+    if subjects[page.kind] != [page.subject] or others:
         findings.fault("bundle", page.subject, f"it is not a bundle of this {page.kind}")
     alike = ("session:",) if page.kind != "entry" else ("session:", "entry:ent_")
     streams = {stream for stream in records.heads if stream.startswith(alike)}
@@ -207,24 +211,21 @@ def _sealed(
     stream = stream_of(reader.page.kind, reader.page.subject)
     data = b"".join(itertools.islice(reader.pieces("seal.json"), 4))
     try:
-        found = parse(data)
-        envelope = read_envelope(found["envelope"])
+        document = parse(data)
+        envelope = read_envelope(document["envelope"])
         if envelope.said().get("predicateType") != SEAL:
             raise ValueError
-        told, head, proof = (
-            seal_said(envelope.said()["predicate"]),
-            SealedHead(*found["head"]),
-            found["proof"],
-        )
-        if canonical(found) != data:
+        seal = seal_said(envelope.said()["predicate"])
+        head = SealedHead(*document["head"])
+        proof = document["proof"]
+        if canonical(document) != data:
             raise ValueError
-        index, path = proof["index"], [bytes.fromhex(step) for step in proof["path"]]
-        held = included(
+        is_sealed = included(
             head.leaf(),
-            index=index,
-            size=told["streams"],
-            proof=path,
-            root=bytes.fromhex(told["root"]),
+            index=proof["index"],
+            size=seal["streams"],
+            proof=[bytes.fromhex(step) for step in proof["path"]],
+            root=bytes.fromhex(seal["root"]),
         )
     except (InvalidConfig, KeyError, TypeError, ValueError):
         findings.fault("seal", stream, "the seal cannot be read")
@@ -234,15 +235,15 @@ def _sealed(
     if (
         key is None
         or not genuine(key.public_key, envelope)
-        or told["workspace"] != records.workspace()
+        or seal["workspace"] != records.workspace()
     ):
         findings.fault("seal", stream, "the seal is not genuine")
-    elif told["principal"] != key.principal:
+    elif seal["principal"] != key.principal:
         findings.fault("seal", stream, "the seal is signed for somebody else")
     seq, hash_ = records.heads.get(stream, (0, b""))
     if (head.stream, head.seq, head.hash) != (stream, seq, hash_.hex()):
         findings.fault("seal", stream, "what was sealed is not where the stream ends here")
-    elif not held:
+    elif not is_sealed:
         findings.fault(
             "seal", stream, "nothing shows that it is one of the streams that were sealed"
         )

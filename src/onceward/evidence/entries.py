@@ -1,4 +1,4 @@
-"""What the streams of collections, values and grants say, and whether their rows say the same."""
+"""The streams of collections, values and grants, held against their rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Entries:
     ) -> None:
         self._findings, self._audited = findings, audited
         self._consumed = consumed
-        """Where in the order of all events each grant was used up."""
+        """The position at which each grant was consumed."""
         self._rows = {
             name: FoldedRows(records, findings, name, counted=f"{name}s") for name in _MACHINES
         }
@@ -46,6 +46,7 @@ class Entries:
         self._source = self._scope = ""
 
     def note(self, stream: Stream, event: Event, body: EventBody) -> None:
+        """An event of the stream of a collection, a value or a grant."""
         machine = _MACHINES.get(event.source)
         if machine is None or (event.seq > 1 and event.source != self._source):
             self._findings.fault(
@@ -53,23 +54,24 @@ class Entries:
             )
             return
         facts = event.facts()
-        said = facts["detail"]
+        detail = facts["detail"]
         if event.seq == 1:
-            self._source, self._scope = event.source, said.get("scope", "")
+            self._source, self._scope = event.source, detail.get("scope", "")
         self._rows[event.source].take(machine, event, facts)
         if body.event == "VALUE_SUPERSEDED":
-            self._audited(said, stream.subject, event)
+            self._audited(detail, stream.subject, event)
         elif body.event == "COLLECTION_CREATED":
-            name = str(said.get("name"))
+            name = str(detail.get("name"))
             first = self._first.get(name)
             if first is None or event.position < first[0]:
-                meta = MetaRow(name, said.get("schema_digest"), said.get("root"), event.at)
+                meta = MetaRow(name, detail.get("schema_digest"), detail.get("root"), event.at)
                 self._first[name] = (event.position, meta)
         elif body.event == "GRANT_CONSUMED":
             self._consumed[stream.subject] = event.position
         stream.move(machine, event, body, self._findings)
 
     def close(self, stream: Stream) -> None:
+        """The stream's events are over: hold its row against them."""
         rows = self._rows.get(self._source)
         if rows is None:
             return
@@ -82,15 +84,18 @@ class Entries:
             self._findings.fault("state", stream.subject, "its digest is not that of what it means")
 
     def finish(self) -> None:
+        """What is left over when every event was seen."""
         for rows in self._rows.values():
             rows.finish()
+        if not self._records.whole:
+            return
         given = {name: meta for name, (_, meta) in self._first.items()}
-        for meta in self._records.all(MetaRow) if self._records.whole else ():
+        for meta in self._records.all(MetaRow):
             if given.pop(meta.name, None) != meta:
                 self._findings.fault(
                     "state", meta.name, "whose name it is is not what the events say"
                 )
-        for name in sorted(given) if self._records.whole else ():
+        for name in sorted(given):
             self._findings.fault(
                 "state", name, "a collection has this name, and nobody was given it"
             )

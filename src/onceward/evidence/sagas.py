@@ -1,4 +1,4 @@
-"""What the streams of sagas say, and whether the rows of their runs, steps and audits say the same."""
+"""The streams of sagas, held against the rows of their runs, steps and audits."""
 
 from __future__ import annotations
 
@@ -33,70 +33,66 @@ class Sagas:
     def __init__(self, records: Records, findings: Findings, consumed: Mapping[str, int]) -> None:
         self._records, self._findings = records, findings
         self._consumed = consumed
-        """Where in the order of all events each grant was used up."""
+        """The position at which each grant was consumed."""
         self._runs = FoldedRows(records, findings, "saga", counted="sagas")
         self._steps = Ahead(records.all(SagaStep), lambda step: step.saga_id)
         self._grant: str | None = None
         """The grant that the run works under."""
         self._shape: Shape | None = None
         self._told: dict[tuple[str, str], tuple[str, str] | None] = {}
-        """What the run's events say of its steps: what one that was done left, and by whom."""
+        """What the run's events say of its steps, by step and side: the outputs and the child of one
+        that was done, None for one that failed."""
         self._audits: dict[str, Audit] = {}
         """The audit rows that events tell of."""
 
     def note(self, stream: Stream, event: Event, body: EventBody) -> None:
+        """An event of a run's stream."""
         facts = event.facts()
-        said = facts["detail"]
+        detail = facts["detail"]
+        place = f"{event.stream}#{event.seq}"
         if event.seq == 1:
-            self._begin(said)
-        if self._shape is not None:
-            self._runs.take(machine_of(self._shape), event, facts)
+            self._begin(detail)
         if self._shape is None:
-            self._findings.fault(
-                "history", f"{event.stream}#{event.seq}", "it has no table to go by"
-            )
-        elif body.event == "LEASE_TAKEN":
+            self._findings.fault("history", place, "it has no table to go by")
+            return
+        machine = machine_of(self._shape)
+        self._runs.take(machine, event, facts)
+        if body.event == "LEASE_TAKEN":
             used = self._consumed.get(self._grant or "")
             if self._records.whole and used is not None and event.position < used:
-                self._findings.fault(
-                    "state", f"{event.stream}#{event.seq}", "it began before its grant was used"
-                )
+                self._findings.fault("state", place, "it began before its grant was used")
         elif body.event == "REGISTRY_AUDITED":
-            self.audited(
-                {**said, "rollback_ref": f"evidence:{said.get('evidence')}"},
-                stream.subject,
-                event,
-            )
+            audited = {**detail, "rollback_ref": f"evidence:{detail.get('evidence')}"}
+            self.audited(audited, stream.subject, event)
         elif body.event != "LEASE_RELEASED":
-            stream.move(machine_of(self._shape), event, body, self._findings)
-            self._moved(body.event, said)
+            stream.move(machine, event, body, self._findings)
+            self._note_step(body.event, detail)
 
-    def _begin(self, said: dict[str, Any]) -> None:
-        self._grant = said.get("grant_id")
+    def _begin(self, detail: dict[str, Any]) -> None:
+        self._grant = detail.get("grant_id")
         self._told = {}
         try:
-            self._shape = msgspec.json.decode(str(said.get("shape")), type=Shape)
+            self._shape = msgspec.json.decode(str(detail.get("shape")), type=Shape)
             machine_of(self._shape)
         except (msgspec.MsgspecError, MachineError, IndexError):
             self._shape = None
 
-    def _moved(self, name: str, said: dict[str, Any]) -> None:
-        if said.get("reason") == "state_done":
-            self._told[said["from"], "action"] = (said.get("outputs", ""), said.get("child_id", ""))
-        elif said.get("reason") in ("compensated", "finished_forward"):
-            self._told[said.get("step", ""), "compensation"] = (
-                said.get("outputs", ""),
-                said.get("child_id", ""),
-            )
-        elif name == "SAGA_STOPPED" and said["why"].get("child_id"):
-            self._told[said.get("failed", ""), "action"] = None
-        elif name == "SAGA_STUCK" and said["why"].get("child_id"):
-            self._told[said["why"].get("step", ""), "compensation"] = None
+    def _note_step(self, name: str, detail: dict[str, Any]) -> None:
+        """What a move says of the step that it ends."""
+        made = (detail.get("outputs", ""), detail.get("child_id", ""))
+        if detail.get("reason") == "state_done":
+            self._told[detail["from"], "action"] = made
+        elif detail.get("reason") in ("compensated", "finished_forward"):
+            self._told[detail.get("step", ""), "compensation"] = made
+        elif name == "SAGA_STOPPED" and detail["why"].get("child_id"):
+            self._told[detail.get("failed", ""), "action"] = None
+        elif name == "SAGA_STUCK" and detail["why"].get("child_id"):
+            self._told[detail["why"].get("step", ""), "compensation"] = None
 
     def close(self, stream: Stream) -> None:
-        if self._runs.close(stream.subject) is None:
-            return
-        self._close_steps(stream)
+        """The stream's events are over: hold its rows against them."""
+        if self._runs.close(stream.subject) is not None:
+            self._close_steps(stream)
 
     def _close_steps(self, stream: Stream) -> None:
         for passed in self._steps.before(stream.subject):
@@ -104,13 +100,18 @@ class Sagas:
                 "state", passed.saga_id, f"no event tells of its step {passed.step}"
             )
         steps = list(self._steps.all(stream.subject))
-        ends = self._records.ends_of(sorted({step.child_id for step in steps}))
-        kept = self._records.refs_of(sorted({step.child_id for step in steps}))
+        children = sorted({step.child_id for step in steps})
+        ends = self._records.ends_of(children)
+        kept = self._records.refs_of(children)
         for step in steps:
             why = self._objection(step, ends.get(step.child_id))
             if why:
                 self._findings.fault("state", stream.subject, f"its {step.side} {step.step}: {why}")
-            if {(step.child_id, o.name, o.kind, o.sha256) for o in outputs_of(step)} - kept:
+            made = {
+                (step.child_id, output.name, output.kind, output.sha256)
+                for output in outputs_of(step)
+            }
+            if made - kept:
                 self._findings.fault(
                     "ref", stream.subject, f"what its {step.side} {step.step} left is not kept"
                 )
@@ -124,49 +125,47 @@ class Sagas:
         if body is None:
             self._told.pop((step.step, step.side), None)
             return "its child is not there"
-        said = msgspec.json.decode(body)
-        detail = said["detail"]
+        event = msgspec.json.decode(body)
+        detail = event["detail"]
         made = result_digest(outputs_of(step))
-        wanted = self._told.pop((step.step, step.side), None)
+        stated = self._told.pop((step.step, step.side), None)
         if (detail.get("step"), detail.get("side")) != (step.step, step.side):
             return "its child did something else"
-        passed = said["event"] == _PASSED
+        passed = event["event"] == _PASSED
         if step.status != ("done" if passed else "failed") or passed != (step.error is None):
             return "it did not end as its child's last event says"
-        if (
-            step.error is not None
-            and step.error != canonical(failure(detail.get("reason"), detail)).decode()
-        ):
+        if not passed and step.error != canonical(failure(detail.get("reason"), detail)).decode():
             return "why it failed is not what its child's last event says"
         if step.status == "done" and detail.get("outputs") != made:
             return "what it left is not what its child's last event says"
-        if wanted is not None and wanted != (made, step.child_id):
+        if stated is not None and stated != (made, step.child_id):
             return "the run went on from another"
         return ""
 
-    def audited(self, said: Mapping[str, Any], subject: str, event: Event) -> None:
+    def audited(self, detail: Mapping[str, Any], subject: str, event: Event) -> None:
         """An event names an audit row."""
-        audit_id = str(said.get("audit_id"))
+        audit_id = str(detail.get("audit_id"))
         self._audits[audit_id] = Audit(
             audit_id=audit_id,
-            root=str(said.get("audit_root")),
-            state=str(said.get("audit_state")),
+            root=str(detail.get("audit_root")),
+            state=str(detail.get("audit_state")),
             subject=subject,
-            rollback_ref=str(said.get("rollback_ref")),
+            rollback_ref=str(detail.get("rollback_ref")),
             position=event.position,
             created_at=event.at,
         )
 
     def finish(self) -> None:
+        """What is left over when every event was seen."""
         self._runs.finish()
         for step in self._steps.rest():
             self._findings.fault("state", step.saga_id, f"no event tells of its step {step.step}")
         for audit in self._records.all(Audit):
             self._findings.count("audits")
-            told = self._audits.pop(audit.audit_id, None)
-            if told is not None and not self._records.whole:
-                told = msgspec.structs.replace(told, position=audit.position)
-            if told != audit:
+            stated = self._audits.pop(audit.audit_id, None)
+            if stated is not None and not self._records.whole:
+                stated = msgspec.structs.replace(stated, position=audit.position)
+            if stated != audit:
                 self._findings.fault("audit", audit.audit_id, "it is not what its event says")
         if self._records.whole:
             for audit_id in sorted(self._audits):

@@ -1,4 +1,4 @@
-"""What belongs to one subject, and to nobody else: the rows, events, keys and statements of a bundle (E-2)."""
+"""The rows, events, keys and statements of one subject's bundle, and nobody else's (E-2)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BATCH = 200
 
 
 class Selection:
-    """What belongs to a build, a saga's run or a session."""
+    """The records of a build, a saga's run or a session."""
 
     def __init__(self, rows: StoreRecords, subject: str) -> None:
         self.rows, self.subject = rows, subject
@@ -78,16 +78,16 @@ class Selection:
         return stream_of(self.kind, self.subject)
 
     def belongings(self) -> dict[Any, list[Any]]:
-        """What a saga's run did, under which authority, and what of the registry is of its root."""
+        """A saga's run with its steps, its grant, and the registry's records under its root."""
         if not self.runs:
             return {}
         (run,) = self.runs
         root = run.idempotency_root
         audits = list(self.rows.of(Audit, root=root))
-        values = {v.vocab_id: v for v in self.rows.of(Value, root=root)}
-        values |= {
-            v.vocab_id: v for audit in audits for v in self.rows.of(Value, vocab_id=audit.subject)
-        }
+        values = {value.vocab_id: value for value in self.rows.of(Value, root=root)}
+        for audit in audits:
+            for value in self.rows.of(Value, vocab_id=audit.subject):
+                values[value.vocab_id] = value
         return {
             Run: self.runs,
             SagaStep: list(self.rows.of(SagaStep, saga_id=run.saga_id)),
@@ -99,11 +99,12 @@ class Selection:
 
     def streams(self) -> list[str]:
         """The streams of the subject itself, and of what it governs, by name."""
-        ids = [g.grant_id for g in self.governed.get(Grant, ())]
-        ids += [c.collection_id for c in self.governed.get(Collection, ())]
-        ids += [v.vocab_id for v in self.governed.get(Value, ())]
+        ids = [grant.grant_id for grant in self.governed.get(Grant, ())]
+        ids += [collection.collection_id for collection in self.governed.get(Collection, ())]
+        ids += [value.vocab_id for value in self.governed.get(Value, ())]
+        entries = sorted(f"entry:{entry_id}" for entry_id in ids)
         sagas = [f"saga:{run.saga_id}" for run in self.runs]
-        return [*sorted(f"entry:{one}" for one in ids), *sagas, self.stream]
+        return [*entries, *sagas, self.stream]
 
     def records(self) -> Iterator[tuple[str, Iterable[msgspec.Struct]]]:
         """Every file of records, and what stands in it."""
@@ -135,7 +136,7 @@ class Selection:
             yield table.bundle, found.get(table.proven(), ())
 
     def owners(self) -> set[str]:
-        """Whoever may refer to artifacts that belong to it."""
+        """The owners of the artifact references that belong to it."""
         children = (*(c.child_id for c in self.children), *(c.child_id for c in self.checkpoints))
         return {self.subject, *filter(None, children)}
 
@@ -159,31 +160,26 @@ class Selection:
         signatures = {signature.statement_hash: signature for signature in self.vouched()}
         keys: dict[str, KeyRow] = {}
         self.seal = self._seal()
-        wanted = {signature.fingerprint for signature in signatures.values()} | (
-            {self.seal[1]} if self.seal else set()
-        )
-        while self._signed or wanted:
+        signers = {signature.fingerprint for signature in signatures.values()}
+        if self.seal:
+            signers.add(self.seal[1])
+        while self._signed or signers:
             # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
-            found = [
-                find_signature(rows, signed) for signed in self._signed if signed not in signatures
-            ]
-            signatures |= {
-                signature.statement_hash: signature for signature in found if signature is not None
-            }
-            wanted |= {signature.fingerprint for signature in signatures.values()}
-            fresh = [
-                find_key(rows, fingerprint) for fingerprint in wanted if fingerprint not in keys
-            ]
-            keys |= {key.fingerprint: key for key in fresh if key is not None}
-            self._signed = {
-                signed for key in fresh if key is not None for signed in self._signed_for(key)
-            }
-            wanted = set()
+            for hash_ in self._signed - signatures.keys():
+                signature = find_signature(rows, hash_)
+                if signature is not None:
+                    signatures[hash_] = signature
+            signers |= {signature.fingerprint for signature in signatures.values()}
+            fresh = [find_key(rows, fingerprint) for fingerprint in signers - keys.keys()]
+            new_keys = [key for key in fresh if key is not None]
+            keys |= {key.fingerprint: key for key in new_keys}
+            self._signed = {hash_ for key in new_keys for hash_ in self._signed_for(key)}
+            signers = set()
         self.signatures = sorted(signatures.values(), key=lambda signature: signature.seq)
         self.keys = [keys[fingerprint] for fingerprint in sorted(keys)]
 
     def vouched(self) -> list[Signature]:
-        """What was signed without being asked for: how it ended."""
+        """The signatures that no request asked for: those of its end."""
         return signatures_about(self.rows.rows, self.subject)
 
     def _signed_for(self, key: KeyRow) -> Iterator[str]:
@@ -207,12 +203,12 @@ class Selection:
         path = [step.hex() for step in inclusion_proof([head.leaf() for head in heads], index)]
         envelope = Envelope(signed.statement.encode(), signed.fingerprint, signed.signature)
         head = heads[index]
-        said = {
+        document = {
             "envelope": envelope.document(),
             "head": [head.stream, head.seq, head.hash],
             "proof": {"index": index, "path": path},
         }
-        return canonical(said), signed.fingerprint
+        return canonical(document), signed.fingerprint
 
     def events(self) -> Iterator[Event]:
         """Own streams by name, then what the workspace's stream says of the keys and signatures that are here."""
@@ -224,15 +220,15 @@ class Selection:
             yield from events_of(rows, stream)
         wanted = {signature.seq for signature in self.signatures}
         for key in self.keys:
-            wanted |= {key.added_seq} | (
-                {key.revoked_seq} if key.revoked_seq is not None else set()
-            )
+            wanted.add(key.added_seq)
+            if key.revoked_seq is not None:
+                wanted.add(key.revoked_seq)
         for seq in sorted(wanted):
             yield next(events_of(rows, "workspace", seq - 1))
 
 
 class EntrySelection(Selection):
-    """What belongs to a change: its life, what was proposed, decided, cut and found, and who signed for it."""
+    """The records of a change: history, proposals, decisions, cuts, results and signatures."""
 
     @property
     def kind(self) -> str:
@@ -240,10 +236,8 @@ class EntrySelection(Selection):
 
     def belongings(self) -> dict[Any, list[Any]]:
         of, entry_id = self.rows.of, self.subject
-        envelopes, sets = (
-            list(of(ManifestEnvelope, entry_id=entry_id)),
-            list(of(ChangeSet, entry_id=entry_id)),
-        )
+        envelopes = list(of(ManifestEnvelope, entry_id=entry_id))
+        sets = list(of(ChangeSet, entry_id=entry_id))
         found: dict[Any, list[Any]] = {
             Entry: list(of(Entry, entry_id=entry_id)),
             HistoryRow: list(of(HistoryRow, entry_id=entry_id)),
@@ -267,16 +261,12 @@ class EntrySelection(Selection):
         }
 
     def streams(self) -> list[str]:
-        return [
-            *sorted(f"entry:{one.change_set_id}" for one in self.governed[ChangeSet]),
-            self.stream,
-        ]
+        sets = sorted(f"entry:{row.change_set_id}" for row in self.governed[ChangeSet])
+        return [*sets, self.stream]
 
     def owners(self) -> set[str]:
-        return {
-            *(one.manifest_id for one in self.governed[ManifestEnvelope]),
-            *(o.change_set_id for o in self.governed[ChangeSet]),
-        }
+        manifests = {row.manifest_id for row in self.governed[ManifestEnvelope]}
+        return manifests | {row.change_set_id for row in self.governed[ChangeSet]}
 
     def vouched(self) -> list[Signature]:
         found = [
@@ -291,9 +281,8 @@ def _place(kind: Any, row: Any) -> tuple[Any, ...]:
 
 
 def selected(rows: StoreRecords, subject: str) -> Selection:
-    """All that belongs to a subject, whatever it is."""
-    selection = (
-        EntrySelection(rows, subject) if subject.startswith("ent_") else Selection(rows, subject)
-    )
+    """The selection for a subject of any kind."""
+    kind = EntrySelection if subject.startswith("ent_") else Selection
+    selection = kind(rows, subject)
     selection.gather()
     return selection

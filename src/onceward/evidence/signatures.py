@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,14 @@ def _is_once(statement: Mapping[str, Any]) -> bool:
     return declared is not None and declared.once
 
 
+class _SignedAct(NamedTuple):
+    """An act that was signed, and how often it was done."""
+
+    statement_hash: str
+    predicate: dict[str, Any]
+    times: int
+
+
 class SignatureCheck:
     """Follows keys as they come and go, and holds every signature against them."""
 
@@ -55,24 +63,24 @@ class SignatureCheck:
         self._workspace = records.workspace()
         self._keys = {key.fingerprint: key for key in records.all(KeyRow)}
         self._told: dict[str, tuple[int, int | None]] = {}
-        """From where to where each key was in force, by the events."""
+        """From which event of the workspace's stream to which each key was in force."""
         self._signatures = records.all(Signature)
         self._claims: dict[str, list[SignedEvent]] = {}
-        self._newest: tuple[str, dict[str, Any], int] | None = None
-        """The act that was read last, and how often it was done."""
+        self._newest: _SignedAct | None = None
+        """The act that was read last."""
         self._roles: dict[str, set[str]] = {}
         self._added: dict[str, tuple[int, str]] = {}
         """When each principal was made known, and by whom."""
         self._seals: list[tuple[str, dict[str, Any]]] = []
-        """What genuine seals say, with the hash of their statement, in their order."""
+        """The genuine seals in order: the hash of the statement, and its predicate."""
         self.spent: dict[str, dict[str, int]] = {}
-        """What builds had spent when their end was signed, by lane."""
+        """By build and lane, what was spent when its end was signed."""
         self._pairs: dict[str, Mapping[str, Any]] = {}
-        """What changes say was signed, by the hash of the statement."""
+        """By the hash of a statement, the fields that a change says were signed."""
         self._tokens: dict[str, BearerToken] = {}
         """Tokens as the events tell of them."""
         self._position = 0
-        """Where the act that is read now stands in the order of all events."""
+        """The position of the act that is read now."""
         self._begun = records.first_key()
         """The place of the first key among all events: nobody could sign before."""
 
@@ -93,26 +101,27 @@ class SignatureCheck:
                 self._findings.fault("signature", place, f"nobody signed for {body.event}")
             return
         subject = event.stream.partition(":")[2]
-        detail = msgspec.structs.asdict(body.detail)
-        said = SignedEvent(
+        claim = SignedEvent(
             place=place,
             actor=context.actor,
             event=body.event,
             subject=subject,
             session=context.session_id,
-            detail=detail,
+            detail=msgspec.structs.asdict(body.detail),
             position=event.position,
         )
-        if self._newest is not None and self._newest[0] == context.signed:
+        newest = self._newest
+        if newest is not None and newest.statement_hash == context.signed:
             # The workspace's stream says what was signed before it says what was done about it.
-            self._newest = (*self._newest[:2], self._newest[2] + 1)
-            why = disagreement(said, self._newest[1])
-            if self._newest[2] > 1 and _is_once(self._newest[1]):
-                why = f"what was signed was done {self._newest[2]} times"
+            times = newest.times + 1
+            self._newest = newest._replace(times=times)
+            why = disagreement(claim, newest.predicate)
+            if times > 1 and _is_once(newest.predicate):
+                why = f"what was signed was done {times} times"
             if why:
                 self._findings.fault("signature", place, why)
             return
-        self._claims.setdefault(context.signed, []).append(said)
+        self._claims.setdefault(context.signed, []).append(claim)
 
     def follow(self, event: Event, body: EventBody) -> None:
         """One event of the workspace's stream."""
@@ -138,8 +147,15 @@ class SignatureCheck:
         elif body.event == "ACT_SIGNED":
             self._act(event, detail, place)
         elif body.event == "TOKEN_MADE":
-            said = (detail.token_id, detail.principal, detail.token_hash, detail.note)
-            self._tokens[detail.token_id] = BearerToken(*said, event.seq, None, detail.expires_at)
+            self._tokens[detail.token_id] = BearerToken(
+                token_id=detail.token_id,
+                principal=detail.principal,
+                token_hash=detail.token_hash,
+                note=detail.note,
+                made_seq=event.seq,
+                revoked_seq=None,
+                expires_at=detail.expires_at,
+            )
         elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
             made = self._tokens[detail.token_id]
             self._tokens[detail.token_id] = msgspec.structs.replace(made, revoked_seq=event.seq)
@@ -150,7 +166,7 @@ class SignatureCheck:
         """An event names exactly the roles that what was signed changes."""
         if self._newest is None or not self._records.whole:
             return
-        payload = self._newest[1]["payload"]
+        payload = self._newest.predicate["payload"]
         named = payload.get("roles") if isinstance(payload, dict) else None
         if named is not None and set(detail.roles or ()) != changed(set(named)):
             self._findings.fault("role", place, "the roles are not those that were signed for")
@@ -165,146 +181,161 @@ class SignatureCheck:
                 "key", detail.key[:16], "the events tell of a key that is not there"
             )
             return
-        said = (detail.principal, detail.public, detail.proof)
-        if said != (key.principal, key.public_key.hex(), key.proof.hex()):
+        stated = (detail.principal, detail.public, detail.proof)
+        if stated != (key.principal, key.public_key.hex(), key.proof.hex()):
             self._findings.fault(
                 "key", key.fingerprint[:16], "it is not the key that its event tells of"
             )
 
     def _act(self, event: Event, detail: Detail, place: str) -> None:
         seq = event.seq
-        found = next(self._signatures, None)
-        while found is not None and found.seq < seq:
-            self._findings.fault("signature", found.statement_hash[:16], "no event tells of it")
-            found = next(self._signatures, None)
-        if found is None or found.seq != seq:
+        signature = next(self._signatures, None)
+        while signature is not None and signature.seq < seq:
+            self._findings.fault("signature", signature.statement_hash[:16], "no event tells of it")
+            signature = next(self._signatures, None)
+        if signature is None or signature.seq != seq:
             self._findings.fault("signature", place, "the signature that it tells of is not there")
-            if found is not None:
+            if signature is not None:
                 self._findings.fault(
-                    "signature", found.statement_hash[:16], "it is not where the events tell of it"
+                    "signature",
+                    signature.statement_hash[:16],
+                    "it is not where the events tell of it",
                 )
             return
         self._findings.count("signatures")
         self._position = event.position
-        why = self._objection(found, detail)
+        why = self._objection(signature, detail)
         if why:
             self._findings.fault("signature", place, why)
 
-    def _objection(self, found: Signature, detail: Detail) -> str | None:
+    def _objection(self, row: Signature, detail: Detail) -> str | None:
         """What is wrong with a signature at its place."""
-        envelope = Envelope(found.statement.encode(), found.fingerprint, found.signature)
-        if found.statement_hash != envelope.statement_hash:
+        envelope = Envelope(row.statement.encode(), row.fingerprint, row.signature)
+        if row.statement_hash != envelope.statement_hash:
             return "its statement is not what its hash says"
-        if (found.statement_hash, found.fingerprint) != (detail.statement, detail.key):
+        if (row.statement_hash, row.fingerprint) != (detail.statement, detail.key):
             return "it is another signature than the event tells of"
-        key, force = self._keys.get(found.fingerprint), self._told.get(found.fingerprint)
-        if key is None or force is None or force[0] > found.seq or force[1] is not None:
-            return f"the key {found.fingerprint[:16]} was not in force there"
+        key, force = self._keys.get(row.fingerprint), self._told.get(row.fingerprint)
+        if key is None or force is None or force[0] > row.seq or force[1] is not None:
+            return f"the key {row.fingerprint[:16]} was not in force there"
         if not genuine(key.public_key, envelope):
             return "it is not genuine"
         try:
-            said = envelope.said()
+            statement = envelope.said()
         except OncewardError as error:
             return error.message
-        return self._read(said, key, detail, found)
+        return self._read(statement, key, detail, row)
 
     def _read(
-        self, said: dict[str, Any], key: KeyRow, detail: Detail, found: Signature
+        self, statement: dict[str, Any], key: KeyRow, detail: Detail, row: Signature
     ) -> str | None:
         """The bytes are genuine: hold what they say against what the records say, field by field."""
         try:
-            told = said["predicate"]
-            names = (said["_type"], told["principal"], told["key"], told["workspace"])
-            if (
-                names != (STATEMENT, key.principal, key.fingerprint, self._workspace)
-                or detail.principal != key.principal
-            ):
+            predicate = statement["predicate"]
+            signed_for = (
+                statement["_type"],
+                predicate["principal"],
+                predicate["key"],
+                predicate["workspace"],
+            )
+            expected = (STATEMENT, key.principal, key.fingerprint, self._workspace)
+            if signed_for != expected or detail.principal != key.principal:
                 return "it is signed for somebody or something else"
-            if said["predicateType"] == ACT:
-                return self._read_act(said, told, detail, found)
-            if said["predicateType"] == BUILD:
-                return self._read_end(told, told["build_id"], "session")
-            if said["predicateType"] == SAGA:
-                return self._read_end(told, told["saga_id"], "saga")
-            if said["predicateType"] == CHANGE:
-                return self._read_pair(told, detail, found)
-            if said["predicateType"] == SEAL:
-                self._seals.append((found.statement_hash, told))
+            if statement["predicateType"] == ACT:
+                return self._read_act(statement, predicate, detail, row)
+            if statement["predicateType"] == BUILD:
+                return self._read_end(predicate, predicate["build_id"], "session")
+            if statement["predicateType"] == SAGA:
+                return self._read_end(predicate, predicate["saga_id"], "saga")
+            if statement["predicateType"] == CHANGE:
+                return self._read_pair(predicate, detail, row)
+            if statement["predicateType"] == SEAL:
+                self._seals.append((row.statement_hash, predicate))
                 return None
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):
             return "its statement lacks something"
         return "its statement is of no known kind"
 
     def _read_act(
-        self, said: dict[str, Any], told: dict[str, Any], detail: Detail, found: Signature
+        self,
+        statement: dict[str, Any],
+        predicate: dict[str, Any],
+        detail: Detail,
+        row: Signature,
     ) -> str | None:
-        if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
+        principal, act = predicate["principal"], predicate["act"]
+        if (act, predicate["nonce"]) != (detail.act, detail.nonce):
             return "it is signed for another act"
-        unfit = misfit(told)
+        unfit = misfit(predicate)
         if unfit:
             return unfit
-        if not self._stands(told["head"]):
+        if not self._stands(predicate["head"]):
             return "it was signed after another history than this one"
-        (subject,) = said["subject"]
-        if subject["digest"]["sha256"] != digest(told["payload"]):
+        (subject,) = statement["subject"]
+        if subject["digest"]["sha256"] != digest(predicate["payload"]):
             return "what is asked is not what its digest says"
-        declared = find_act(told["act"])
+        declared = find_act(act)
         own = declared is not None and declared.own
-        asked = None if own else self._records.asked(told["act"], told["nonce"])
-        if asked not in (None, subject["digest"]["sha256"]):
+        request = None if own else self._records.asked(act, predicate["nonce"])
+        if request not in (None, subject["digest"]["sha256"]):
             return "the request that was signed is not there"
-        held = self._roles.get(told["principal"], set())
+        held = self._roles.get(principal, set())
         if declared is None or (self._records.whole and not declared.allows(held)):
-            return f"{told['principal']} had no role that allows {told['act']}"
-        claims = self._claims.pop(found.statement_hash, [])
+            return f"{principal} had no role that allows {act}"
+        claims = self._claims.pop(row.statement_hash, [])
         self._require_done()
-        self._newest = (found.statement_hash, told, len(claims))
+        self._newest = _SignedAct(row.statement_hash, predicate, times=len(claims))
         if len(claims) > 1 and declared.once:
             return f"what was signed was done {len(claims)} times"
         for claim in claims:
             if self._records.whole and claim.position < self._position:
                 return f"{claim.place} stands before it in the order of all events"
-        return next(filter(None, (disagreement(claim, told) for claim in claims)), None)
+        disagreements = (disagreement(claim, predicate) for claim in claims)
+        return next(filter(None, disagreements), None)
 
     def _require_done(self) -> None:
-        """What was signed last was done: an act that changes nothing is not told of."""
-        if self._newest is not None and self._newest[2] == 0 and self._records.whole:
-            hash_, told, _ = self._newest
+        """The newest signed act has an event: an act that changes nothing is not recorded."""
+        newest = self._newest
+        if newest is not None and newest.times == 0 and self._records.whole:
             self._findings.fault(
-                "signature", hash_[:16], f"no event tells of what {told['act']} did"
+                "signature",
+                newest.statement_hash[:16],
+                f"no event tells of what {newest.predicate['act']} did",
             )
         self._newest = None
 
-    def _read_pair(self, told: dict[str, Any], detail: Detail, found: Signature) -> str | None:
-        """Somebody's word on a change: exactly what its rows and events say, by somebody who might."""
-        said = self._pairs.pop(found.statement_hash, None)
-        if said is None:
+    def _read_pair(self, predicate: dict[str, Any], detail: Detail, row: Signature) -> str | None:
+        """A signature on a change: exactly what its rows and events say, by somebody who might."""
+        expected = self._pairs.pop(row.statement_hash, None)
+        if expected is None:
             return "no change names it"
-        if (told["act"], told["nonce"]) != (detail.act, detail.nonce):
+        principal, act = predicate["principal"], predicate["act"]
+        if (act, predicate["nonce"]) != (detail.act, detail.nonce):
             return "it is signed for another act"
-        if (
-            any(told.get(name) != value for name, value in said.items())
-            or "verify_result_id" in told.keys() - said
-        ):
+        differs = any(predicate.get(name) != value for name, value in expected.items())
+        if differs or "verify_result_id" in predicate.keys() - expected:
             return "it is signed for another change than the one that names it"
-        if not self._stands(told["head"]) or told["head"]["stream"] != f"entry:{told['entry_id']}":
+        head = predicate["head"]
+        if not self._stands(head) or head["stream"] != f"entry:{predicate['entry_id']}":
             return "it was signed after another history than this one"
-        held = self._roles.get(told["principal"], set())
-        if self._records.whole and held.isdisjoint((_PAIR_ROLES[told["act"]], "admin")):
-            return f"{told['principal']} had no role that allows {told['act']}"
+        held = self._roles.get(principal, set())
+        if self._records.whole and held.isdisjoint((_PAIR_ROLES[act], "admin")):
+            return f"{principal} had no role that allows {act}"
         return None
 
-    def _read_end(self, told: dict[str, Any], subject: str, kind: str) -> str | None:
-        if not self._stands(told["head"]) or told["head"]["stream"] != f"{kind}:{subject}":
+    def _read_end(self, predicate: dict[str, Any], subject: str, kind: str) -> str | None:
+        head = predicate["head"]
+        if not self._stands(head) or head["stream"] != f"{kind}:{subject}":
             return f"the {'build' if kind == 'session' else kind}'s stream is not what was signed"
-        self.spent[subject] = told["totals"]
+        self.spent[subject] = predicate["totals"]
         return None
 
     def _stands(self, head: dict[str, Any]) -> bool:
+        """Whether the history that was signed after is this one."""
         if not self._records.whole and head["stream"] == "workspace":
             return True
-        found = self._records.hash_at(head["stream"], head["seq"])
-        return found is not None and found.hex() == head["hash"]
+        hash_ = self._records.hash_at(head["stream"], head["seq"])
+        return hash_ is not None and hash_.hex() == head["hash"]
 
     def finish(self) -> None:
         """What is left over when every event was seen."""
@@ -323,23 +354,27 @@ class SignatureCheck:
         if self._records.whole:
             self._check_seals()
             self._check_tokens()
-            held: dict[str, set[str]] = {}
-            for role in self._records.all(RoleRow):
-                held.setdefault(role.name, set()).add(role.role)
-            rows = {row.name: row for row in self._records.all(PrincipalRow)}
-            known = rows.keys()
-            for name in sorted(known & self._added.keys()):
-                if (rows[name].added_at, rows[name].added_by) != self._added[name]:
-                    self._findings.fault("role", name, "it was not added then, or by them")
-            for name in sorted(known ^ self._roles.keys()):
+            self._check_principals()
+
+    def _check_principals(self) -> None:
+        """Every principal was made known by an event, and has the roles that events gave it."""
+        held: dict[str, set[str]] = {}
+        for role in self._records.all(RoleRow):
+            held.setdefault(role.name, set()).add(role.role)
+        rows = {row.name: row for row in self._records.all(PrincipalRow)}
+        known = rows.keys()
+        for name in sorted(known & self._added.keys()):
+            if (rows[name].added_at, rows[name].added_by) != self._added[name]:
+                self._findings.fault("role", name, "it was not added then, or by them")
+        for name in sorted(known ^ self._roles.keys()):
+            self._findings.fault(
+                "role", name, "no event made it known" if name in known else "it is not there"
+            )
+        for name in sorted(held.keys() | self._roles.keys()):
+            if held.get(name, set()) != self._roles.get(name, set()):
                 self._findings.fault(
-                    "role", name, "no event made it known" if name in known else "it is not there"
+                    "role", name, "it does not have the roles that the events gave it"
                 )
-            for name in sorted(held.keys() | self._roles.keys()):
-                if held.get(name, set()) != self._roles.get(name, set()):
-                    self._findings.fault(
-                        "role", name, "it does not have the roles that the events gave it"
-                    )
 
     def _check_seals(self) -> None:
         """Every seal that was signed is there, says what was signed, and knows of those before it."""
@@ -350,11 +385,17 @@ class SignatureCheck:
                 why = "it was signed, and is not there" if row is None else "nobody signed it"
                 self._findings.fault("seal", f"seal {number}", why)
                 continue
-            hash_, told = signed
-            said = (number, hash_, told["position"], told["streams"], told["root"])
-            if said != (row.seal_no, row.statement_hash, row.position, row.streams, row.root):
+            hash_, predicate = signed
+            stated = SealRow(
+                seal_no=number,
+                position=predicate["position"],
+                streams=predicate["streams"],
+                root=predicate["root"],
+                statement_hash=hash_,
+            )
+            if stated != row:
                 self._findings.fault("seal", f"seal {number}", "it is not what was signed")
-            elif told["log"] != {"root": log.root().hex(), "size": log.size}:
+            elif predicate["log"] != {"root": log.root().hex(), "size": log.size}:
                 self._findings.fault(
                     "seal", f"seal {number}", "it does not know the seals before it"
                 )

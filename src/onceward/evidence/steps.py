@@ -1,4 +1,4 @@
-"""What a build's stream says of its steps, and whether its checkpoints and approvals say the same."""
+"""The steps in a build's stream, held against its checkpoints and approvals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOLD: Final = frozenset(
 
 
 class StepHistory:
-    """What the events of one build say: remembered for one build at a time."""
+    """The facts that one build's events state about its steps."""
 
     def __init__(self, build_id: str) -> None:
         self._build = build_id
@@ -49,9 +49,10 @@ class StepHistory:
         self._wanted: dict[tuple[str, str], tuple[str, int]] = {}
         self._decided: dict[tuple[str, str], tuple[Any, ...]] = {}
         self.made: str | None = None
-        """What the whole build made, by its last event."""
+        """The digest of everything the build made, by its last event."""
 
     def note(self, event: Event, body: EventBody) -> None:
+        """An event of the build's session that speaks of a step."""
         name, detail = body.event, body.detail
         if name == "STEP_REUSED":
             self._reused[detail.step] = (
@@ -97,15 +98,15 @@ class StepHistory:
         wanted = dict(self._wanted)
         for row in rows:
             findings.count("approvals")
-            key = (step_name(row.stage, row.target), row.digest)
-            said = (row.decision, row.actor, row.note or "", row.decided_at, row.statement_hash)
+            step = step_name(row.stage, row.target)
+            key = (step, row.digest)
+            decision = (row.decision, row.actor, row.note or "", row.decided_at, row.statement_hash)
             undecided = (None, None, "", None, None)
-            asked = (row.text, row.wanted_at)
-            if left.pop(key, undecided) != said or wanted.pop(key, None) != asked:
-                where = f"{self._build} {key[0]}"
+            question = (row.text, row.wanted_at)
+            if left.pop(key, undecided) != decision or wanted.pop(key, None) != question:
                 findings.fault(
                     "approval",
-                    where,
+                    f"{self._build} {step}",
                     "who was asked what, and decided what, is not what the events say",
                 )
         for step, _ in left.keys() | wanted.keys():
@@ -120,12 +121,11 @@ class StepHistory:
     ) -> None:
         made = hashlib.sha256()
         missing = set(self._reused)
-        for some in batches(rows):
-            ends = records.ends_of(sorted({c.child_id for c in some if c.child_id}))
-            kept = records.refs_of(
-                sorted({c.child_id or c.build_id for c in some if c.outputs != "[]"})
-            )
-            for row in some:
+        for batch in batches(rows):
+            ends = records.ends_of(sorted({row.child_id for row in batch if row.child_id}))
+            owners = {row.child_id or row.build_id for row in batch if row.outputs != "[]"}
+            kept = records.refs_of(sorted(owners))
+            for row in batch:
                 findings.count("checkpoints")
                 made.update(manifest_line(row.stage, row.target, row.outputs))
                 step = step_name(row.stage, row.target)
@@ -133,13 +133,9 @@ class StepHistory:
                 why = self._objection(step, row, ends)
                 if why:
                     findings.fault("checkpoint", f"{self._build} {step}", why)
+                owner = row.child_id or row.build_id
                 for output in outputs_of(row):
-                    if (
-                        row.child_id or row.build_id,
-                        output.name,
-                        output.kind,
-                        output.sha256,
-                    ) not in kept:
+                    if (owner, output.name, output.kind, output.sha256) not in kept:
                         findings.fault(
                             "ref",
                             f"{self._build} {step}",
@@ -162,8 +158,7 @@ class StepHistory:
         if row.how != "reused" and row.origin is not None:
             return "it was not taken over from anywhere"
         if row.how == "reused":
-            said = self._reused.get(step)
-            found = (
+            reused = (
                 row.context_hash,
                 result_digest(outputs_of(row)),
                 row.child_id or "",
@@ -172,11 +167,8 @@ class StepHistory:
                 row.origin,
                 *cost,
             )
-            return (
-                None
-                if said == found and row.status == "SUCCESS"
-                else "it is not what was taken over"
-            )
+            same = row.status == "SUCCESS" and self._reused.get(step) == reused
+            return None if same else "it is not what was taken over"
         if row.how == "approved":
             decision = self._decided.get((step, row.context_hash), ("",))[0]
             wanted = {"approved": "SUCCESS", "refused": "FAILED"}.get(decision)
@@ -185,11 +177,8 @@ class StepHistory:
             return None if same else "nobody decided so"
         if row.how == "accepted":
             listed = [[output.name, output.sha256] for output in outputs_of(row)]
-            return (
-                None
-                if row.status == "SUCCESS" and self._accepted.get(step) == (listed, *cost)
-                else "nobody accepted this"
-            )
+            same = row.status == "SUCCESS" and self._accepted.get(step) == (listed, *cost)
+            return None if same else "nobody accepted this"
         if row.how != "executed":
             return "no event says that it came about so"
         if row.status == "IN_DOUBT" and step not in self._doubted:
@@ -217,10 +206,8 @@ class StepHistory:
         if (row.cost, row.tokens, row.attempt) != _cost_of(detail):
             return "its cost or attempt is not that of the child that made it"
         if row.status == "SUCCESS":
-            if (row.code_version, row.environment_hash) != (
-                detail.get("code_version"),
-                detail.get("environment_hash"),
-            ):
+            made_with = (detail.get("code_version"), detail.get("environment_hash"))
+            if (row.code_version, row.environment_hash) != made_with:
                 return "its code or environment is not that of the child that made it"
             if detail.get("reason") != "completed":
                 return f"it says SUCCESS, but its child ended with {detail.get('reason')}"
@@ -239,19 +226,20 @@ def _cost(detail: Detail) -> tuple[int, int, int]:
     return (spent.get("usd_micros", 0), spent.get("tokens", 0), detail.attempt)
 
 
-def _cost_of(said: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The same as a child's last event tells of them: what it spent, and the attempts before it."""
-    own, earlier = said.get("spent", {}), said.get("earlier", {})
+def _cost_of(detail: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The same by a child's last event: what it and the attempts before it spent."""
+    own, earlier = detail.get("spent", {}), detail.get("earlier", {})
     sums = (own.get(lane, 0) + earlier.get(lane, 0) for lane in ("usd_micros", "tokens"))
-    return (*sums, said.get("attempt", 1))
+    return (*sums, detail.get("attempt", 1))
 
 
 def outputs_of(row: Checkpoint | SagaStep) -> list[Output]:
+    """What a step made, by its row."""
     if row.outputs == "[]":
         return []
+    listed = msgspec.json.decode(row.outputs)
     return msgspec.convert(
-        [dict(zip(_FIELDS, output, strict=True)) for output in msgspec.json.decode(row.outputs)],
-        list[Output],
+        [dict(zip(_FIELDS, output, strict=True)) for output in listed], list[Output]
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Final
@@ -33,7 +33,7 @@ from onceward.store.transaction import dedupe_key
 
 
 def verify_rows(rows: Reads) -> Findings:
-    """What a store's rows say of themselves; its files are looked at by `verify` of a workspace."""
+    """Verify a store's rows; `verify` of a workspace looks at its files, too."""
     return verify(StoreRecords(rows))
 
 
@@ -74,7 +74,7 @@ def verify(
 
 @contextmanager
 def readable(findings: Findings, what: str) -> Iterator[None]:
-    """Whatever cannot be read is a fault, and no reason to stop looking at the rest."""
+    """A record that cannot be read becomes a fault; the check of the rest goes on."""
     try:
         yield
     except (StorageError, MemoryError):
@@ -90,10 +90,43 @@ def readable(findings: Findings, what: str) -> Iterator[None]:
 
 
 def _totals(records: Records, findings: Findings, walk: Walk) -> None:
-    totals: dict[tuple[str, str], LaneTotal] = {}
-    whole: dict[str, int] = {}
-    for total in records.all(LaneTotal):
-        totals[total.parent_session_id, total.budget_lane] = total
+    """Totals of lanes against limits, signatures and debits."""
+    totals = {
+        (total.parent_session_id, total.budget_lane): total for total in records.all(LaneTotal)
+    }
+    _check_limits(totals, findings, walk)
+    for build, spent in walk.authority.spent.items():
+        for lane, amount in spent.items():
+            amount += walk.after_end.get(build, {}).get(lane, 0)
+            if (build, lane) not in totals or totals[build, lane].total != amount:
+                findings.fault(
+                    "totals", build, f"{lane} is not what was signed when the build ended"
+                )
+    debited = _check_debits(records, totals, findings, walk)
+    for stream, left in sorted(walk.spent.items()):
+        if left:
+            findings.fault(
+                "totals", stream, "its children did not spend what their last events say"
+            )
+    for stream, left in sorted(walk.late.items()):
+        if left:
+            findings.fault(
+                "totals", stream, "what was debited after a child's end is not what its events say"
+            )
+    if isinstance(records, StoreRecords):
+        for lane, _, total in workspace_lanes(records.rows):
+            if total != debited.get(lane, 0):
+                findings.fault(
+                    "totals",
+                    "workspace",
+                    f"{lane} says {total}, but all debits make {debited.get(lane, 0)}",
+                )
+
+
+def _check_limits(
+    totals: Mapping[tuple[str, str], LaneTotal], findings: Findings, walk: Walk
+) -> None:
+    """Every lane with a limit has a total, and every total the limit that its session's events say."""
     for session, limits in walk.limits.items():
         for lane in limits:
             if (session, lane) not in totals:
@@ -109,15 +142,19 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
             findings.fault("totals", session, f"{lane} is not accounted for by {MODE}")
         if not 0 <= total.carried < 1_000_000:
             findings.fault("totals", session, f"{lane} carries on more than a part of a second")
-    for build, spent in walk.authority.spent.items():
-        for lane, amount in spent.items():
-            amount += walk.after_end.get(build, {}).get(lane, 0)
-            if (build, lane) not in totals or totals[build, lane].total != amount:
-                findings.fault(
-                    "totals", build, f"{lane} is not what was signed when the build ended"
-                )
+
+
+def _check_debits(
+    records: Records,
+    totals: Mapping[tuple[str, str], LaneTotal],
+    findings: Findings,
+    walk: Walk,
+) -> dict[str, int]:
+    """Every total is the sum of its debits; answers what was debited of each lane in all."""
+    undebited = dict(totals)
+    debited: dict[str, int] = {}
     for (session, lane), debits in groupby(
-        records.all(DebitRow), lambda d: (d.parent_session_id, d.budget_lane)
+        records.all(DebitRow), lambda debit: (debit.parent_session_id, debit.budget_lane)
     ):
         summed = 0
         for number, debit in enumerate(debits, 1):
@@ -139,32 +176,15 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
                 counted = debit.amount * weight(debit.child_id, lane)
                 walk.spent[stream] = walk.spent.get(stream, 0) - counted
             findings.count("debits")
-        whole[lane] = whole.get(lane, 0) + summed
-        row = totals.pop((session, lane), None)
+        debited[lane] = debited.get(lane, 0) + summed
+        row = undebited.pop((session, lane), None)
         if row is None or row.total != summed:
-            said = "is not there" if row is None else f"says {row.total}"
-            findings.fault("totals", session, f"{lane} {said}, but its debits make {summed}")
-    for (session, lane), row in totals.items():
+            what = "is not there" if row is None else f"says {row.total}"
+            findings.fault("totals", session, f"{lane} {what}, but its debits make {summed}")
+    for (session, lane), row in undebited.items():
         if row.total:
             findings.fault("totals", session, f"{lane} says {row.total}, but it has no debits")
-    for stream, left in sorted(walk.spent.items()):
-        if left:
-            findings.fault(
-                "totals", stream, "its children did not spend what their last events say"
-            )
-    for stream, left in sorted(walk.late.items()):
-        if left:
-            findings.fault(
-                "totals", stream, "what was debited after a child's end is not what its events say"
-            )
-    if isinstance(records, StoreRecords):
-        for lane, _, said in workspace_lanes(records.rows):
-            if said != whole.get(lane, 0):
-                findings.fault(
-                    "totals",
-                    "workspace",
-                    f"{lane} says {said}, but all debits make {whole.get(lane, 0)}",
-                )
+    return debited
 
 
 def _plans(records: Records, findings: Findings) -> None:
@@ -184,10 +204,10 @@ def _plans(records: Records, findings: Findings) -> None:
 
 
 def _left_by_children(records: Records, findings: Findings) -> None:
-    """Whoever ended as a step of a build left a checkpoint."""
-    for some in batches(records.all(ChildRecord)):
+    """Every child that ended as a step of a build left a checkpoint."""
+    for batch in batches(records.all(ChildRecord)):
         steps = {}
-        for child in some:
+        for child in batch:
             work = msgspec.json.decode(child.work)
             if child.phase == "terminal" and "context_hash" in work:
                 steps[child.parent_session_id, work["stage"], work["target"]] = child.child_id
@@ -218,7 +238,7 @@ def _permits(records: Records, findings: Findings, walk: Walk) -> None:
 
 
 def _refs(records: Records, findings: Findings) -> None:
-    """All that is referred to is known."""
+    """Every artifact that is referred to is known."""
     for some in batches(records.all(RefRow)):
         findings.count("refs", len(some))
     if not isinstance(records, StoreRecords):

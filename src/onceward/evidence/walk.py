@@ -52,7 +52,7 @@ class Anchor(msgspec.Struct):
 
 
 class Walk:
-    """What has to be remembered from event to event, and from stream to stream."""
+    """The state of the pass, kept from event to event and from stream to stream."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class Walk:
         self._tokens_of: dict[str, list[str]] = {}
         """The confirmation tokens of each build, the newest last."""
         self.sinks: list[tuple[int, dict[str, list[str] | None]]] = []
-        """From which place on which sinks are told of which events."""
+        """From which position on which sinks get which events."""
         self.answered = 0
         """A sum that says which requests were answered how, without remembering each."""
         self.widest: dict[str, dict[str, int | None]] = {}
         """The most that sessions were ever allowed to ask for, by lane; None without a limit."""
         self.limits: dict[str, dict[str, int]] = {}
-        """What sessions may spend, by their last event about it."""
+        """By session, the limits that its last event about them states."""
         self._approvals = Ahead(records.all(Approval), lambda approval: approval.build_id)
         self._checkpoints = Ahead(records.all(Checkpoint), lambda checkpoint: checkpoint.build_id)
         self._sessions = Ahead(records.all(SessionRow), lambda session: session.session_id)
@@ -108,7 +108,7 @@ class Walk:
         self._logs: list[tuple[str, str, str, str]] = []
         self._signed_events = signed_events()
         self._lasting: list[tuple[int, int]] = []
-        """From which place on confirmation tokens are good for how many seconds."""
+        """From which position on confirmation tokens are valid for how many seconds."""
         self._confirmations: list[tuple[int, str, int]] = []
         """Tokens that somebody asked for: where, which, and for how many microseconds it is good."""
         self._seen, self._newest = 0, 0
@@ -153,9 +153,12 @@ class Walk:
 
     def _check_confirmations(self) -> None:
         """No token is good for longer than the settings said that were signed before."""
-        for position, permit_id, lasting in self._confirmations if self.records.whole else ():
-            noted = [seconds for since, seconds in self._lasting if since < position]
-            if lasting > (noted[-1] if noted else PERMIT_SECONDS) * 1_000_000:
+        if not self.records.whole:
+            return
+        for position, permit_id, lasting in self._confirmations:
+            earlier = [seconds for since, seconds in self._lasting if since < position]
+            allowed = earlier[-1] if earlier else PERMIT_SECONDS
+            if lasting > allowed * 1_000_000:
                 self.findings.fault(
                     "permit", permit_id, "it lasts longer than the settings allowed"
                 )
@@ -195,22 +198,27 @@ class Walk:
         elif stream.kind == "session":
             self._of_session(stream, event, body)
         elif stream.kind == "workspace":
-            self.authority.follow(event, body)
-            if body.event == "SETTINGS_NOTED":
-                self._backlog.noted(event, body.detail.policy)
-                self._lasting.append((event.position, _confirmation_seconds(body.detail.policy)))
-            if body.event == "SINKS_CHANGED":
-                self.sinks.append((event.position, body.detail.sinks or {}))
-            if body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
-                self.answered += answer_mark(event.at, body.detail)
-            if body.event == "BACKLOG_SWEPT":
-                self._backlog.swept(event)
+            self._of_workspace(event, body)
         elif stream.kind == "entry":
-            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).note(
-                stream, event, body
-            )
+            self._reader_of(stream).note(stream, event, body)
         elif stream.kind == "saga":
             self._sagas.note(stream, event, body)
+
+    def _reader_of(self, stream: Stream) -> ChangeStreams | Entries:
+        """Who reads a stream whose name begins with `entry:`."""
+        return self._backlog if stream.subject.startswith(PREFIXES) else self._entries
+
+    def _of_workspace(self, event: Event, body: EventBody) -> None:
+        self.authority.follow(event, body)
+        if body.event == "SETTINGS_NOTED":
+            self._backlog.noted(event, body.detail.policy)
+            self._lasting.append((event.position, _confirmation_seconds(body.detail.policy)))
+        elif body.event == "SINKS_CHANGED":
+            self.sinks.append((event.position, body.detail.sinks or {}))
+        elif body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
+            self.answered += answer_mark(event.at, body.detail)
+        elif body.event == "BACKLOG_SWEPT":
+            self._backlog.swept(event)
 
     def _of_child(self, stream: Stream, event: Event, body: EventBody) -> None:
         detail = body.detail
@@ -234,11 +242,9 @@ class Walk:
                 self._debits.append((stream.subject, detail.debits, event.at))
                 if len(self._debits) >= _BATCH:
                     self._check_debits()
-            if detail.spent:
-                for lane, amount in detail.spent.items():
-                    self.spent[session] = self.spent.get(session, 0) + amount * weight(
-                        stream.subject, lane
-                    )
+            for lane, amount in (detail.spent or {}).items():
+                counted = amount * weight(stream.subject, lane)
+                self.spent[session] = self.spent.get(session, 0) + counted
         if event.seq == 1:
             stream.begun = detail.parent_seq
 
@@ -336,7 +342,7 @@ class Walk:
         if stream.kind == "child":
             self._end_child(stream)
         elif stream.kind == "entry":
-            (self._backlog if stream.subject.startswith(PREFIXES) else self._entries).close(stream)
+            self._reader_of(stream).close(stream)
         elif stream.kind == "saga":
             self._sagas.close(stream)
         elif stream.kind == "session":
@@ -370,8 +376,8 @@ class Walk:
         for passed in self._sessions.before(stream.subject):
             self.findings.fault("state", passed.session_id, "no event opened the session")
         session = self._sessions.at(stream.subject)
-        told = (stream.opened, stream.opened_at)
-        if session is None or (session.max_active_children, session.created_at) != told:
+        stated = (stream.opened, stream.opened_at)
+        if session is None or (session.max_active_children, session.created_at) != stated:
             self.findings.fault(
                 "state", stream.subject, "the session that its stream tells of is not there"
             )
@@ -398,7 +404,9 @@ class Walk:
                 self.findings.fault(
                     "phase", row.child_id, f"its place in the order is not {row.dispatch_seq}"
                 )
-            last, first = row.dispatch_seq, first if waits else row.queue_seq
+            last = row.dispatch_seq
+            if not waits:
+                first = row.queue_seq
         if (session.queue_high, session.dispatch_high) != (queued, last):
             self.findings.fault(
                 "state",
@@ -419,7 +427,7 @@ class Walk:
         )
 
     def _check_logs(self) -> None:
-        """What a child said is the log that its last event names."""
+        """The log of a child is the one that its last event names."""
         kept = self.records.refs_of(sorted({child for child, *_ in self._logs}))
         for child, name, _, _ in sorted(set(self._logs) - kept):
             self.findings.fault(
@@ -428,12 +436,13 @@ class Walk:
         self._logs.clear()
 
     def _check_debits(self) -> None:
-        """What was debited for a child, when and on whose word, is what its last event says."""
-        found = self.records.debits_of(sorted({child for child, *_ in self._debits}))
-        for child, told, at in self._debits:
-            debits = found.get(child, [])
-            time = [(one.settled, one.at) for one in debits if one.lane == "duration_secs"]
-            if debits_digest(debits) != told or any(one != (SETTLED, at) for one in time):
+        """The debits of a child, their times and kinds are those that its last event states."""
+        by_child = self.records.debits_of(sorted({child for child, *_ in self._debits}))
+        for child, stated_digest, at in self._debits:
+            debits = by_child.get(child, [])
+            time_debits = [debit for debit in debits if debit.lane == "duration_secs"]
+            on_time = all((debit.settled, debit.at) == (SETTLED, at) for debit in time_debits)
+            if debits_digest(debits) != stated_digest or not on_time:
                 self.findings.fault("totals", child, "its debits are not what its last event says")
         self._debits.clear()
 
@@ -467,15 +476,16 @@ def late_mark(child_id: str, lane: str, amount: int, at: int) -> int:
     return mark(child_id, lane, amount, at)
 
 
-def answer_mark(at: int, said: Detail | Mapping[str, str]) -> int:
-    """What one answered request adds to the sum of all: as its event tells of it, or as its row does."""
+def answer_mark(at: int, answered: Detail | Mapping[str, str]) -> int:
+    """What one answered request adds to the sum of all: by its event's detail, or by its row."""
     names = ("verb", "request_id", "principal", "asked", "answer")
-    told = said if isinstance(said, Mapping) else msgspec.structs.asdict(said)
-    return mark(at, *(told[name] for name in names))
+    if not isinstance(answered, Mapping):
+        answered = msgspec.structs.asdict(answered)
+    return mark(at, *(answered[name] for name in names))
 
 
 class Stream:
-    """What is remembered within one stream."""
+    """The state of the pass within one stream."""
 
     __slots__ = (
         "asked",
@@ -551,14 +561,18 @@ class Stream:
         detail = body.detail
         source = detail.came_from or "new"
         arrow = machine.find(source, detail.to or "", detail.reason)
+        place = f"{self.name}#{event.seq}"
         if arrow is None or arrow.event != body.event:
-            said = f"{body.event} from {source} to {detail.to} ({detail.reason}) is no arrow of the {machine.name}"
-            findings.fault("history", f"{self.name}#{event.seq}", said)
+            findings.fault(
+                "history",
+                place,
+                f"{body.event} from {source} to {detail.to} ({detail.reason})"
+                f" is no arrow of the {machine.name}",
+            )
         silent = _silent(machine.name)
-        follows = source == (self.state or "new") or (
-            source in silent and self.state in ("", *silent)
-        )
+        through_silent = source in silent and self.state in ("", *silent)
+        follows = source == (self.state or "new") or through_silent
         if not follows or detail.transition_seq <= self.version:
-            said = f"{body.event} from {source} does not follow {self.state or 'nothing'}"
-            findings.fault("history", f"{self.name}#{event.seq}", said)
+            why = f"{body.event} from {source} does not follow {self.state or 'nothing'}"
+            findings.fault("history", place, why)
         self.state, self.version = detail.to or "", detail.transition_seq
