@@ -52,13 +52,10 @@ class Redactor:
         if not self._marks:
             return text
         try:
-            return self.clean(text.encode("utf-8", "surrogateescape")).decode(
-                "utf-8", "surrogateescape"
-            )
+            data, errors = text.encode("utf-8", "surrogateescape"), "surrogateescape"
         except UnicodeEncodeError:
-            return self.clean(text.encode("utf-8", "surrogatepass")).decode(
-                "utf-8", "surrogatepass"
-            )
+            data, errors = text.encode("utf-8", "surrogatepass"), "surrogatepass"
+        return self.clean(data).decode("utf-8", errors)
 
     def piece(self, stream: str, data: bytes) -> bytes:
         """The next piece of a stream; an end that may be the beginning of a secret waits for the piece after it."""
@@ -69,7 +66,7 @@ class Redactor:
         return self.clean(data[:cut])
 
     def rest(self, stream: str) -> bytes:
-        """What was still waiting when the stream ended."""
+        """The data that was still held back when the stream ended."""
         return self.clean(self._kept.pop(stream, b""))
 
     def ends(self, head: bytes, tail: bytes) -> tuple[bytes, bytes]:
@@ -86,18 +83,20 @@ class Redactor:
         return cut
 
     def _spans(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Where secrets stand, those that touch each other taken together."""
-        found = []
+        """The places of secrets, overlapping ones merged."""
+        places = []
         for form, mark in self._marks:
             at = data.find(form)
             while at >= 0:
-                found.append((at, -at - len(form), mark))
+                # Of those that begin together, the longest comes first and gives its mark.
+                places.append((at, -at - len(form), mark))
                 at = data.find(form, at + 1)
         merged: list[tuple[int, int, bytes]] = []
-        for start, negative_end, mark in sorted(found):
+        for start, negative_end, mark in sorted(places):
             end = -negative_end
             if merged and start < merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]), merged[-1][2])
+                first_start, last_end, first_mark = merged[-1]
+                merged[-1] = (first_start, max(end, last_end), first_mark)
             else:
                 merged.append((start, end, mark))
         return merged

@@ -15,7 +15,7 @@ import msgspec
 from pathspec import GitIgnoreSpec
 
 from onceward.artifacts.file_names import recorded_path
-from onceward.artifacts.trees import FOLDER, ODD, File, Tree, ignored, look_in, unit_of
+from onceward.artifacts.trees import FOLDER, ODD, File, Tree, difference, ignored, look_in
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.changes import Affected, Unit
 from onceward.core.limits import MAX_COMPARED_BYTES, MAX_IGNORE_BYTES
@@ -37,7 +37,7 @@ class IgnoreFile(msgspec.Struct, frozen=True, dict=True):
     under: str
     """The folder of the tree that it is for, with its slash; empty for the whole tree."""
     prefix: str
-    """How that folder is called as seen from the file: empty unless the file stands above the tree."""
+    """The path of that folder as seen from the file: empty unless the file is above the tree."""
     text: str
 
     @cached_property
@@ -52,7 +52,7 @@ class IgnoreFile(msgspec.Struct, frozen=True, dict=True):
 
 
 class IgnoreRules(msgspec.Struct, frozen=True):
-    """What of a tree does not count: names anywhere, and what its `.gitignore` files say."""
+    """The rules for files that do not count: ignored names, and the tree's `.gitignore` files."""
 
     names: tuple[str, ...] = ()
     files: tuple[IgnoreFile, ...] = ()
@@ -70,7 +70,7 @@ class IgnoreRules(msgspec.Struct, frozen=True):
         return False
 
     def digest(self) -> str:
-        """Of the `.gitignore` files; empty where there are none."""
+        """The digest of the `.gitignore` files; empty where there are none."""
         listed = [[file.under, file.prefix, file.text] for file in self.files]
         return sha256_hex(msgspec.json.encode(listed)) if listed else ""
 
@@ -108,7 +108,7 @@ class TreeState(msgspec.Struct, frozen=True):
         return b"".join(part + b"\0" for part in parts)
 
     def digest(self) -> str:
-        """Of the files alone."""
+        """The digest of the files alone."""
         listed = [[path, *file] for path, file in sorted(self.files.items())]
         return sha256_hex(msgspec.json.encode(listed))
 
@@ -146,7 +146,7 @@ def state_of(root: Path, names: Sequence[str], ignores: str | None = None) -> Tr
 
 
 def rules_of(root: Path, names: Sequence[str]) -> IgnoreRules:
-    """What a tree ignores now; no file is read but its `.gitignore` files."""
+    """The ignore rules of a tree now; only its `.gitignore` files are read."""
     walk = _Walk(IgnoreRules(tuple(names), tuple(_above(root))), own_rules=True, reading=False)
     walk.files(root)
     return walk.rules
@@ -179,17 +179,15 @@ def tracked_files(root: Path) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return (
-        [recorded_path(name) for name in done.stdout.split(b"\0")[:-1]]
-        if done.returncode == 0
-        else []
-    )
+    if done.returncode != 0:
+        return []
+    return [recorded_path(name) for name in done.stdout.split(b"\0")[:-1]]
 
 
 def after_cuts(
     state: TreeState, target: str, cuts: Iterable[Affected], read: Callable[[str], bytes]
 ) -> TreeState:
-    """What a tree should be after recorded cuts and restores, in their order; `read` answers contents by digest."""
+    """The state of a tree after recorded cuts and restores, in order; `read` returns contents."""
     files, rules = dict(state.files), state.rules
     for row in cuts:
         path = beneath(target, row.place)
@@ -210,16 +208,12 @@ def after_cuts(
 
 
 def changed(before: Mapping[str, File], after: Mapping[str, File]) -> list[Unit]:
-    """What is different between two states, by path."""
-    return [
-        unit_of(path, before.get(path), after.get(path))
-        for path in sorted({*before, *after})
-        if before.get(path) != after.get(path)
-    ]
+    """The units that differ between two states, by path."""
+    return difference(before, after)
 
 
 def kind_of(unit: Unit) -> str:
-    """What became of a file, in a word."""
+    """The kind of change to a file, in a word."""
     if unit.before is None:
         return "added"
     if unit.after is None:
@@ -260,10 +254,9 @@ class _Walk:
                 path = under + recorded_path(name)
                 if self.rules.ignore(f"{path}/" if is_folder else path):
                     continue
-                if not is_folder and not self._reading:
-                    continue
                 if not is_folder:
-                    yield path, look_in(at, name, MAX_COMPARED_BYTES) or ODD
+                    if self._reading:
+                        yield path, look_in(at, name, MAX_COMPARED_BYTES) or ODD
                     continue
                 try:
                     inside = os.open(name, FOLDER, dir_fd=at)

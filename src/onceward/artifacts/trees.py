@@ -62,7 +62,7 @@ class Tree:
         os.close(self._root)
 
     def look(self, path: str) -> File | None:
-        """What file is there; None where there is none, a folder being none."""
+        """The file at a path; None where there is none, or a folder."""
         try:
             with self._above(path) as above:
                 return None if above is None else look_in(above, _name(path))
@@ -184,7 +184,7 @@ class Tree:
 
 
 def _name(path: str) -> str:
-    """What the system calls the last part of a path."""
+    """The last part of a path, as the system spells it."""
     return os_path(path.rpartition("/")[2])
 
 
@@ -195,7 +195,7 @@ def folders_of(path: str) -> list[str]:
 
 
 def look_in(above: int, name: str, largest: int = sys.maxsize) -> File | None:
-    """What file of a name is in an open folder; one above `largest` bytes by what the system says of it."""
+    """The file of a name in an open folder; one above `largest` bytes is known by its metadata only."""
     try:
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
@@ -282,7 +282,7 @@ def _walk(
 
 
 def difference(base: Mapping[str, File], tree: Mapping[str, File]) -> list[Unit]:
-    """What has to become what, for the base to become the tree."""
+    """The units that turn the base into the tree."""
     return [
         unit_of(path, base.get(path), tree.get(path))
         for path in sorted({*base, *tree})
@@ -291,8 +291,13 @@ def difference(base: Mapping[str, File], tree: Mapping[str, File]) -> list[Unit]
 
 
 def unit_of(path: str, before: File | None, after: File | None) -> Unit:
-    was, will = before or (None, None), after or (None, None)
-    return Unit(path=path, before=was[0], after=will[0], before_mode=was[1], after_mode=will[1])
+    return Unit(
+        path=path,
+        before=before.sha256 if before else None,
+        after=after.sha256 if after else None,
+        before_mode=before.mode if before else None,
+        after_mode=after.mode if after else None,
+    )
 
 
 def before(unit: Unit) -> File | None:

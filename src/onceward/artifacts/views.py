@@ -31,20 +31,22 @@ def artifact_list(store: Store, owner: str | None, limit: int = 100) -> list[Art
     """An owner's artifacts, or the newest of all; of a build, with the step each belongs to."""
     with store.read() as rows:
         found = newest_refs(rows, limit) if owner is None else _refs_of(rows, owner)
-    return [
-        ArtifactView(
-            owner=ref.owner,
-            name=ref.name,
-            kind=ref.kind,
-            sha256=ref.sha256,
-            size=ref.size,
-            created_at=iso(ref.created_at),
-            build_id=ref.build_id if isinstance(ref, Link) else None,
-            stage=ref.stage if isinstance(ref, Link) else None,
-            target=ref.target if isinstance(ref, Link) else None,
-        )
-        for ref in found
-    ]
+    return [_view(ref) for ref in found]
+
+
+def _view(ref: Ref) -> ArtifactView:
+    link = ref if isinstance(ref, Link) else None
+    return ArtifactView(
+        owner=ref.owner,
+        name=ref.name,
+        kind=ref.kind,
+        sha256=ref.sha256,
+        size=ref.size,
+        created_at=iso(ref.created_at),
+        build_id=link.build_id if link else None,
+        stage=link.stage if link else None,
+        target=link.target if link else None,
+    )
 
 
 def _refs_of(rows: Reads, owner: str) -> Sequence[Ref]:

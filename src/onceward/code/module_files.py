@@ -41,7 +41,7 @@ _COMPUTED: Final = frozenset(
 )
 """Calls that bring in what no name in a file tells of."""
 _BUILTIN: Final = ("exec", "eval", "globals")
-"""Those of them that other objects have methods of the same name as."""
+"""Those of them whose names other objects use for methods."""
 _IMPORTERS: Final = ("import_module", "__import__")
 _CHANGING: Final = frozenset(
     {
@@ -116,7 +116,7 @@ def site_of(file: str) -> str:
 
 
 class Distribution(NamedTuple):
-    """What an installer put there."""
+    """An installed package."""
 
     name: str
     version: str
@@ -170,7 +170,7 @@ def _distributions(
 
 
 def find_module(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
-    """Where a module is, by its whole name; `folders` are looked into after Python's own path."""
+    """The spec of a module, by its whole name; `folders` are searched after Python's own path."""
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
     parts = name.split(".")
@@ -231,7 +231,7 @@ def whole_name(imported: Import, package: str) -> str:
 
 
 class CodeFacts(NamedTuple):
-    """What a piece of code, and all code inside it, names."""
+    """The names that a piece of code, and all code inside it, uses."""
 
     names: frozenset[str]
     imports: tuple[Import, ...]
@@ -298,8 +298,10 @@ def _code(code: types.CodeType) -> list[Any]:
         code.co_code.hex(),
         code.co_exceptiontable.hex(),
         [_constant(value) for value in code.co_consts],
-        *(list(names) for names in (code.co_names, code.co_varnames)),
-        *(list(names) for names in (code.co_freevars, code.co_cellvars)),
+        list(code.co_names),
+        list(code.co_varnames),
+        list(code.co_freevars),
+        list(code.co_cellvars),
     ]
 
 
@@ -314,7 +316,7 @@ def _constant(value: Any) -> Any:
 
 
 class Decorator(NamedTuple):
-    """What stands behind an `@`, and the names in it; the first is that of the decorator or of what holds it."""
+    """A decorator: its text, and the names in it; the first is the decorator's or its owner's."""
 
     text: str
     names: tuple[str, ...]
@@ -392,7 +394,7 @@ class SourceFile:
         return [texts, described_code(code)]
 
     def text(self, node: Any) -> str:
-        """What stands there, moved to the left margin."""
+        """The text of the lines, moved to the left margin."""
         lines = self.lines[node.lineno - 1 : node.end_lineno]
         if isinstance(node, ast.Lambda):
             return ast.get_source_segment("\n".join(self.lines), node) or ""
@@ -448,7 +450,7 @@ def _local_names(function: ast.AST) -> set[str]:
 
 
 def _changed_places(function: ast.AST) -> Iterator[ast.AST]:
-    """Whatever a function assigns into, deletes from, or calls a changing method on."""
+    """The names that a function assigns into, deletes from, or calls a changing method on."""
     for node in ast.walk(function):
         if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
             yield node

@@ -72,7 +72,7 @@ _VALUES = (
 )
 _LOADED_AS = ("__main__", "__onceward_plan__")
 _FIRST_SEEN = "__onceward_first_seen__"
-"""Where a module keeps what its changing names held when they were first read."""
+"""The attribute in which a module keeps its changing names' first values."""
 _WITHOUT_DATA = frozenset(
     {
         "logging",
@@ -106,14 +106,14 @@ _MISSING: Final = object()
 
 
 class CodeVersion(msgspec.Struct, frozen=True):
-    """What a function is, at this moment, on this machine."""
+    """The version of a function: its code and environment, now and on this machine."""
 
     code: str
     """A digest of its own code and what it reaches; `2:` before it names the algorithm."""
     environment: tuple[str, ...]
     """Python, and the other packages that this code imports, each with its version."""
     unfollowed: tuple[str, ...]
-    """What could change without being noticed, in words."""
+    """Descriptions of what could change without being noticed."""
 
     @property
     def environment_hash(self) -> str:
@@ -160,7 +160,7 @@ class _Reader:
         self._numbers: dict[Any, int] = {}
         self._specs: dict[tuple[str, tuple[str, ...]], ModuleSpec | None] = {}
         self._owned: dict[str, bool] = {}
-        """What was found already: of many modules that import each other, each is looked for once."""
+        """Specs and owners found already, so that each module is looked for once."""
         self._met: list[Any] = []
         """Keeps what was met alive: numbers are by identity."""
 
@@ -332,7 +332,7 @@ class _Reader:
         ]
 
     def _decorators(self, function: types.FunctionType) -> list[Any]:
-        """What stands above a function and made it what it is; not what makes it a stage, which says when it runs."""
+        """The decorators of a function, but for those that make it a stage: they say only when it runs."""
         source = source_file(function.__code__.co_filename) if _has_file(function) else None
         around = function.__globals__
         found: list[Any] = []
@@ -346,7 +346,8 @@ class _Reader:
 
     def _class(self, kind: type) -> Any:
         bases = [self.describe(base) for base in kind.__bases__ if base is not object]
-        bases += [self.describe(type(kind))] if self._is_own_class(type(kind)) else []
+        if self._is_own_class(type(kind)):
+            bases.append(self.describe(type(kind)))
         self._note_compiled(str(_file_of_class(kind)), str(kind.__module__))
         text = _text_of_class(kind)
         members: list[Any] = []
@@ -355,15 +356,18 @@ class _Reader:
             if functions and _is_decorated(member):
                 members.append([name, self.describe(_unbound(member))])
             elif functions:
-                members += [
-                    # What stands in the class is in its text; what it reads is not.
-                    [name, list(self._reads(f)) if _stands_in(f, kind, text) else self.describe(f)]
-                    for f in functions
-                    if text is None or _has_file(f) or not name.startswith("__")
-                ]
+                for function in functions:
+                    if text is None or _has_file(function) or not name.startswith("__"):
+                        members.append([name, self._method(function, kind, text)])
             elif _is_plain_member(name, member):
                 members.append([name, self.describe(member, f"{kind.__qualname__}.{name}")])
         return ["class", kind.__qualname__ if text is None else text, bases, members]
+
+    def _method(self, function: types.FunctionType, kind: type, text: str | None) -> Any:
+        """What stands in the class is in its text; what it reads is not."""
+        if _stands_in(function, kind, text):
+            return list(self._reads(function))
+        return self.describe(function)
 
     def _instance(self, value: Any) -> Any:
         held = {name: item for name, item in _attributes(value) if not _is_cached(value, name)}
@@ -457,7 +461,7 @@ class _Reader:
         *,
         say: bool = False,
     ) -> Iterator[list[Any]]:
-        """What an import statement brings in; `say` where a module that is not there is worth a word."""
+        """The modules that an import statement names; `say` reports a module that is missing."""
         base = whole_name(wanted, package)
         spec = self._find(base, folders) if base else None
         if spec is None:
@@ -493,7 +497,7 @@ class _Reader:
                 yield from self._named_submodules(inner, names, folders)
 
     def _folders(self, file: str) -> list[str]:
-        """Where else a module may be that Python does not find yet: beside whoever imports it, or beside the plan."""
+        """Other folders to search for a module: beside the importing file, and beside the plan."""
         folders = [] if file.startswith("<") else [str(Path(file).parent)]
         if self._folder is not None:
             folders.append(str(self._folder))
@@ -583,7 +587,7 @@ def _distribution_of_call(call: Any) -> Distribution | None:
 
 
 def _spec_of(module: types.ModuleType) -> ModuleSpec | None:
-    """Where a module came from; looking at a lazy one must not load it."""
+    """The spec of a module; reading it must not load a lazy one."""
     spec = types.ModuleType.__getattribute__(module, "__dict__").get("__spec__")
     return spec if isinstance(spec, ModuleSpec) else None
 
@@ -601,17 +605,20 @@ def _source_of_loader(spec: ModuleSpec) -> SourceFile | None:
 
 
 def _loaded_code(name: str, file: str, source: SourceFile) -> Any:
-    """Of a module whose file changed after it was imported: the code that runs. None where they are the same."""
+    """The loaded code of a module whose file changed since its import; None where it did not."""
     module = sys.modules.get(name)
     if module is None:
         return None
     held = types.ModuleType.__getattribute__(module, "__dict__")
     loaded: dict[str, types.CodeType] = {}
-    for value in [value for value in list(held.values()) if not inspect.ismodule(value)]:
+    for value in list(held.values()):
+        if inspect.ismodule(value):
+            continue
         members = list(vars(value).values()) if inspect.isclass(value) else [value]
-        for function in (f for member in members for f in _functions_of(member)):
-            if function.__code__.co_filename == file:
-                loaded[function.__qualname__] = function.__code__
+        for member in members:
+            for function in _functions_of(member):
+                if function.__code__.co_filename == file:
+                    loaded[function.__qualname__] = function.__code__
     if all(source.text_of(code) is not None for code in loaded.values()):
         return None
     return [[word, described_code(code)] for word, code in sorted(loaded.items())]
@@ -725,7 +732,7 @@ def _is_plain_member(name: str, member: Any) -> bool:
 
 
 def _default_of(variable: contextvars.ContextVar[Any]) -> Any:
-    """What a context variable holds where nobody has set it."""
+    """The default of a context variable."""
     try:
         return contextvars.Context().run(variable.get)
     except LookupError:
@@ -733,7 +740,7 @@ def _default_of(variable: contextvars.ContextVar[Any]) -> Any:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds: in its `__dict__`, in its slots, or as fields."""
+    """The attributes of an object: in its `__dict__`, in its slots, or as fields."""
     held = getattr(value, "__dict__", None)
     if isinstance(held, dict):
         yield from list(held.items())
@@ -783,7 +790,7 @@ def _first_seen(around: dict[str, Any], word: str) -> Any:
 
 
 def _copy_of(value: Any) -> Any:
-    """Of a container its own copy; anything else is described as it is."""
+    """A copy of a container; anything else as it is."""
     if type(value) in (list, dict, set, collections.deque, collections.OrderedDict):
         return value.copy()
     if isinstance(value, collections.defaultdict | collections.Counter):

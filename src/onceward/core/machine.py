@@ -160,7 +160,8 @@ class Machine:
             )
         if any(a.target == NEW for a in self.arrows):
             raise MachineError(f"{self.name}: nothing becomes {NEW!r} again")
-        for word in (*self.states, *(a.reason or "a" for a in self.arrows), *self.events()):
+        reasons = [arrow.reason for arrow in self.arrows if arrow.reason]
+        for word in (*self.states, *reasons, *self.events()):
             if not _WORD.fullmatch(word):
                 raise MachineError(f"{self.name}: {word!r} is not a name")
         for state in (*self.terminal, *self.transient):

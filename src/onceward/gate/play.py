@@ -22,7 +22,7 @@ from onceward.gate.script import Fixture
 from onceward.gate.stage import ScriptStage
 from onceward.scratch import Scratch
 from onceward.store.copy import pages
-from onceward.store.port import Database, Reads
+from onceward.store.port import Database, Reads, Value
 from onceward.store.schema import TABLES
 from onceward.store.store import Store
 from onceward.store.tables.budgets import DebitRow, LaneTotal
@@ -34,13 +34,13 @@ _PAGE = 500
 
 
 class Play(msgspec.Struct, frozen=True):
-    """What a play came to."""
+    """The result of a play."""
 
     lines: list[str]
     """Every outcome, event and record, in order: the transcript."""
     sha256: str
     wrong: str = ""
-    """What replay or verify found wrong."""
+    """The fault that replay or verify found."""
 
 
 def play(fixture: Fixture, scratch: Scratch) -> Play:
@@ -122,11 +122,12 @@ def frozen(fixture: Fixture, lines: int, scratch: Scratch) -> Fixture:
 
 def _dumped(database: Database, rows: Reads, table: str, key: tuple[str, ...]) -> script.Rows:
     columns = database.columns(rows, table)
-    found = [
-        [{"hex": value.hex()} if isinstance(value, bytes) else value for value in row]
-        for row in pages(rows, table, key, columns)
-    ]
-    return script.Rows(table, columns, found)
+    dumped = [[_plain(value) for value in row] for row in pages(rows, table, key, columns)]
+    return script.Rows(table, columns, dumped)
+
+
+def _plain(value: Value) -> Any:
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
 
 
 def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[ReplayResult, str]:
@@ -134,16 +135,19 @@ def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[Repl
     records = StoreRecords(rows)
     again = replay(records)
     if again.difference is not None:
-        found = again.difference
-        told = f"{found.where}, {found.field}: {_short(found.stored)} is stored, {_short(found.replayed)} follows"
-        return again, f"replay: {told}"
+        first = again.difference
+        stored, replayed = _short(first.stored), _short(first.replayed)
+        return (
+            again,
+            f"replay: {first.where}, {first.field}: {stored} is stored, {replayed} follows",
+        )
     checked = verify_rows(rows)
     if not checked.ok:
         return again, f"verify: {checked.first()}"
     for session in [row.session_id for row in records.all(SessionRow) if bundles]:
         bundle = folder / "elsewhere" / f"{session}.tar"
         bundle.parent.mkdir(exist_ok=True)
-        export(records, session, bundle, lambda sha256: iter(()), False)
+        export(records, session, bundle, pieces=lambda sha256: iter(()), whole=False)
         elsewhere = replay_bundle(bundle)
         if elsewhere.sha256 != replay(records, [session]).sha256:
             return again, f"replay: the bundle of {session} does not come to the same hash"

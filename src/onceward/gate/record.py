@@ -21,22 +21,23 @@ from onceward.scratch import Scratches
 
 def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
     """A fixture with the transcript it comes to, twice the same; refused where its records do not agree."""
-    found = []
-    for _ in range(2):
-        with scratches() as scratch:
-            found.append(play(fixture, scratch))
-    if found[0].wrong or found[0].lines != found[1].lines:
+    with scratches() as scratch:
+        first = play(fixture, scratch)
+    with scratches() as scratch:
+        second = play(fixture, scratch)
+    if first.wrong or first.lines != second.lines:
         raise IntegrityFault(
-            f"{fixture.name} cannot be locked: {found[0].wrong or 'two plays of it differ'}"
+            f"{fixture.name} cannot be locked: {first.wrong or 'two plays of it differ'}"
         )
-    for number, line in enumerate(found[0].lines[: len(fixture.script)], 1):
+    outcomes = first.lines[: len(fixture.script)]
+    for number, line in enumerate(outcomes, 1):
         if '"refused":"INVALID_CONFIG"' in line:
             raise InvalidConfig(
                 f"{fixture.name} cannot be locked: line {number} of the script comes to {line}"
             )
-    if all('"skipped"' in line for line in found[0].lines[: len(fixture.script)]):
+    if all('"skipped"' in line for line in outcomes):
         raise InvalidConfig(f"{fixture.name} cannot be locked: no line of its script does anything")
-    return msgspec.structs.replace(fixture, expected=found[0].lines), found[0]
+    return msgspec.structs.replace(fixture, expected=first.lines), first
 
 
 def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
@@ -48,44 +49,49 @@ def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
     data = written(fixture)
     for entries in metrics.values():
         entries[:] = [
-            one for one in entries if one.fixture != file and (path.parent / one.fixture).exists()
+            entry
+            for entry in entries
+            if entry.fixture != file and (path.parent / entry.fixture).exists()
         ]
-    metrics.setdefault(metric, []).append(
-        LockedFixture(file, hashlib.sha256(data).hexdigest(), played.sha256)
-    )
+    entry = LockedFixture(file, hashlib.sha256(data).hexdigest(), played.sha256)
+    metrics.setdefault(metric, []).append(entry)
     text = manifest_text(metrics)
     before = path.read_bytes() if path.exists() else b""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for place, said in ((path.parent / file, data), (path, text)):
+    for place, content in ((path.parent / file, data), (path, text)):
         fresh = place.with_name(f".{place.name}.new")
-        fresh.write_bytes(said)
+        fresh.write_bytes(content)
         fresh.replace(place)
     return text != before
 
 
 def listed(path: Path) -> dict[str, list[LockedFixture]]:
-    """What a manifest lists; nothing where there is none yet, or only the beginning of one."""
-    return read_manifest(path.read_bytes(), str(path), whole=False).metrics if path.exists() else {}
+    """The fixtures that a manifest lists, by metric; none where there is no manifest yet."""
+    if not path.exists():
+        return {}
+    return read_manifest(path.read_bytes(), str(path), whole=False).metrics
 
 
 def locked(path: Path) -> Iterator[tuple[str, Fixture]]:
     """The fixtures of a manifest with their metrics."""
     for metric, entries in listed(path).items():
-        for entry in (one for one in entries if (path.parent / one.fixture).exists()):
-            yield metric, read_fixture((path.parent / entry.fixture).read_bytes(), entry.fixture)
+        for entry in entries:
+            file = path.parent / entry.fixture
+            if file.exists():
+                yield metric, read_fixture(file.read_bytes(), entry.fixture)
 
 
 def told(records: Records, session: str, name: str, about: str) -> Fixture:
     """A session that ran, as a script: the same children, spending, cancels, crashes and ends in the same order."""
-    return Fixture(SCHEMA, name, about, list(Telling(records, session).ops()), seed=session)
+    ops = list(Telling(records, session).ops())
+    return Fixture(schema=SCHEMA, name=name, about=about, script=ops, seed=session)
 
 
 def require_told(fixture: Fixture) -> None:
     """A session that is told must have happened so: a line that came to nothing tells something else."""
     for number, line in enumerate(fixture.expected[: len(fixture.script)], 1):
-        if '"skipped"' in line or (
-            '"refused"' in line and not isinstance(fixture.script[number - 1], script.Debit)
-        ):
+        is_debit = isinstance(fixture.script[number - 1], script.Debit)
+        if '"skipped"' in line or ('"refused"' in line and not is_debit):
             raise InvalidConfig(
                 f"this session cannot be told as a script: line {number} would be {line}"
             )

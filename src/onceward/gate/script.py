@@ -236,25 +236,23 @@ def written(fixture: Fixture) -> bytes:
     return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
 
 
-def _check_rows(some: Rows, what: str) -> None:
-    plain = (str, int, type(None))
-    for row in some.rows:
-        fits = len(row) == len(some.columns) > 0
-        if not fits or not all(
-            isinstance(v, plain) or (isinstance(v, dict) and _is_hex(v)) for v in row
-        ):
+def _check_rows(table: Rows, what: str) -> None:
+    for row in table.rows:
+        fits = len(row) == len(table.columns) > 0
+        if not fits or not all(_is_value(value) for value in row):
             raise InvalidConfig(
-                f"{what}: a row of {some.table[:40]!a} cannot be read", context={"field": "rows"}
+                f"{what}: a row of {table.table[:40]!a} cannot be read", context={"field": "rows"}
             )
 
 
-def _is_hex(value: dict[str, Any]) -> bool:
-    text = value.get("hex")
-    return (
-        set(value) == {"hex"}
-        and isinstance(text, str)
-        and re.fullmatch(r"([0-9a-f]{2})*", text) is not None
-    )
+def _is_value(value: Any) -> bool:
+    """Whether a value of a row is plain, or bytes as {"hex": ...}."""
+    if isinstance(value, str | int | None):
+        return True
+    if not isinstance(value, dict) or set(value) != {"hex"}:
+        return False
+    text = value["hex"]
+    return isinstance(text, str) and re.fullmatch(r"([0-9a-f]{2})*", text) is not None
 
 
 def _check(op: Op, where: str) -> None:

@@ -16,7 +16,7 @@ from onceward.store.tables.budgets import DebitRow
 from onceward.store.tables.children import SessionRow
 
 _KEPT: Final = ("exit", "error", "message", "stopped")
-"""What of a real end goes into a script."""
+"""The fields of a real end that go into a script."""
 _RECOVERED: Final = ("terminated_on_restart", "lease_orphaned")
 
 
@@ -45,22 +45,23 @@ class Telling:
         limits: dict[str, int] = {}
         opened = False
         for event in self.records.stream(f"session:{self.session}"):
-            said = decoded(event)
-            detail, fence = said["detail"], said["context"].get("fence", 0)
-            anew = opened and fence != self.fence
-            if anew:
+            facts = decoded(event)
+            name, detail = facts["event"], facts["detail"]
+            fence = facts["context"].get("fence", 0)
+            new_kernel = opened and fence != self.fence
+            if new_kernel:
                 yield from self._until(event.at)
                 yield from (script.Crash(), script.Recover())
                 self.slots, self.waiting, self.late = {}, [], []
             self.fence = fence
-            if said["event"] in ("SESSION_OPENED", "SESSION_CHANGED"):
+            if name in ("SESSION_OPENED", "SESSION_CHANGED"):
                 limits, self.cap = detail["limits"], detail["max_active_children"]
-            if anew or (said["event"] == "SESSION_OPENED"):
+            if new_kernel or name == "SESSION_OPENED":
                 yield script.Open(cap=self.cap, limits=limits)
                 opened = True
             yield from self._until(event.at)
             if event.source == "child":
-                yield from self._of_child(said["event"], detail, event.at)
+                yield from self._of_child(name, detail, event.at)
         yield from self._until(1 << 62)
 
     def _births(self) -> dict[str, int]:
@@ -68,26 +69,27 @@ class Telling:
         born: dict[str, int] = {}
         now = before = 0
         for event in self.records.stream(f"session:{self.session}"):
-            said = decoded(event)
-            fence = said["context"].get("fence", 0)
+            facts = decoded(event)
+            fence = facts["context"].get("fence", 0)
             if fence != now:
                 now, before = fence, now
             if event.source == "child":
-                child, detail = said["detail"]["child_id"], said["detail"]
+                detail = facts["detail"]
+                child = detail["child_id"]
                 left = detail.get("reason") in _RECOVERED and not detail.get("stopped")
                 born.setdefault(child, before if left else now)
-                if said["event"] != "WORKER_START":
+                if facts["event"] != "WORKER_START":
                     self.ends[child] = event.at
         return {child: born.get(child, now) for child in self.children}
 
     def _names(self) -> dict[str, str]:
         names: dict[str, str] = {}
         for number, child in enumerate(self.queue, 1):
+            name = f"c{number}"
             before = names.get(child.predecessor or "")
-            again = before is not None and self._again(child)
-            names[child.child_id] = (
-                f"{str(before).partition('.')[0]}.{child.attempt}" if again else f"c{number}"
-            )
+            if before is not None and self._again(child):
+                name = f"{before.partition('.')[0]}.{child.attempt}"
+            names[child.child_id] = name
         return names
 
     def _again(self, child: ChildRecord) -> bool:
@@ -97,13 +99,12 @@ class Telling:
         )
 
     def _until(self, at: int) -> Iterator[Op]:
-        """Whoever was queued, and what was debited, by then and in this life."""
-        while (
-            self.queue
-            and self.queue[0].created_at <= at
-            and self.born[self.queue[0].child_id] <= self.fence
-        ):
-            child = self.queue.pop(0)
+        """Spawns and debits up to a time, in this kernel's life."""
+        while self.queue:
+            child = self.queue[0]
+            if child.created_at > at or self.born[child.child_id] > self.fence:
+                break
+            self.queue.pop(0)
             if self._again(child):
                 self.late.append(child)
                 continue
@@ -164,14 +165,11 @@ class Telling:
         """Slots take whoever is first, until this one has its own."""
         if child in self.late:
             yield script.Wait(RETRY_MAX_MICROS)
-            self.waiting, self.late = (
-                sorted(self.waiting + self.late, key=lambda one: one.queue_seq),
-                [],
-            )
+            self.waiting = sorted(self.waiting + self.late, key=lambda child: child.queue_seq)
+            self.late = []
         while self.names[child.child_id] not in self.slots.values():
-            free = next(
-                (number for number in range(1, self.cap + 1) if number not in self.slots), None
-            )
+            free_slots = (slot for slot in range(1, self.cap + 1) if slot not in self.slots)
+            free = next(free_slots, None)
             if free is None or not self.waiting:
                 raise InvalidConfig(
                     f"{self.session} cannot be told as a script: {child.child_id} had no slot"

@@ -34,11 +34,11 @@ EVENTS: Final = {
     "review": ("REVIEW_WANTED",),
     "escalation": ("ENTRY_ESCALATED",),
 }
-"""What a notice can be about, and the events that tell of it."""
+"""The kinds of notices, each with the events that cause it."""
 
 
 def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
-    """What happened, in words, with what to type next."""
+    """A notice: what happened in words, and the next command."""
     facts = parcel.event.facts()
     kind, _, subject = parcel.event.stream.partition(":")
     about, name = _about(store, kind, subject)
@@ -57,7 +57,7 @@ def notice(store: Store, parcel: Parcel) -> dict[str, Any]:
 
 
 def _about(store: Store, kind: str, subject: str) -> tuple[dict[str, str], str]:
-    """What a notice is about, and what to call it."""
+    """The ids of a notice's subject, and its name."""
     if kind == "entry":
         return {"entry_id": subject}, f"the change {subject}"
     if kind == "workspace":
@@ -71,27 +71,40 @@ def _about(store: Store, kind: str, subject: str) -> tuple[dict[str, str], str]:
 
 
 def _text(name: str, subject: str, event: str, detail: Mapping[str, Any]) -> str:
-    step = detail.get("step", "")
-    why = detail.get("why", {}) if isinstance(detail.get("why"), Mapping) else {}
     if event == "REVIEW_WANTED":
-        return f"{detail.get('waiting')} change(s) wait for a review. Next: onceward change list --status review_pending"
-    what = {
-        "BUILD_PAUSED": lambda: f"is paused: {why_paused(detail)}",
-        "BUILD_FAILED": lambda: f"failed at {step}" if step else "failed",
-        "APPROVAL_WANTED": lambda: f"waits for a person at {step}: {detail.get('text', '')}",
-        "STEP_IN_DOUBT": lambda: f"was cut off, and nobody can say whether {step} had its effect",
-        "SAGA_SETTLED": lambda: f"stopped at {detail.get('to')}",
-        "SAGA_STUCK": lambda: (
-            f"is stuck at {detail.get('to')}: {why.get('step')} could not be undone"
-            f" ({why.get('message') or why.get('last_line') or why.get('reason')})"
-        ),
-        "CUT_STUCK": lambda: f"is stuck: {detail.get('why') or 'somebody else changed its files'}",
-        "ENTRY_ESCALATED": lambda: (
-            f"failed its verification; {detail.get('escalation')} asks what to do"
-        ),
-    }[event]()
+        return (
+            f"{detail.get('waiting')} change(s) wait for a review."
+            " Next: onceward change list --status review_pending"
+        )
+    what = _what_happened(event, detail)
     stop = "" if what.endswith((".", "?", "!")) else "."
     return f"{name} {what}{stop} Next: onceward explain {subject}"
+
+
+def _what_happened(event: str, detail: Mapping[str, Any]) -> str:
+    step = detail.get("step", "")
+    match event:
+        case "BUILD_PAUSED":
+            return f"is paused: {why_paused(detail)}"
+        case "BUILD_FAILED":
+            return f"failed at {step}" if step else "failed"
+        case "APPROVAL_WANTED":
+            return f"waits for a person at {step}: {detail.get('text', '')}"
+        case "STEP_IN_DOUBT":
+            return f"was cut off, and nobody can say whether {step} had its effect"
+        case "SAGA_SETTLED":
+            return f"stopped at {detail.get('to')}"
+        case "SAGA_STUCK":
+            why = detail.get("why", {}) if isinstance(detail.get("why"), Mapping) else {}
+            reason = why.get("message") or why.get("last_line") or why.get("reason")
+            return (
+                f"is stuck at {detail.get('to')}: {why.get('step')} could not be undone ({reason})"
+            )
+        case "CUT_STUCK":
+            return f"is stuck: {detail.get('why') or 'somebody else changed its files'}"
+        case "ENTRY_ESCALATED":
+            return f"failed its verification; {detail.get('escalation')} asks what to do"
+    raise KeyError(event)
 
 
 class CommandNotice:

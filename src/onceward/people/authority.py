@@ -15,10 +15,7 @@ from onceward.core.acts import SignedEvent, disagreement, find_act, misfit
 from onceward.core.bodies import EventBody, decode_body
 from onceward.core.canon import ZERO_HASH, digest
 from onceward.core.chain import Event, first_break
-from onceward.core.changes import (
-    Policy,
-    recorded_policy,
-)
+from onceward.core.changes import Policy, recorded_policy
 from onceward.core.machine import NEW, Machine
 from onceward.core.records import Principal
 from onceward.errors import IntegrityFault, InvalidConfig, NotFound, Recovery
@@ -40,7 +37,7 @@ _WITHDRAWING = {
 }
 """Acts that may take back what was allowed before, and the field that names what they are about."""
 UNREADABLE = (InvalidConfig, KeyError, TypeError, ValueError, IndexError, AttributeError)
-"""What reading a statement that lacks something raises."""
+"""The exceptions that reading an incomplete statement raises."""
 
 
 class _Key(msgspec.Struct):
@@ -54,7 +51,7 @@ class _Key(msgspec.Struct):
 
 
 class SignedRequest(msgspec.Struct, frozen=True):
-    """What a genuine statement asks for, and where the workspace's stream tells of it."""
+    """The request of a genuine statement, and its seq in the workspace's stream."""
 
     seq: int
     told: dict[str, Any]
@@ -104,7 +101,7 @@ class Authority:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._root: Root | None = None
-        """Where the history began when it was first read here: it begins nowhere else later."""
+        """The root when the history was first read here; it must never be another one."""
         self._forget()
 
     def _forget(self) -> None:
@@ -113,17 +110,17 @@ class Authority:
         self._roles: dict[str, list[tuple[int, frozenset[str]]]] = {}
         """By principal: from which place on it had which roles."""
         self._acts: dict[str, int] = {}
-        """Where each statement is told of."""
+        """The seq of each statement in the workspace's stream."""
         self._policy: Any = recorded_policy(Policy())
-        """What changes need here, as was last signed."""
+        """The policy for changes, as last signed."""
         self._sinks: Any = {}
-        """Who is told of events since the last time that changed."""
+        """The sinks, as last recorded."""
         self._tokens: dict[str, tuple[str, str, int]] = {}
         """Bearer tokens that are not revoked: whose, the hash, and until when."""
         self._withdrawals: list[tuple[int, str]] = []
         """Statements by which somebody may have taken back what was allowed before."""
         self._hashes: list[bytes] = []
-        """Of every event that was read, in order: a statement names the one it was signed after."""
+        """The hash of every event that was read; a statement names the one it was signed after."""
         self._followed: set[tuple[str, str]] = set()
         """Statements that were followed, each with the event that did: the same one is not done twice."""
 
@@ -133,7 +130,7 @@ class Authority:
         return authorize(rows, name, role)
 
     def root(self, rows: Reads) -> Root | None:
-        """Where the history of the workspace begins; None while nobody has a key."""
+        """The root of the workspace's history; None while nobody has a key."""
         with self._mutex:
             self._advance(rows)
             first = next(iter(self._keys), None)
@@ -156,12 +153,13 @@ class Authority:
             self._advance(rows)
             roles = self._roles_at(name, self._head[0])
             keys = {
-                (found, key.public, key.added, key.revoked)
-                for found, key in self._keys.items()
+                (hash_, key.public, key.added, key.revoked)
+                for hash_, key in self._keys.items()
                 if key.principal == name
             }
-        found = Principals(rows).find(name)
-        if (found.roles if found else frozenset()) != roles:
+        principal = Principals(rows).find(name)
+        stored_roles = principal.roles if principal else frozenset()
+        if stored_roles != roles:
             return "roles"
         stored = {
             (key.fingerprint, bytes(key.public_key), key.added_seq, key.revoked_seq)
@@ -172,16 +170,17 @@ class Authority:
     def require_kept(
         self, rows: Reads, asked: SignedRequest, subject: str, events: list[Event]
     ) -> None:
-        """Whatever was signed about a subject since is in its history: nothing was taken out of it."""
+        """Every withdrawal signed since is in the subject's history: no event was removed."""
         known = {event.facts()["context"].get("signed") for event in events}
         for hash_ in self.withdrawals(asked.seq):
-            found = find_signature(rows, hash_) if hash_ not in known else None
-            if found is None and hash_ not in known:
+            if hash_ in known:
+                continue
+            signature = find_signature(rows, hash_)
+            if signature is None:
                 raise Doubt("something that was signed since is gone")
-            if found is not None:
-                told = msgspec.json.decode(found.statement)["predicate"]
-                if told["payload"].get(_WITHDRAWING[told["act"]]) == subject:
-                    raise Doubt("what was signed about it since is not in its history")
+            predicate = msgspec.json.decode(signature.statement)["predicate"]
+            if predicate["payload"].get(_WITHDRAWING[predicate["act"]]) == subject:
+                raise Doubt("what was signed about it since is not in its history")
 
     def holder(self, rows: Reads, token: BearerToken) -> str | None:
         """Whose a bearer token is, by what they signed; None where nobody who has a role did."""
@@ -193,31 +192,33 @@ class Authority:
             return token.principal if self._roles_at(token.principal, self._head[0]) else None
 
     def policy(self, rows: Reads) -> Any:
-        """What changes need here, as was last signed."""
+        """The policy for changes, as last signed."""
         with self._mutex:
             self._advance(rows)
             return self._policy
 
     def sinks(self, rows: Reads) -> Any:
-        """Who is told of events, as the workspace's stream last said."""
+        """The sinks, as the workspace's stream last states."""
         with self._mutex:
             self._advance(rows)
             return self._sinks
 
     def roles(self, rows: Reads, name: str) -> frozenset[str]:
-        """What a principal may, by signed acts."""
+        """The roles of a principal, by signed acts."""
         with self._mutex:
             self._advance(rows)
             return self._roles_at(name, self._head[0])
 
     def believe(self, rows: Reads, event: Event, *, now: bool = True) -> SignedRequest:
-        """What somebody signed who might, if it is what an event tells of; with `now`, who may still."""
+        """The signed request that an event follows from; Doubt if its signer had no role then, or,
+        with `now`, has none."""
         with self._mutex:
             self._advance(rows)
             return self._require_asked(rows, event, decode_body(event.body), now=now)
 
     def statement(self, rows: Reads, hash_: str | None, *, now: bool) -> SignedRequest:
-        """What a genuine statement asks for, of somebody who might ask it; with `now`, who still may."""
+        """The request of a genuine statement; Doubt if its signer had no role then, or, with `now`,
+        has none."""
         with self._mutex:
             self._advance(rows)
             return self._genuine(rows, hash_, now=now)
@@ -305,9 +306,7 @@ class Authority:
             key = self._keys.get(detail.key)
             if key is None or not self._asked_for(rows, event, body):
                 return
-            if body.context.actor == key.principal or self._may(
-                body.context.actor, "admin", event.seq
-            ):
+            if self._is_or_administers(body.context.actor, key.principal, event.seq):
                 key.revoked = event.seq
         elif body.event == "SETTINGS_NOTED":
             if self._asked_for(rows, event, body):
@@ -320,8 +319,8 @@ class Authority:
                 self._tokens[detail.token_id] = made
         elif body.event == "TOKEN_REVOKED" and detail.token_id in self._tokens:
             owner = self._tokens[detail.token_id][0]
-            if self._asked_for(rows, event, body) and (
-                body.context.actor == owner or self._may(body.context.actor, "admin", event.seq)
+            if self._asked_for(rows, event, body) and self._is_or_administers(
+                body.context.actor, owner, event.seq
             ):
                 del self._tokens[detail.token_id]
         elif body.event in ("PRINCIPAL_ADDED", "ROLES_TAKEN"):
@@ -334,6 +333,9 @@ class Authority:
                 after = held | named if body.event == "PRINCIPAL_ADDED" else held - named
                 self._hold(event.seq, detail.principal, after)
 
+    def _is_or_administers(self, actor: str, owner: str, seq: int) -> bool:
+        return actor == owner or self._may(actor, "admin", seq)
+
     def _hold(self, seq: int, principal: str, roles: frozenset[str]) -> None:
         self._roles.setdefault(principal, []).append((seq, roles))
 
@@ -343,14 +345,14 @@ class Authority:
             self._keys[name] = _Key(principal, data, seq)
 
     def _roles_at(self, principal: str, seq: int) -> frozenset[str]:
-        found = [roles for since, roles in self._roles.get(principal, ()) if since <= seq]
-        return found[-1] if found else frozenset()
+        earlier = [roles for since, roles in self._roles.get(principal, ()) if since <= seq]
+        return earlier[-1] if earlier else frozenset()
 
     def _asked_for(self, rows: Reads, event: Event, body: EventBody) -> bool:
         return self._followed_once(rows, event, body) is not None
 
     def _followed_once(self, rows: Reads, event: Event, body: EventBody) -> SignedRequest | None:
-        """What somebody signed who might, if the event is what follows from it for the first time."""
+        """The signed request that an event follows from, for the first time; None otherwise."""
         followed = (body.context.signed, body.event)
         if followed in self._followed:
             return None
@@ -364,7 +366,7 @@ class Authority:
     def _require_asked(
         self, rows: Reads, event: Event, body: EventBody, *, now: bool
     ) -> SignedRequest:
-        """What somebody signed who might, if it is what the event tells of."""
+        """The signed request that an event follows from; Doubt otherwise."""
         asked = self._genuine(rows, body.context.signed, now=now)
         claim = SignedEvent(
             place=f"{event.stream}#{event.seq}",
@@ -387,13 +389,13 @@ class Authority:
         might ask that then, and, where `now` matters, may now."""
         seq, key, envelope = self._envelope(rows, hash_)
         try:
-            said = envelope.said()
-            told = said["predicate"]
-            why = self._unlike(rows, said=said, told=told, key=key, name=envelope.fingerprint)
-            declared = find_act(told["act"])
+            statement = envelope.said()
+            predicate = statement["predicate"]
+            why = self._unlike(rows, statement, key, envelope.fingerprint)
+            declared = find_act(predicate["act"])
         except UNREADABLE:
             raise Doubt("its statement lacks something") from None
-        why = why or misfit(told) or ""
+        why = why or misfit(predicate) or ""
         if why:
             raise Doubt(why)
         places = (seq, self._head[0] + 1) if now else (seq,)
@@ -403,16 +405,16 @@ class Authority:
                 raise Doubt(f"{key.principal} {then} no role that allows it")
         if now and not key.in_force(self._head[0] + 1):
             raise Doubt("the key that signed it was revoked")
-        return SignedRequest(seq, told)
+        return SignedRequest(seq, predicate)
 
     def _envelope(self, rows: Reads, hash_: str | None) -> tuple[int, _Key, Envelope]:
         """A statement that a key in force signed, where the workspace's stream tells of it, and that key."""
-        found = find_signature(rows, hash_) if hash_ else None
+        row = find_signature(rows, hash_) if hash_ else None
         seq = self._acts.get(hash_ or "")
-        if found is None or seq is None or found.seq != seq:
+        if row is None or seq is None or row.seq != seq:
             raise Doubt("nobody signed it")
-        envelope = Envelope(found.statement.encode(), found.fingerprint, found.signature)
-        key = self._keys.get(found.fingerprint)
+        envelope = Envelope(row.statement.encode(), row.fingerprint, row.signature)
+        key = self._keys.get(row.fingerprint)
         if key is None or not key.in_force(seq):
             raise Doubt("the key that signed it was not in force")
         if envelope.statement_hash != hash_ or not genuine(key.public, envelope):
@@ -422,20 +424,20 @@ class Authority:
     def _may(self, principal: str, role: str, seq: int) -> bool:
         return not self._roles_at(principal, seq).isdisjoint((*role.split("|"), "admin"))
 
-    def _unlike(
-        self, rows: Reads, said: dict[str, Any], told: dict[str, Any], key: _Key, name: str
-    ) -> str:
-        """How a genuine statement is not one for this workspace by this key."""
-        names = (said["_type"], said["predicateType"], told["principal"], told["key"])
-        if names != (STATEMENT, ACT, key.principal, name):
+    def _unlike(self, rows: Reads, statement: dict[str, Any], key: _Key, name: str) -> str:
+        """Why a genuine statement is not one for this workspace by this key; empty if it is."""
+        predicate = statement["predicate"]
+        kind = (statement["_type"], statement["predicateType"])
+        signer = (predicate["principal"], predicate["key"])
+        if kind != (STATEMENT, ACT) or signer != (key.principal, name):
             return "it is signed for somebody or something else"
-        if told["workspace"] != workspace_id(rows):
+        if predicate["workspace"] != workspace_id(rows):
             return "it is signed for another workspace"
-        head = told["head"]
+        head = predicate["head"]
         known = self._hashes[head["seq"] - 1].hex() if head["seq"] else ZERO_HASH.hex()
         if head["stream"] != "workspace" or known != head["hash"]:
             return "it was signed after another history than this one"
-        (subject,) = said["subject"]
-        if subject["digest"]["sha256"] != digest(told["payload"]):
+        (subject,) = statement["subject"]
+        if subject["digest"]["sha256"] != digest(predicate["payload"]):
             return "what was asked is not what its digest says"
         return ""

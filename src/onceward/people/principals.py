@@ -197,7 +197,7 @@ def _check_roles(roles: Sequence[str]) -> None:
 
 
 def _admins(rows: Reads, but: str) -> list[str]:
-    """Who can still act as an admin, beside one: those with a key in force, or who never had one."""
+    """The admins, but for one, who can still act: with a key in force, or never with a key."""
     keys = all_keys(rows)
     able = {key.principal for key in keys if key.revoked_seq is None}
     had = {key.principal for key in keys}
@@ -207,8 +207,9 @@ def _admins(rows: Reads, but: str) -> list[str]:
 
 def who_may(rows: Reads, role: str) -> list[str]:
     """Everybody who may act in a role."""
-    return [
-        f"{p.name} ({role if role in p.roles else 'admin'})"
-        for p in Principals(rows).all()
-        if p.may(role)
-    ] or [f"nobody: no principal has the role {role}"]
+    named = [
+        f"{principal.name} ({role if role in principal.roles else 'admin'})"
+        for principal in Principals(rows).all()
+        if principal.may(role)
+    ]
+    return named or [f"nobody: no principal has the role {role}"]

@@ -27,11 +27,9 @@ class Cgroup:
         for leftover in home.glob(f"{_PREFIX}*"):
             # A kernel that was killed could not remove its own; one that still has processes refuses to go.
             named = leftover.name.removeprefix(_PREFIX).split("-")
-            if (
-                len(named) == 3
-                and all(map(str.isdecimal, named))
-                and start_of(int(named[0])) != named[1]
-            ):
+            if len(named) != 3 or not all(map(str.isdecimal, named)):
+                continue
+            if start_of(int(named[0])) != named[1]:
                 Cgroup(leftover).remove()
         group = cls(home / _name(kernel, pid))
         try:

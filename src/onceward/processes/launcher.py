@@ -36,7 +36,7 @@ _SEND_TIMEOUT = struct.pack("ll", 10, 0)
 
 
 class ProcessOrder(msgspec.Struct, frozen=True):
-    """What to run, and what of ours it may see."""
+    """The program to run, and the descriptors and environment it gets."""
 
     name: str
     """The child's id; every process it starts is marked with it."""
@@ -54,14 +54,12 @@ class ProcessOrder(msgspec.Struct, frozen=True):
         """Refuse what cannot be said to the system, before anything is started."""
         words = (self.name, str(self.cwd), *self.argv, *self.env, *self.env.values())
         odd = any("\0" in word or not _sayable(word) for word in words)
-        if (
-            odd
-            or not self.argv
-            or not self.argv[0]
-            or any(not key or "=" in key for key in self.env)
-        ):
+        has_program = self.argv and self.argv[0]
+        names_fit = all(key and "=" not in key for key in self.env)
+        if odd or not has_program or not names_fit:
             raise InvalidConfig(
-                "a command needs a program; neither it, its folder nor its environment may hold a NUL or half a letter",
+                "a command needs a program; neither it, its folder nor its environment"
+                " may hold a NUL or half a letter",
                 context={"field": "argv"},
             )
         if len(self.inherit) > _MAX_INHERITED:

@@ -1,4 +1,4 @@
-"""How a thing of some kind is found by its name, and the last moves that its stream tells of."""
+"""Finding a subject of some kind by its name, and the last moves of its stream."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from onceward.core.chain import Event
 from onceward.core.sources import iso
 from onceward.core.views import Explanation
 from onceward.store.port import Reads
@@ -27,11 +28,13 @@ class Kind(msgspec.Struct, frozen=True):
 
 def story(rows: Reads, stream: str, source: str) -> list[str]:
     """The last moves that a stream tells of: when, what, by whom."""
-    return [
-        f"{iso(event.at)[:19]}  {told['event']}{_because(told['detail'])} by {told['context']['actor']}"
-        for event in newest_of(rows, stream, source, _STORY)
-        for told in (event.facts(),)
-    ]
+    return [_line(event) for event in newest_of(rows, stream, source, _STORY)]
+
+
+def _line(event: Event) -> str:
+    facts = event.facts()
+    name, actor = facts["event"], facts["context"]["actor"]
+    return f"{iso(event.at)[:19]}  {name}{_because(facts['detail'])} by {actor}"
 
 
 def _because(detail: Mapping[str, Any]) -> str:

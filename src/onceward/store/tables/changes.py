@@ -189,7 +189,7 @@ class Changes:
         return [(Entry(*row[:-1]), row[-1]) for row in found]
 
     def promotable(self, limit: int) -> list[Entry]:
-        """What a sweep brings up, the oldest first."""
+        """The entries that a sweep promotes, the oldest first."""
         where = "status IN ('marked', 'reviewed_deferred')"
         return self._all(Entry, where, (), f"entry_id LIMIT {int(limit)}")
 
@@ -200,11 +200,11 @@ class Changes:
         )
 
     def envelope(self, entry_id: str) -> ManifestEnvelope:
-        """What an entry proposes now."""
+        """The manifest that an entry proposes now."""
         return self._all(ManifestEnvelope, "entry_id = ?", (entry_id,), "revision DESC LIMIT 1")[0]
 
     def envelopes(self, entry_id: str) -> list[ManifestEnvelope]:
-        """All that it ever proposed, in order."""
+        """Every manifest that it ever proposed, in order."""
         return self._all(ManifestEnvelope, "entry_id = ?", (entry_id,), "revision")
 
     def depends_on(self, entry_id: str) -> list[Entry]:
@@ -242,12 +242,12 @@ class Changes:
         return found[-1] if found else None
 
     def undoing(self, change_set_id: str) -> ChangeSet | None:
-        """What takes a change set back."""
+        """The change set that undoes this one."""
         found = self._all(ChangeSet, "of_change_set = ? AND kind = 'undo'", (change_set_id,))
         return found[0] if found else None
 
     def since(self, change_set: ChangeSet) -> list[Affected]:
-        """What was carried out or undone by the same cutter after a change set, in order."""
+        """The files that the same cutter changed after a change set, in order."""
         ((cutter, position),) = self._rows.read(
             "SELECT e.cutter, c.position FROM cut_change_set c"
             " JOIN decision_backlog_entry e ON e.entry_id = c.entry_id WHERE c.change_set_id = ?",
@@ -289,7 +289,7 @@ class Changes:
         return [(change_set_id, target) for change_set_id, target in found]
 
     def carried_out_since(self, cutter: str, position: int) -> list[Affected]:
-        """What a cutter carried out or undid after a position in the order of all events, in order."""
+        """The files that a cutter changed after a position, in order."""
         found = self._rows.read(
             f"SELECT {AFFECTED.columns_of('a')} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
             " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
@@ -305,12 +305,12 @@ class Changes:
     def results(self, change_set_id: str) -> list[VerifyResult]:
         """In the order in which they follow each other, whatever the clock said."""
         found = self._all(VerifyResult, "change_set_id = ?", (change_set_id,))
-        after = {one.prior_verify_result_id: one for one in found}
+        by_prior = {result.prior_verify_result_id: result for result in found}
         ordered: list[VerifyResult] = []
-        while (
-            following := after.get(ordered[-1].verify_result_id if ordered else None)
-        ) is not None:
-            ordered.append(following)
+        result = by_prior.get(None)
+        while result is not None:
+            ordered.append(result)
+            result = by_prior.get(result.verify_result_id)
         return ordered
 
     def signatures(self, entry_id: str) -> list[PairSignature]:
