@@ -52,18 +52,18 @@ class TakenBase(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What a tree was before a build, and what it should be now: that, and what was cut since."""
+    """The state of a tree before a build, and the state expected now: that, and the cuts since."""
 
     build_id: str
     tree: str
     sha256: str
-    """Of the state as it is kept."""
+    """The digest of the stored state."""
     position: int
-    """Where it was taken, in the order of all events."""
+    """The position at which it was taken."""
     expected: TreeState
 
     def drift(self, root: Path) -> list[Unit]:
-        """What is otherwise now."""
+        """The units that differ now."""
         found = changed(self.expected.files, files_by(root, self.expected))
         if len(found) > MAX_UNITS:
             raise InvalidConfig(

@@ -40,7 +40,7 @@ class Blob(msgspec.Struct, frozen=True):
     size: int
     data: bytes | None = None
     mark: str | None = None
-    """What its file was when its content was known."""
+    """The metadata of its file when its content was verified."""
     fileless: bool = False
     """Whether there is no file of it."""
 
@@ -167,7 +167,7 @@ class Artifacts:
         return True
 
     def _place(self, digest: str) -> str:
-        """Where a digest that we made, or that a row holds, has its file."""
+        """The path of a digest that we made, or that a row holds."""
         return f"{self._root}/{digest[:2]}/{digest}"
 
     def path_of(self, digest: str) -> Path:
@@ -228,7 +228,7 @@ class Artifacts:
         )
 
     def adopt(self, digest: str) -> Blob:
-        """What somebody offered, looked at again; NOT_FOUND where nobody did."""
+        """The blob of content that was offered before, checked again; NOT_FOUND where there is none."""
         place = self.path_of(digest)
         if self._stands(place, digest):
             return Blob(digest, place.stat().st_size, None, _mark(place))
@@ -302,7 +302,7 @@ class Artifacts:
         return self.store.sources.now() / 1_000_000 - path.stat().st_mtime
 
     def _remove(self, digest: str, grace: float) -> int:
-        """Somebody may have wanted it again a moment ago: then its file stays for the commit that is coming."""
+        """Somebody may have offered it again just now: then its file stays for the coming commit."""
         path = self.path_of(digest)
         try:
             if self._touched(digest, grace):
@@ -412,6 +412,6 @@ def _cleaned(path: Path, redactor: Redactor) -> Iterator[bytes]:
 
 
 def _mark(path: Path | str) -> str:
-    """What tells a file that was touched from one that was not."""
+    """The metadata that changes when a file is touched."""
     found = os.lstat(path)
     return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"

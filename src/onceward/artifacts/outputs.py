@@ -1,4 +1,4 @@
-"""What steps leave, and how it reaches those that need it: values and files, always by content."""
+"""Outputs of steps and how later steps get them: values and files, always by content."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Keeper:
 
 
 def _kind(path: Path) -> str:
-    """What may be executed stays so."""
+    """`program` for an executable file, so that it stays executable; else `file`."""
     return "program" if path.is_file() and path.stat().st_mode & 0o100 else "file"
 
 

@@ -26,7 +26,7 @@ from onceward.store.transaction import Transaction
 _WATERMARK = ".watermark"
 _PAGE = 200
 _CATCH_UP_SECONDS = 0.25
-"""How long a kernel that goes brings files up to date; the next one goes on where it stopped."""
+"""How long a leaving kernel brings files up to date; the next one continues."""
 _TAIL = 2 * MAX_PAYLOAD_BYTES + 4096
 
 

@@ -22,7 +22,7 @@ Made = TypeVar("Made", bound="FromFile")
 
 
 class FromFile(Protocol):
-    """What a file may make: it remembers which."""
+    """An object that a Python file defines; it remembers the file."""
 
     file: Path | None
 
@@ -32,7 +32,7 @@ def _unusable(message: str) -> InvalidConfig:
 
 
 def imported(name: object, folder: Path) -> Any:
-    """What `module:name` means, the module looked for in a folder of the user's first."""
+    """The object that `module:name` names; the user's folder is searched first."""
     module, colon, attribute = str(name).partition(":")
     if not isinstance(name, str) or not colon or not module or not attribute:
         raise _unusable(f'python names a function as "module:function", not {str(name)[:60]!a}')

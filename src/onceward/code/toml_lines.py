@@ -1,4 +1,4 @@
-"""Where things stand in a TOML text: the line of every mistake."""
+"""Line numbers in a TOML text, so that a mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")
 
 
 class Lines:
-    """Where things stand in a TOML text that was read without complaint: tables and keys by their path."""
+    """The lines of tables and keys, by their path, in a TOML text that is valid."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[tuple[str | int, ...], int] = {}

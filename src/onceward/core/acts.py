@@ -26,11 +26,11 @@ class SignedEvent(msgspec.Struct, frozen=True):
     actor: str
     event: str
     subject: str
-    """What its stream is about."""
+    """The subject of its stream."""
     session: str
     detail: Mapping[str, Any]
     position: int = 0
-    """Where it stands in the order of all events."""
+    """Its position in the order of all events."""
 
 
 Agrees = Callable[[SignedEvent, Payload], bool]
@@ -40,7 +40,7 @@ Complete = Callable[[Any, str], str]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be asked, by whom, and what it leaves."""
+    """The declaration of an act: payload, role, events that it makes, route."""
 
     name: str
     """A noun and a verb, such as `grants.revoke`."""

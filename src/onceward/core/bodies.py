@@ -1,4 +1,4 @@
-"""What an event says, as far as the rules look at it."""
+"""The typed part of an event's body that the rules look at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EventContext(msgspec.Struct):
 
 
 class Detail(msgspec.Struct):
-    """What the rules look at; an event may say more."""
+    """The fields that the rules look at; an event may have more."""
 
     came_from: str | None = msgspec.field(name="from", default=None)
     to: str | None = None

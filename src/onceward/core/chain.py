@@ -84,7 +84,7 @@ def check_event(name: str) -> str:
 
 
 def first_break(events: list[Event], prev: tuple[int, bytes] = (0, ZERO_HASH)) -> str | None:
-    """What is wrong with a run of one stream's events that follows `prev`, or None."""
+    """The first fault in a run of one stream's events that follows `prev`, or None."""
     seq, prev_hash = prev
     for event in events:
         if event.seq != seq + 1:

@@ -190,7 +190,7 @@ class Policy(msgspec.Struct, frozen=True):
         return [PathRule("*", self.approvals), *some]
 
     def with_recorded(self, recorded: Mapping[str, Any]) -> Policy:
-        """What satisfies both these settings and those that were signed last."""
+        """The policy that satisfies both these settings and those signed last."""
         signed = [msgspec.convert(rule, PathRule) for rule in recorded["path"]]
         return msgspec.structs.replace(
             self,
@@ -215,7 +215,7 @@ def recorded_policy(policy: Policy, confirmation_seconds: int = PERMIT_SECONDS) 
 def said_of_pair(
     row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
 ) -> dict[str, Any]:
-    """What a signature on a change must say of itself, whoever asks."""
+    """The fields that a signed statement on a change must have."""
     said: dict[str, Any] = {
         "signature_id": row.signature_id,
         "entry_id": row.entry_id,
@@ -240,5 +240,5 @@ def _fits(place: str, glob: str) -> bool:
 
 
 def result_digest(result: VerifyResult) -> str:
-    """All that a result says."""
+    """One digest of everything a result states."""
     return digest(msgspec.to_builtins(result))

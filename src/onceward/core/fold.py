@@ -72,7 +72,7 @@ _SOURCES: Final[Mapping[str, Callable[[str], Callable[[EventFacts], Any]]]] = {
 
 
 class _Rule(NamedTuple):
-    """How one column is stated, by some events or, without any named, by all."""
+    """The rule by which events state one column: some events or, if none is named, all."""
 
     column: str
     read: Callable[[EventFacts], Any]
@@ -86,7 +86,7 @@ class Stated:
         self._rules = tuple(rules)
         self._of_event: dict[str, tuple[_Rule, ...]] = {}
         self.defaults = dict(defaults)
-        """What a column is where no event states it."""
+        """The value of a column that no event states."""
 
     @classmethod
     def parse(cls, table: str) -> Stated:
@@ -121,7 +121,7 @@ class Stated:
     def unstated(
         self, said: EventFacts, columns: Mapping[str, Any], known: Mapping[str, Any], first: bool
     ) -> dict[str, Any]:
-        """What an event has to carry so that its columns follow from it.
+        """The columns that an event has to carry, because nothing else in it states them.
 
         `known` are columns that were set before without an event; `first` says that it is the first of its row."""
         stated = self.columns(said)

@@ -31,7 +31,7 @@ class Move(msgspec.Struct, frozen=True):
     actor: str
     reason: str | None = None
     detail: Mapping[str, Any] = _NOTHING
-    """What else the event says."""
+    """Further fields of the event."""
     columns: Mapping[str, Any] = _NOTHING
     """Facts of the row that change with the state."""
     known: Mapping[str, Any] = _NOTHING

@@ -1,4 +1,4 @@
-"""What is said of steps everywhere: their names, the lock that each takes, and what they leave."""
+"""Steps: their names, their locks and their outputs."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def manifest_line(stage: str, target: str, outputs: str) -> bytes:
 
 
 def result_digest(outputs: Sequence[Output]) -> str:
-    """What a step made, as one digest: names, kinds and contents."""
+    """One digest of a step's outputs: names, kinds and contents."""
     return sha256_hex(canonical_of_checked([[out.name, out.kind, out.sha256] for out in outputs]))

@@ -70,7 +70,7 @@ def _raw(part: str, in_tree: bool) -> bytes:
 
 
 def is_machinery(name: str) -> bool:
-    """What is never part of a change: ours, and git's."""
+    """Folders that are never part of a change: ours, and git's."""
     plain = name.casefold()
     return plain in (".git", ".onceward", ".onceward.new") or plain.startswith(".onceward-cst_")
 

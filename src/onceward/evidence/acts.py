@@ -1,4 +1,4 @@
-"""What may be asked about evidence: a seal recorded."""
+"""The acts on evidence: record a seal."""
 
 from __future__ import annotations
 

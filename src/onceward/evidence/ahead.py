@@ -11,7 +11,7 @@ import msgspec
 from onceward.core.sources import LiveSources
 
 _SALT = LiveSources().secret().encode()
-"""Nobody who prepares records can know it."""
+"""A key of this process: whoever forges records cannot know it."""
 
 
 def mark(*parts: Any) -> int:
@@ -28,7 +28,7 @@ class Ahead:
         self._next = next(items, None)
 
     def before(self, key: str) -> Iterator[Any]:
-        """Those that come before `key`."""
+        """The records that come before `key`."""
         while self._next is not None and self._key(self._next) < key:
             passed, self._next = self._next, next(self._items, None)
             yield passed

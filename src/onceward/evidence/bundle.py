@@ -120,7 +120,7 @@ class Reader:
         return page
 
     def check_members(self) -> Iterator[str]:
-        """What of the file is not as its first page says. Every byte is looked at."""
+        """How the file differs from its first page. Every byte is read."""
         at = _BLOCK + self._places["bundle.json"][1]
         at += len(padding(at))
         if self._rest(_BLOCK + self._places["bundle.json"][1], at).strip(b"\0"):
@@ -400,5 +400,5 @@ class BundleRecords:
         return 0 if self._reader.page.workspace else None
 
     def last_move(self, stream: str) -> int:
-        """Where a build last moved, by its stream."""
+        """The seq of a build's last move in its stream."""
         return max((seq for name, seq in self._hashes if name == stream), default=0)

@@ -1,4 +1,4 @@
-"""Where two tellings of one history part: the event or record, and the field."""
+"""The first difference between stored and replayed records: which record, which field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workspace keeps as files: streams, which repeat the rows, and artifacts, which are what their digests say."""
+"""The files of a workspace: streams must repeat the rows, artifacts must match their digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `verify` looks for, by name, and what it found."""
+"""The rules of `verify` by name, and the faults that it found."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Life(msgspec.Struct, frozen=True):
     child: ChildRecord
     events: list[Event]
     debits: list[Debited]
-    """Those that came before its end."""
+    """The debits that came before the child's end."""
 
     def spent(self) -> dict[str, int]:
         """By lane; a lane that nothing was taken from is left out."""

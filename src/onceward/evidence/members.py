@@ -1,4 +1,4 @@
-"""What a bundle is of, and which of its files has which rows."""
+"""The kinds of bundles, and the file of a bundle for each kind of record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from onceward.store.schema import TABLES, table_of
 
 KINDS: Final = ("build", "session", "saga", "entry")
-"""What there are bundles of."""
+"""The kinds of subjects that have bundles."""
 BUNDLED: Final = frozenset(table.proven() for table in TABLES if table.bundle)
 """The records that bundles have."""
 

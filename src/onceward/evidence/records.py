@@ -1,4 +1,4 @@
-"""What there is to verify and to export, whatever holds it: one shape for a store's rows and a bundle's lines."""
+"""The records to verify and export: one interface to a store's rows and a bundle's lines."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Records(Protocol):
     def all(self, kind: type[T]) -> Iterator[T]: ...
 
     def of(self, kind: type[T], **fixed: Cell) -> Iterator[T]:
-        """Those whose fields have these values, in the order of their key."""
+        """The records whose fields have these values, in the order of their key."""
         ...
 
     def positions(self, table: Table[Any]) -> Iterator[tuple[str, int]]:
-        """Where the last events of a lifecycle's rows are, by their keys; nothing of what was exported."""
+        """Key and last event's position of each row of a lifecycle; a bundle has none."""
         ...
 
     def stream(self, name: str) -> Iterator[Event]:
@@ -70,11 +70,11 @@ class Records(Protocol):
         ...
 
     def places(self, places: Sequence[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-        """Those of them (build, stage, target) that have a checkpoint."""
+        """The places (build, stage, target), of those given, that have a checkpoint."""
         ...
 
     def refs_of(self, owners: Sequence[str]) -> set[tuple[str, str, str, str]]:
-        """What owners refer to: owner, name, kind and digest."""
+        """The artifact references of these owners: owner, name, kind and digest."""
         ...
 
     def asked(self, verb: str, request_id: str) -> str | None:

@@ -21,10 +21,10 @@ from onceward.store.tables.children import SessionRow
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """What came of a replay."""
+    """The result of a replay."""
 
     sha256: str
-    """Of all that was made again: the same for the same records, whatever holds them."""
+    """The hash of everything replayed: the same for a store and for a bundle of it."""
     events: int
     children: int
     sessions: int

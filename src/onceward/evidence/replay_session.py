@@ -52,7 +52,7 @@ _MADE_FOR_CHILD: Final = frozenset(
         CARRIED,
     }
 )
-"""What of a child's last event follows from the rest of the record."""
+"""The fields of a child's last event that follow from the rest of the record."""
 _MADE_FOR_BUILD: Final = frozenset({"from", "to", "reason", "transition_seq"})
 _FIELDS: Final = tuple(name for name in ChildRecord.__struct_fields__ if name != "updated_at")
 _evidence = attrgetter(*_FIELDS)
@@ -102,7 +102,7 @@ class SessionReplay:
 
     @property
     def looking_at(self) -> str:
-        """Where we are, for whoever must be told that something cannot be read."""
+        """The stream and event that are replayed now, for an error message."""
         return f"{self._part} of {self.session}" if self._part else f"{self.stream}#{self.seq + 1}"
 
     def run(self) -> None:
@@ -215,7 +215,8 @@ class SessionReplay:
             self._over(begun)
 
     def _check_end(self, event: Event, begun: _Begun, reason: str, fence: int) -> None:
-        """Who was asked to end was cancelled, and only they; what a dead kernel left is ended by its heir, as such."""
+        """Exactly the children that were asked to end are cancelled; the next kernel ends what a dead
+        one left, as such."""
         recovered = reason in ("terminated_on_restart", "lease_orphaned")
         asked = begun.token.cancel_request_id is not None
         if (reason != "cancelled" and asked and not recovered) or (
@@ -420,7 +421,7 @@ class SessionReplay:
 
 
 def _read(page: list[Event]) -> tuple[list[dict[str, Any]], Differs | None]:
-    """What events say, up to the first that says nothing."""
+    """The decoded events, up to the first that cannot be decoded."""
     said = []
     for event in page:
         try:

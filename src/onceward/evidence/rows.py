@@ -80,7 +80,7 @@ class FoldedRows:
             self._fault(subject, "position is not that of its last event")
 
     def finish(self) -> None:
-        """Whatever rows are left have no events."""
+        """The rows that are left have no events."""
         for row in self._rows.rest():
             self._eventless(row)
 

@@ -65,7 +65,7 @@ def seal_statement(
     root: bytes,
     before: Sequence[str],
 ) -> bytes:
-    """What is signed. `before` are the hashes of the statements of all seals until now."""
+    """The statement to sign. `before` are the statement hashes of all earlier seals."""
     leaves = [bytes.fromhex(one) for one in before]
     predicate = {
         "key": key,
@@ -95,7 +95,7 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 def seal_said(predicate: Any) -> dict[str, Any]:
-    """What a seal says, in full; INVALID_CONFIG if it lacks something."""
+    """The fields of a seal's predicate; INVALID_CONFIG if one is missing."""
     try:
         said = msgspec.convert(predicate, _Said)
         if len(bytes.fromhex(said.root)) != 32 or len(bytes.fromhex(said.log.root)) != 32:

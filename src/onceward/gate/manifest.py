@@ -123,7 +123,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     sha256: str = ""
     lines: list[str] = []
     wrong: str = ""
-    """What replay or verify found in the records it left."""
+    """The fault that replay or verify found in the records it left."""
     error: str = ""
     """Why it did not come to an end."""
 

@@ -33,7 +33,7 @@ WORLDS: Final[Sequence[Mapping[str, str]]] = (
     {"PYTHONHASHSEED": "4711", "TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "umask": "077"},
     {"PYTHONHASHSEED": "271828", "TZ": "America/St_Johns", "LC_ALL": "de_DE.UTF-8", "umask": "000"},
 )
-"""What is different from run to run, beside the process, its folder and the order of the fixtures."""
+"""What differs from run to run, beside the process, its folder and the order of fixtures."""
 _PATIENCE: Final = 30.0
 """How long a run may take, and two seconds more for each fixture: one that does not end has failed."""
 
@@ -131,7 +131,7 @@ def _paths() -> list[str]:
 def _heard(
     process: subprocess.Popen[bytes], fixtures: Sequence[str], patience: float
 ) -> dict[str, Outcome]:
-    """What a run says, a line for each fixture; one that fell silent says why for the rest."""
+    """The outcomes of a run, by fixture; a run that stopped says why for the rest."""
     error = ""
     try:
         out, err = process.communicate(timeout=patience)

@@ -1,4 +1,4 @@
-"""What a lock file says, and how it is read: a claim is believed only where it is whole."""
+"""The content of a lock file and how it is read: only a complete claim counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOT_READABLE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENOD
 
 @dataclass(frozen=True)
 class Claim:
-    """What a lock file says. `nonce` is the authority to release it; the rest tells who to ask."""
+    """The content of a lock file. `nonce` is the authority to release it; the rest says who holds it."""
 
     target: str
     pid: int
@@ -140,7 +140,7 @@ def check_target(target: str) -> str:
 
 
 def read_claim(path: Path, target: str) -> Claim | None:
-    """What a lock file says, or None where it is empty, damaged, another's, or no plain file."""
+    """The claim in a lock file, or None where it is empty, damaged, another's, or no plain file."""
     return read_lock_file(path, target).claim
 
 
@@ -189,7 +189,7 @@ def _locked_by_somebody(descriptor: int) -> bool:
 
 
 def claim_in(descriptor: int, path: Path, target: str) -> Claim | None:
-    """What an open lock file says."""
+    """The claim in an open lock file."""
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None

@@ -127,7 +127,7 @@ def ended(pid: int) -> bool:
 
 
 def stat_of(pid: int) -> list[str]:
-    """What the system tells of a process, from its state on: [0] state, [1] parent, [3] session, [19] start."""
+    """The fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19] start."""
     # The command stands in brackets and may itself hold brackets and blanks.
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 

@@ -370,7 +370,7 @@ class TargetLock:
                 marker.unlink(missing_ok=True)
 
     def _lost(self, claim: Claim) -> Claim:
-        """Somebody else won the gap: report the winner, honestly."""
+        """Another process took the target in between: report its claim."""
         with suppress(FileNotFoundError):
             raise self._taken(read_lock_file(claim.path, claim.target))
         raise self._conflict(

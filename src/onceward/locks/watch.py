@@ -46,7 +46,7 @@ WATCH: Final = _parse("""
 
 
 def observe(phase: Phase, seen: Seen) -> tuple[Phase, Act | None]:
-    """What an observation leads to; once settled, nothing does anything more."""
+    """The action for an observation; once settled, nothing more is done."""
     return WATCH.get((phase, seen), ("settled", None))
 
 
@@ -54,7 +54,7 @@ class Watched(Protocol):
     """A child that can be watched and ended."""
 
     def seen(self, within: float) -> Seen | None:
-        """What was observed of it within so many seconds, if anything."""
+        """The observation made within so many seconds, if any."""
         ...
 
     def terminate(self) -> None: ...
@@ -64,7 +64,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a watch came to its end: what was seen last, and how hard the child had to be pressed for it."""
+    """The end of a watch: the last observation, and how the child was made to end."""
 
     seen: Seen
     pressed: Phase
@@ -104,7 +104,7 @@ def _next(child: Watched, deadline: float | None) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of the lock: given back on an observation, or kept with the evidence why."""
+    """The fate of the lock: released on an observation, or kept, with the evidence why."""
 
     outcome: Released | Literal["lock-retained"]
     watch: Watch

@@ -21,7 +21,7 @@ from onceward.store.tables.keys import newest_seal
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """One check and its outcome."""
 
     name: str
     status: str
@@ -30,7 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def examine_machine(version: str) -> list[CheckResult]:
-    """What can be said without a workspace."""
+    """The checks that need no workspace."""
     clock = time.time()
     sane = 1_700_000_000 < clock < 4_000_000_000
     system = platform.system()
@@ -56,7 +56,7 @@ def examine_machine(version: str) -> list[CheckResult]:
 
 
 def _parts() -> Iterable[CheckResult]:
-    """What commands and stores need beside us."""
+    """The programs and packages that commands and stores need."""
     program = shutil.which("onceward")
     if program:
         yield CheckResult("program", "ok", program)

@@ -1,4 +1,4 @@
-"""What may be asked about principals, their keys and their tokens."""
+"""The acts on principals, their keys and their tokens."""
 
 from __future__ import annotations
 

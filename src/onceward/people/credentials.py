@@ -24,11 +24,11 @@ VARIABLE: Final = "ONCEWARD_CREDENTIAL"
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """Who a child is, and how it shows that."""
+    """The identity of a child, and the secret that proves it."""
 
     child_id: str
     principal: str
-    """Whoever runs it: in whose name its requests are carried out."""
+    """The principal in whose name its requests are carried out."""
     secret: str
 
     def text(self) -> str:
@@ -57,7 +57,7 @@ def own_credential() -> Credential | None:
 
 
 def proof_of(secret: str, request: Request) -> str:
-    """What only somebody with the secret can say of a request."""
+    """The code that only the holder of the secret can compute for a request."""
     said: dict[str, Any] = {
         "verb": request.verb,
         "request_id": request.request_id,
@@ -70,7 +70,7 @@ def proof_of(secret: str, request: Request) -> str:
 
 
 class ChildProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands in the place of a signature where a child asks."""
+    """What a child's request carries instead of a signature."""
 
     child: str
     proof: str
@@ -113,7 +113,7 @@ class Credentials:
             self._known.pop(child_id, None)
 
     def signer_for(self, request: Request, proof: ChildProof) -> Signer:
-        """Who signs for a child that asks for something children may ask for; PERMISSION_DENIED otherwise."""
+        """The signer for a child's request; PERMISSION_DENIED for what no child may ask."""
         with self._mutex:
             known = self._known.get(proof.child)
         if known is None or known.credential.principal != request.principal:

@@ -83,7 +83,7 @@ class KeyAgent:
         self._note, self._keys = folder / NOTE, dict(keys)
         self._socket = PeerSocket(inside, self._answer)
         self.told: Callable[[str], None] = lambda text: None
-        """Told what is signed, in words."""
+        """Called with a description of what is signed."""
 
     def serve(self, stop: threading.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Sign until stopped."""
@@ -113,7 +113,7 @@ class KeyAgent:
 
 
 def _about(statement: bytes) -> str:
-    """What a statement is about, in a few words."""
+    """A short description of a statement."""
     try:
         said = msgspec.json.decode(statement)
         predicate = said["predicate"]
@@ -140,7 +140,7 @@ def locked(principal: str, fingerprint: str) -> PermissionDenied:
 
 
 def passphrase_on_terminal(prompt: str) -> str | None:
-    """What somebody types at the terminal; None where there is none."""
+    """Text typed at the terminal; None where there is no terminal."""
     import getpass
 
     try:

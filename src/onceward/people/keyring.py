@@ -71,7 +71,7 @@ class Keyring:
         raise self._without(principal, known, active)
 
     def secrets(self) -> dict[str, str]:
-        """What must not be seen of the key files that are here: every line of their insides, by the key's name."""
+        """The secrets in the key files here: every line of their contents, by the key's name."""
         found: dict[str, str] = {}
         for path in sorted(self.folder.glob("*.pem")) if self.folder.is_dir() else ():
             with suppress(OSError, UnicodeDecodeError):

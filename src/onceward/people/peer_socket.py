@@ -88,7 +88,7 @@ class PeerSocket:
 
 
 def ask(place: str, asked: Mapping[str, str]) -> Any:
-    """What whoever listens there answers; PERMISSION_DENIED where they refuse, OSError where nobody listens."""
+    """The answer of the listener; PERMISSION_DENIED where it refuses, OSError where there is none."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(_SECONDS)
         line.connect(place)

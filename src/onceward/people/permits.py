@@ -11,12 +11,12 @@ from onceward.core.sources import Micros
 
 
 def hash_of(secret: str) -> str:
-    """What is kept of a secret."""
+    """The digest of a secret that is stored."""
     return hash_of_proof(proof_of(secret))
 
 
 def proof_of(secret: str) -> str:
-    """What shows that somebody has a secret, without being it: what is asked over a line carries no more."""
+    """A proof of having a secret that does not contain it; requests carry only this."""
     return sha256_hex(b"onceward|" + secret.encode("utf-8", "surrogatepass"))
 
 
@@ -36,7 +36,7 @@ def mint(permit_id: str, subject: str, bound: int, secret_hash: str, expires_at:
 
 
 def told(permit: Permit, spent: int) -> dict[str, Any]:
-    """What the event that mints a permit says of it."""
+    """The fields of a permit in the event that mints it."""
     return {
         "expires_at": permit.expires_at,
         "permit_id": permit.permit_id,

@@ -52,7 +52,7 @@ class Envelope(msgspec.Struct, frozen=True):
         }
 
     def said(self) -> dict[str, Any]:
-        """What the statement says; only for an envelope whose signature was checked."""
+        """The decoded statement; only for an envelope whose signature was checked."""
         said = parse(self.statement)
         if not isinstance(said, dict) or canonical(said) != self.statement:
             raise InvalidConfig(

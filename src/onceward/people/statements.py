@@ -43,7 +43,7 @@ def sign(rows: Reads, signer: Signer, request: Request) -> Request:
 
 
 def signed_for(rows: Reads, signer: Signer, request: Request) -> Envelope:
-    """What a principal signs of a request, now."""
+    """The envelope that a principal signs for a request, now."""
     after = _After(*head_of(rows, "workspace"), moment_of(rows))
     return signer.key.sign(_said(request, signer.workspace, signer.key.fingerprint, after))
 

@@ -84,7 +84,7 @@ def duties_left(store: Store) -> str:
 
 
 class KeyStanding(msgspec.Struct, frozen=True):
-    """How a principal stands with its keys: whether it ever had one, and whether it can act here."""
+    """Whether a principal ever had a key, and whether it can act here."""
 
     workspace: str
     known: bool

@@ -30,12 +30,12 @@ _GROUP: Final = re.compile(r"/onceward-(\d+)-(\d+)-\d+(?:/|$)")
 
 
 class Ancestry(msgspec.Struct, frozen=True):
-    """What the system tells about where a process comes from."""
+    """What the system tells about a process and its ancestors."""
 
     process: str = ""
     """The process itself, as `pid-start`."""
     ancestors: frozenset[str] = frozenset()
-    """What it descends from, each as `pid-start`."""
+    """Its ancestors, each as `pid-start`."""
     kernels: frozenset[str] = frozenset()
     """The kernels whose supervisors it descends from, as `pid-start`."""
     children: frozenset[str] = frozenset()

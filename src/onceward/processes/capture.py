@@ -33,7 +33,7 @@ class Capture:
         return self.size - len(self._head) - min(self._tail_size, self._half)
 
     def kept(self, redactor: Redactor | None = None) -> bytes:
-        """What is kept, without secrets, with a line that says how much is missing where it is."""
+        """The kept output without secrets, with a line that says how much is missing in its place."""
         redactor = redactor or Redactor({})
         head, tail = bytes(self._head), b"".join(self._tail)[-self._half :]
         if not self.dropped:

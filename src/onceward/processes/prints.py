@@ -1,4 +1,4 @@
-"""What Python steps print is shown as ever, and kept in the log of the step that printed it."""
+"""Output printed by Python steps is shown as usual, and kept in the step's log."""
 
 from __future__ import annotations
 

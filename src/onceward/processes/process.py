@@ -28,7 +28,7 @@ _DRAIN = 1 << 21
 
 
 class ProcessStarter(Protocol):
-    """What a process needs of whoever started it."""
+    """The interface that a process needs of its launcher."""
 
     grace: float
     here: Identity
@@ -51,7 +51,7 @@ class ProcessEnd(msgspec.Struct, frozen=True):
     unsure: int = 0
     """Processes that hid whose they are, ended when nobody is left who may own them."""
     survivors: tree.Remains = tree.Remains()
-    """What could not be ended or proven gone: its target must stay held."""
+    """Processes that could not be ended or proven gone: the target must stay held."""
     unrunnable: str = ""
     """Why the program could not be executed after all."""
 
@@ -84,7 +84,7 @@ class Process:
         self._closed = False
         self.supervisor: Supervisor | None = None
         self.on_output: Callable[[str, bytes], None] | None = None
-        """Told of output as it comes: `out` or `err`, and bytes."""
+        """Called with output as it comes: `out` or `err`, and bytes."""
         self._reader: tuple[int, Callable[[], bool]] | None = None
         self.identity = Identity(hostname="", machine_id="", boot_id="", pid=0, process_start="")
         self.ending: ProcessEnd | None = None

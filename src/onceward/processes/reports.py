@@ -154,7 +154,7 @@ def _id_of(said: Mapping[str, Any]) -> str:
 
 
 def _settled_in(said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a line that is no report says was spent already."""
+    """The settled spending claimed by a line that is no valid report."""
     settled = str(said.get("settled", "")).strip().lower() in ("true", "yes", "1")
     spent = said.get("spend")
     found = spent if isinstance(spent, list) else [spent]

@@ -43,7 +43,7 @@ class Spool:
                 os.close(descriptor)
 
     def left(self, child_id: str) -> dict[str, bytes]:
-        """What a child of a dead kernel had said, by the name of its log."""
+        """The output of a child of a dead kernel, by the name of its log."""
         found = {}
         for stream, name in _NAMES.items():
             with suppress(OSError):

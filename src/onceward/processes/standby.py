@@ -24,7 +24,7 @@ import sys
 GO = b"g"
 SUBREAPER = 36
 SIGNALS = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
-"""What the supervisor hears and a copy must not inherit deaf ears for."""
+"""Signals that the supervisor handles, and that a copy must not inherit as blocked."""
 _PDEATHSIG = 1
 _HEADER = 5
 _MAX_FDS = 16

@@ -29,7 +29,7 @@ _LOOKS = 3
 
 
 class ProcessTree(msgspec.Struct, frozen=True):
-    """What is known of the processes of one child, or of the supervisors of one kernel."""
+    """The evidence by which the processes of one child, or of one kernel's supervisors, are found."""
 
     name: str
     """The child's id, or the kernel's mark."""
@@ -47,7 +47,7 @@ class ProcessTree(msgspec.Struct, frozen=True):
 
 
 class Remains(msgspec.Struct, frozen=True):
-    """What could not be ended of a tree; false where it is proven gone."""
+    """The processes of a tree that could not be ended; false where it is proven gone."""
 
     pids: Sequence[int] = ()
     held: Sequence[Path] = ()

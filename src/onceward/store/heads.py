@@ -10,7 +10,7 @@ from onceward.store.port import Writes
 
 
 class StreamHead(NamedTuple):
-    """Where a stream ends."""
+    """The end of a stream."""
 
     stream_no: int
     seq: int
@@ -18,7 +18,7 @@ class StreamHead(NamedTuple):
 
 
 class Heads:
-    """What one unit of work knows of stream heads: its own changes over what is committed."""
+    """The stream heads that one unit of work sees: its own changes over those committed."""
 
     def __init__(self, under: Heads | None = None) -> None:
         self._under = under

@@ -92,7 +92,7 @@ def migrate(database: Database, sources: Sources, *, unused_only: bool = False) 
 
 
 def pending(database: Database) -> list[Migration]:
-    """What `migrate` would apply."""
+    """The migrations that `migrate` would apply."""
     session = database.connect()
     try:
         have = {number for number, _ in applied(database, session)}

@@ -1,4 +1,4 @@
-"""What a database must offer, and the little that callers see of it."""
+"""The interface that a database adapter offers, and the types that its callers see."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ _ROLLBACK = {
     "registry_values_audited": "ROLLBACK_AUDIT_TRAIL_ABSENT",
     "events_append_only": "ROLLBACK_ERASES_HISTORY",
 }
-"""What a rollback that got so far would be called (S-6)."""
+"""The error code of a rollback that a constraint refuses (S-6)."""
 
 
 def refused(constraint: str) -> OncewardError:

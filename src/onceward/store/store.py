@@ -53,7 +53,7 @@ class Store:
 
     @property
     def sinks(self) -> dict[str, list[str] | None]:
-        """Who is told of events, and of which; None means all."""
+        """By sink, the names of the events it gets; None means all."""
         return {
             name: None if wanted is None else sorted(wanted) for name, wanted in self._sinks.items()
         }
@@ -199,7 +199,7 @@ def answer_once(
 
 
 def record_answer(tx: Transaction, asked: Ledger, value: dict[str, Any]) -> None:
-    """What a request came to, in the transaction that did it, and the event that says so; a refusal as well."""
+    """Record a request's answer or refusal, and its event, in the transaction that did it."""
     answered = answer_request(tx, asked, value, tx.now)
     if asked.verb in UNTOLD:
         return

@@ -1,4 +1,4 @@
-"""What a table of the store is, declared once: its rows, its key, where a bundle has it, and what of it proves nothing."""
+"""The declaration of a table: record, key, file in bundles, columns that are no evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE_TABLE: Final = "*"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lifecycle:
-    """How the rows of a table live: by which machine, in which column, told by which streams.
+    """The lifecycle of a table's rows: the machine, the state's column and the streams.
 
     Such a table also has the columns `version`, `position`, `created_at` and `updated_at`.
     """
@@ -37,7 +37,7 @@ class Table(Generic[R]):
     """One table. Its columns are the fields of its record; the migrations have its types and constraints."""
 
     record: type[R] | None
-    """What a row is; None where nothing reads whole rows."""
+    """The type of a row; None where nothing reads whole rows."""
     name: str
     key: tuple[str, ...]
     order: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Table(Generic[R]):
     bundled_with: str = ""
     """The one kind of subject whose bundles have that file; empty where all have it."""
     evidence: type[msgspec.Struct] | None = None
-    """What of a row is evidence, where that is less than the record."""
+    """The part of a row that is evidence, where that is less than the record."""
     lifecycle: Lifecycle | None = None
     not_evidence: Mapping[str, str] = field(default_factory=dict)
     """Columns that `verify` does not hold against anything, each with the reason why nothing depends on it."""

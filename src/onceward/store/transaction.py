@@ -55,7 +55,7 @@ class Transaction:
         self.signed: str | None = None
         """The hash of the signed statement that asks for what is being done."""
         self.announce: Callable[[], None] | None = None
-        """What must stand before the next event; an act that changes nothing leaves nothing."""
+        """Called before the next event, once; an act that changes nothing leaves nothing."""
         self.asked_at: Micros | None = None
         """When that statement was signed."""
         self._now: Micros | None = None

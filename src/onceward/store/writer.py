@@ -180,7 +180,8 @@ class Writer:
                 heir.wake.release()
 
     def _gather(self, batch: list[_Slot]) -> None:
-        """Who shares the next commit. A leader whose last commit was shared waits a moment for its company."""
+        """Collect the slots that share the next commit. A leader whose last commit was shared waits a
+        moment for its company."""
         arrived = len(self._waiting)
         while arrived < self._company:
             time.sleep(GATHER_SECONDS)

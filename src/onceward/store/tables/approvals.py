@@ -1,4 +1,4 @@
-"""What waits for a person's word, for exactly which content (B-15)."""
+"""Approvals: questions to a person about exactly one content (B-15)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def approvals_of(rows: Reads, build_id: str) -> list[Approval]:
 
 
 def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
-    """What is undecided in builds that are not over: the newest content of each step."""
+    """The open questions of builds that are not over: the newest content of each step."""
     found = rows.read(
         f"SELECT {APPROVALS.columns_of('a')} FROM approvals a"
         " JOIN builds b ON b.build_id = a.build_id"

@@ -82,7 +82,7 @@ class Builds:
 
 
 def last_detail(rows: Reads, build_id: str) -> dict[str, Any]:
-    """What a build's last move says beside its state."""
+    """The detail of a build's last move."""
     found = rows.read(
         "SELECT e.body FROM builds b JOIN events e ON e.position = b.position WHERE b.build_id = ?",
         (build_id,),

@@ -56,13 +56,13 @@ CHECKPOINTS: Final = Table(
 
 
 def made_with(code_version: str | None, environment_hash: str | None) -> dict[str, str]:
-    """What an event says of the code and environment of a step; nothing of a step that has none."""
+    """The fields of an event for a step's code and environment; none for a step without them."""
     said = {"code_version": code_version, "environment_hash": environment_hash}
     return {name: value for name, value in said.items() if value}
 
 
 def told_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What an event says of the cost and the attempt of a checkpoint that no child's last event tells of."""
+    """The fields of an event for cost and attempt, where no child's last event states them."""
     spent = {"usd_micros": checkpoint.cost, "tokens": checkpoint.tokens}
     return {"attempt": checkpoint.attempt, "spent": {k: v for k, v in spent.items() if v}}
 

@@ -59,12 +59,12 @@ RECOVERIES: Final[Table[Any]] = Table(
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a child that ends, and its session, stand."""
+    """The state of an ending child and its session, read in one query."""
 
     cancel_request_id: str | None
     joined_request_ids: str | None
     state: str
-    """Of its build; empty if it has none."""
+    """The state of its build; empty if it has none."""
     lane: Row
     """Its session's time lane."""
     marks: tuple[int, int]
@@ -140,7 +140,7 @@ class Tokens:
         return Token(*columns), high, max(high, seen or 0) + 1
 
     def closing(self, child_id: str) -> Standing:
-        """What may have changed about a running child and its session since it began, in one look."""
+        """What may have changed about a running child and its session since it began."""
         ((asked, joined, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
             self._rows.read(
                 "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"

@@ -1,4 +1,4 @@
-"""How many there are of each, by state."""
+"""Counts of rows by state."""
 
 from __future__ import annotations
 

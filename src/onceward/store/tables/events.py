@@ -151,7 +151,7 @@ def told(rows: Reads, stream: str, event: str, step: str) -> bool:
 
 
 def details_of(rows: Reads, stream: str, event: str) -> list[dict[str, Any]]:
-    """What the events of one name in a stream say, in order."""
+    """The details of a stream's events of one name, in order."""
     found = rows.read(
         "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no"
         " WHERE s.stream = ? AND e.body LIKE ? ORDER BY e.seq",

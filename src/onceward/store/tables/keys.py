@@ -81,7 +81,7 @@ def find_key(rows: Reads, fingerprint: str) -> KeyRow | None:
 
 
 def keys_named(rows: Reads, prefix: str) -> list[KeyRow]:
-    """Those whose fingerprint begins so; fewer letters than eight mean none."""
+    """The keys whose fingerprint begins so; a prefix under eight letters matches none."""
     if len(prefix) < _SHORTEST:
         return []
     return KEYS.read(

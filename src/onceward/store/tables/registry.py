@@ -102,13 +102,13 @@ class Registry:
         )
 
     def of_root(self, root: str) -> list[Value]:
-        """What somebody's run admitted, in the order of its keys."""
+        """The values that a run admitted, in the order of their keys."""
         return VALUES.read(
             self._rows, "WHERE root = ? ORDER BY operation_code, major, minor, patch", (root,)
         )
 
     def audit(self, root: str, state: str, subject: str) -> Audit | None:
-        """What was written down of a subject in a state of somebody's run."""
+        """The audit of a subject in one state of a run."""
         return AUDITS.first(
             self._rows, "WHERE root = ? AND state = ? AND subject = ?", (root, state, subject)
         )
@@ -117,7 +117,7 @@ class Registry:
         return AUDITS.first(self._rows, "WHERE audit_id = ?", (audit_id,))
 
     def heirs_of(self, key: Key) -> list[Value]:
-        """Those that named a value as their successor."""
+        """The values that name this one as their successor."""
         return VALUES.read(
             self._rows,
             "WHERE successor_code = ? AND successor_version = ?"

@@ -32,7 +32,7 @@ class Ledger(msgspec.Struct, frozen=True):
     answered_at: int | None
     answer: str | None
     takes: int
-    """How often a kernel began to take it and has neither answered it nor given it back."""
+    """How often a kernel took it without answering it or giving it back."""
     expires_at: int | None
 
     def told(self) -> dict[str, str]:

@@ -114,7 +114,7 @@ def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
 
 
 def show_place(tx: Writes, machine_id: str, root_id: str) -> None:
-    """Where the kernel that just took the lock stands."""
+    """Record the machine and the root of the kernel that just took the lock."""
     tx.write(
         "UPDATE kernel_beat SET machine_id = ?, root_id = ?, serves = '' WHERE one = 1",
         (machine_id, root_id),
@@ -122,7 +122,7 @@ def show_place(tx: Writes, machine_id: str, root_id: str) -> None:
 
 
 def show_serving(tx: Writes, url: str) -> None:
-    """Where the kernel takes work from others."""
+    """Record the URL at which the kernel takes work from others."""
     tx.write("UPDATE kernel_beat SET serves = ? WHERE one = 1", (url,))
 
 
