@@ -1,4 +1,5 @@
-"""Builds against peers in one interleaved run: W1 and W2 (P-4, P-5), flat cost (P-9), memory (P-10), bytes (P-11)."""
+"""Builds against peers in one interleaved run: W1 and W2 (P-4, P-5), flat cost (P-9), memory
+(P-10), bytes (P-11)."""
 
 from __future__ import annotations
 

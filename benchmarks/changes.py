@@ -2,7 +2,8 @@
 
 python benchmarks/changes.py [--entries 10000]
 
-- listing, filtering and sweeping with 10,000 entries against 100: the cost of one entry, and of one page
+- listing, filtering and sweeping with 10,000 entries against 100: the cost of one entry, and of one
+  page
 - a cut of 1, 10 and 100 MB: the cost of a byte, against a bare copy with a sync
 - the same cut in a tree of 1,000 and of 20,000 other files
 """

@@ -1,4 +1,5 @@
-"""Children per second, queued, started and ended durably, against the queues of peers on the same store (P-6, P-9)."""
+"""Children per second, queued, started and ended durably, against the queues of peers on the
+same store (P-6, P-9)."""
 
 from __future__ import annotations
 

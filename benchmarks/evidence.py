@@ -1,5 +1,6 @@
-"""How fast `verify` and `replay` are, how they grow and what memory they need (P-13): 10^4, 10^5 and 10^6 events,
-of finished builds, against the raw limit: the same rows read and hashed once, by hand, with nothing compared.
+"""How fast `verify` and `replay` are, how they grow and what memory they need (P-13): 10^4, 10^5
+and 10^6 events, of finished builds, against the raw limit: the same rows read and hashed once, by
+hand, with nothing compared.
 
 python benchmarks/evidence.py [--most 1000000]
 """
@@ -64,7 +65,8 @@ class Writer:
 
 
 def fill(path: Path, events: int) -> int:
-    """Builds of 1,000 steps each until there are about so many events; answers how many there are."""
+    """Builds of 1,000 steps each until there are about so many events; answers how many there
+    are."""
     database = SqliteDatabase(path, LiveSources())
     migrate.migrate(database, LiveSources())
     connection = apsw.Connection(str(path))
@@ -173,7 +175,8 @@ def _build(connection: apsw.Connection, writer: Writer, build: str, plan_hash: s
     ends = {"from": "ACTIVE", "to": "SUCCESS", "reason": "normal_completion", "transition_seq": 3}
     moved("BUILD_SUCCEEDED", outputs=made.hexdigest(), **ends)
     connection.execute(
-        "INSERT INTO builds (build_id, name, state, version, position, created_at, updated_at, plan_hash)"
+        "INSERT INTO builds (build_id, name, state, version, position, created_at, updated_at,"
+        " plan_hash)"
         " VALUES (?, 'bench', 'SUCCESS', 3, ?, 1, 1, ?)",
         (build, writer.position, plan_hash),
     )
@@ -184,7 +187,8 @@ def raw(path: Path) -> float:
     connection = apsw.Connection(str(path), apsw.SQLITE_OPEN_READONLY)
     begun = time.perf_counter()
     for _, seq, at, source, body, prev, hash_, stream in connection.execute(
-        "SELECT e.position, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, s.stream FROM streams s"
+        "SELECT e.position, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, s.stream"
+        " FROM streams s"
         " JOIN events e ON e.stream_no = s.stream_no ORDER BY s.stream, e.seq"
     ):
         made = link(

@@ -1,4 +1,5 @@
-"""Acquire and release a target lock against filelock and bare O_EXCL files, alone and with eight processes on one."""
+"""Acquire and release a target lock against filelock and bare O_EXCL files, alone and with eight
+processes on one."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def alone(make: Callable[[Path], Callable[[], bool]], folder: Path) -> float:
 
 
 def together(make: Callable[[Path], Callable[[], bool]], folder: Path) -> float:
-    """How many acquisitions eight processes get out of one target in a while; refusals do not count."""
+    """How many acquisitions eight processes get out of one target in a while; refusals do not
+    count."""
     readers = []
     for _ in range(PROCESSES):
         reader, writer = os.pipe()

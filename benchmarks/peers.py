@@ -1,4 +1,5 @@
-"""One durable no-op step after another in a peer; prints steps per second. Run in a process of its own."""
+"""One durable no-op step after another in a peer; prints steps per second. Run in a process of
+its own."""
 
 from __future__ import annotations
 

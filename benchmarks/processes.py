@@ -1,4 +1,5 @@
-"""Subprocess children per second, handshake and all, against a bare spawn of the same program (P-7)."""
+"""Subprocess children per second, handshake and all, against a bare spawn of the same program
+(P-7)."""
 
 from __future__ import annotations
 

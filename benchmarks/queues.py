@@ -1,4 +1,5 @@
-"""Drain a durable queue of no-op tasks in a peer; prints tasks per second. Run in a process of its own.
+"""Drain a durable queue of no-op tasks in a peer; prints tasks per second. Run in a process of its
+own.
 
 queues.py dbos|huey|procrastinate URL WORKERS COUNT
 """

@@ -1,6 +1,8 @@
-"""Ratios in one interleaved run: our durable move against the raw limit, against peers, alone and in company.
+"""Ratios in one interleaved run: our durable move against the raw limit, against peers, alone and
+in company.
 
-Only ratios count: the machine is noisy and its disk is shared. `python benchmarks/run.py [--rounds N]`.
+Only ratios count: the machine is noisy and its disk is shared.
+`python benchmarks/run.py [--rounds N]`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def rate(work: Callable[[], None], count: int) -> float:
 
 
 class Ours:
-    """State, event, chain link and outbox row in one durable commit, through the product's own door."""
+    """State, event, chain link and outbox row in one durable commit, through the product's own
+    door."""
 
     def __init__(self, database: Any) -> None:
         self.sources = LiveSources()
@@ -63,7 +66,8 @@ class Ours:
         return build_id
 
     def move(self, build_id: str, count: int) -> None:
-        """As the engine does for what it runs: decided on the record it holds, checked by the compare-and-set."""
+        """As the engine does for what it runs: decided on the record it holds, checked by the
+        compare-and-set."""
         with self.store.read() as rows:
             build = Builds(rows).get(build_id)
         for _ in range(count):
@@ -108,20 +112,25 @@ BODY = "x" * 300
 
 
 class RawSqlite:
-    """The limit: the same rows written by hand on the raw driver, nothing checked, nothing chained."""
+    """The limit: the same rows written by hand on the raw driver, nothing checked, nothing
+    chained."""
 
     def __init__(self, folder: Path) -> None:
         self.connection = apsw.Connection(str(folder / "raw.db"))
         for sql in (
             "PRAGMA journal_mode = WAL",
             "PRAGMA synchronous = FULL",
-            "CREATE TABLE b (id TEXT PRIMARY KEY, name TEXT, state TEXT, version INT, position INT, at INT)"
+            "CREATE TABLE b (id TEXT PRIMARY KEY, name TEXT, state TEXT, version INT, position INT,"
+            " at INT)"
             " WITHOUT ROWID",
-            "CREATE TABLE e (position INTEGER PRIMARY KEY, stream INT, seq INT, at INT, source TEXT, body TEXT,"
+            "CREATE TABLE e (position INTEGER PRIMARY KEY, stream INT, seq INT, at INT,"
+            " source TEXT, body TEXT,"
             " prev BLOB, hash BLOB, UNIQUE (stream, seq), UNIQUE (stream, prev))",
-            "CREATE TABLE o (sink TEXT, position INT, key BLOB, attempts INT, due INT, PRIMARY KEY (sink, position),"
+            "CREATE TABLE o (sink TEXT, position INT, key BLOB, attempts INT, due INT,"
+            " PRIMARY KEY (sink, position),"
             " UNIQUE (sink, key)) WITHOUT ROWID",
-            "INSERT INTO b VALUES ('bld_01900000-0000-7000-8000-000000000000', 'bench', 'A', 0, 0, 0)",
+            "INSERT INTO b VALUES ('bld_01900000-0000-7000-8000-000000000000', 'bench', 'A', 0, 0,"
+            " 0)",
         ):
             self.connection.execute(sql)
         self.version, self.hash = 0, bytes(32)
@@ -135,7 +144,8 @@ class RawSqlite:
                 made = hashlib.sha256(self.hash + BODY.encode()).digest()
                 run("BEGIN IMMEDIATE")
                 run(
-                    "UPDATE b SET state = ?, version = ?, position = ?, at = ? WHERE id = ? AND version = ?",
+                    "UPDATE b SET state = ?, version = ?, position = ?, at = ?"
+                    " WHERE id = ? AND version = ?",
                     (
                         "B",
                         self.version,
@@ -166,7 +176,8 @@ class RawPostgres:
         self.connection.execute("SET search_path = raw")
         self.connection.execute(
             "CREATE TABLE b (id text PRIMARY KEY, state text, version bigint, at bigint);"
-            "CREATE TABLE e (position bigint PRIMARY KEY, stream bigint, seq bigint, at bigint, source text, body text,"
+            "CREATE TABLE e (position bigint PRIMARY KEY, stream bigint, seq bigint, at bigint,"
+            " source text, body text,"
             " prev bytea, hash bytea, UNIQUE (stream, seq), UNIQUE (stream, prev));"
             "CREATE TABLE o (sink text, position bigint, key bytea, attempts bigint, due bigint,"
             " PRIMARY KEY (sink, position), UNIQUE (sink, key));"
@@ -180,8 +191,10 @@ class RawPostgres:
                 self.version += 1
                 made = hashlib.sha256(self.hash + BODY.encode()).digest()
                 self.connection.execute(
-                    "WITH u AS (UPDATE b SET state = 'B', version = %s, at = 1 WHERE id = 'bld_1' AND version = %s"
-                    " RETURNING id), v AS (INSERT INTO e SELECT %s, 1, %s, 1, 'build', %s, %s, %s FROM u"
+                    "WITH u AS (UPDATE b SET state = 'B', version = %s, at = 1"
+                    " WHERE id = 'bld_1' AND version = %s"
+                    " RETURNING id), v AS (INSERT INTO e SELECT %s, 1, %s, 1, 'build', %s, %s, %s"
+                    " FROM u"
                     " RETURNING position) INSERT INTO o SELECT 'hook', position, %s, 0, 1 FROM v",
                     (
                         self.version,

@@ -1,10 +1,12 @@
-"""What those who only listen cost those who work: a server's builds with 500 readers of events, against none.
+"""What those who only listen cost those who work: a server's builds with 500 readers of events,
+against none.
 
 python benchmarks/serving.py [--readers 500] [--rounds 5] [--steps 1500]
 
-Rounds with and without readers take turns in one server. Two builds are timed by their own records: steps that are
-functions, which do nothing but be recorded, and steps that are programs. Every reader counts what it hears: none may
-miss or repeat an event. The server's memory is read before and after.
+Rounds with and without readers take turns in one server. Two builds are timed by their own records:
+steps that are functions, which do nothing but be recorded, and steps that are programs. Every
+reader counts what it hears: none may miss or repeat an event. The server's memory is read before
+and after.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Peers at two jobs: W1, steps one after another, each durable before the next; W2, the same again with all of them
-recorded. One peer and job in a process of its own; prints steps per second.
+"""Peers at two jobs: W1, steps one after another, each durable before the next; W2, the same again
+with all of them recorded. One peer and job in a process of its own; prints steps per second.
 
 python steps.py PEER w1|w2 PLACE COUNT
 """
@@ -116,7 +116,8 @@ def diskcache(job: str, place: str, count: int) -> None:
 
 
 def onceward(job: str, place: str, count: int) -> None:
-    """A build of no-op steps with a small output each. Its W1 dies before its last move, as DBOS's does."""
+    """A build of no-op steps with a small output each. Its W1 dies before its last move, as
+    DBOS's does."""
     folder, _, store = place.partition("|")
     from onceward import Plan
     from onceward.builds.run import BuildRun

@@ -3,7 +3,8 @@
 
     python3 check_bundle.py FILE [FINGERPRINT ...]
 
-Prints what it found and exits 0, or says what is wrong and exits 5. With fingerprints only those keys are trusted.
+Prints what it found and exits 0, or says what is wrong and exits 5. With fingerprints only those
+keys are trusted.
 """
 
 import base64
@@ -123,8 +124,8 @@ def chains(lines):
 
 
 def verified(rows):
-    """Of a change: the manifest is what its hash says, its history hangs together; who cut or verified it, if that was
-    the last that happened."""
+    """Of a change: the manifest is what its hash says, its history hangs together; who cut or
+    verified it, if that was the last that happened."""
     for manifest in rows["manifests.ndjson"]:
         require(
             sha(manifest["body"].encode()) == manifest["content_hash"],
@@ -163,7 +164,8 @@ NEEDED = {
 
 
 def fits(act, payload, subject, name, detail):
-    """Whether what was signed is what an event says; of acts that are not told apart here, whether it is the same thing."""
+    """Whether what was signed is what an event says; of acts that are not told apart here,
+    whether it is the same thing."""
     if act == "changes.review":
         decision = DECIDED.get(name, detail.get("decision"))
         said = (payload["entry"], payload["digest"], payload["decision"])
@@ -183,7 +185,8 @@ def fits(act, payload, subject, name, detail):
 
 
 def asked_for(events, statements):
-    """Every event that needs somebody's word names a statement that asks for exactly that, and for nothing twice."""
+    """Every event that needs somebody's word names a statement that asks for exactly that, and
+    for nothing twice."""
     followed = set()
     for (stream, seq), event in events.items():
         detail, hash_ = event["detail"], event["context"].get("signed")
@@ -410,8 +413,9 @@ ROWS = {
         },
     },
 }
-"""Of each file of rows: the stream and source of their events, what a column is unless an event says it, and which part
-of which event says it. An event may also carry columns as they stand, in `detail.columns`."""
+"""Of each file of rows: the stream and source of their events, what a column is unless an event
+says it, and which part of which event says it. An event may also carry columns as they stand, in
+`detail.columns`."""
 
 
 def micros(event):
@@ -422,7 +426,8 @@ def micros(event):
 
 
 def added_up(events, rule):
-    """What the row is that a subject's events tell of; digests stand beside, as only they are told."""
+    """What the row is that a subject's events tell of; digests stand beside, as only they are
+    told."""
     row, digests = {}, {}
     for event in events:
         detail, at = event["detail"], micros(event)

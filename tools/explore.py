@@ -1,10 +1,12 @@
 """Random schedules over the real engine, each line held against a model that fits on two pages.
 
-    python tools/explore.py --count 20000 --seed 1          explore; a schedule that goes wrong is made small and kept
-    python tools/explore.py --again FILE                    play a kept one again
+    python tools/explore.py --count 20000 --seed 1          explore; a schedule that goes wrong is
+    made small and kept python tools/explore.py --again FILE                    play a kept one
+    again
 
-A schedule is a script of the gate: spawn, lease, start, finish, debit, cancel, crash, recover and races of them, with a
-virtual clock and a store in memory. After its last line the records are replayed and verified, too."""
+A schedule is a script of the gate: spawn, lease, start, finish, debit, cancel, crash, recover
+and races of them, with a virtual clock and a store in memory. After its last line the records
+are replayed and verified, too."""
 
 from __future__ import annotations
 
@@ -179,7 +181,8 @@ class _Author:
 
 
 def _apart(one: Op, other: Op) -> bool:
-    """Whether two lines can come at once: a slot does one thing after the other, and so does its child."""
+    """Whether two lines can come at once: a slot does one thing after the other, and so does its
+    child."""
     if isinstance(one, script.Cancel) or isinstance(other, script.Cancel):
         return True
     if isinstance(one, script.Debit) and isinstance(other, script.Debit | script.Finish):
@@ -196,7 +199,8 @@ def _apart(one: Op, other: Op) -> bool:
 
 
 def shrunk(ops: list[Op], seed: str, until: float) -> list[Op]:
-    """The same wrong with fewer lines: ever smaller parts are left out while it stays wrong in the same way."""
+    """The same wrong with fewer lines: ever smaller parts are left out while it stays wrong in
+    the same way."""
     size, kind = max(1, len(ops) // 2), _kind(violation(ops, seed))
     while size and time.monotonic() < until:
         at, smaller = 0, False

@@ -1,4 +1,5 @@
-"""What a schedule should come to, without the engine: the explorer's model, small, slow and separate."""
+"""What a schedule should come to, without the engine: the explorer's model, small, slow and
+separate."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ class Model:
         return {"next": min(ready)[1], "dispatch_seq": self.dispatched}
 
     def _due(self, kid: Kid) -> bool:
-        # A pause is at most as long as it is and at least half of that; schedules wait for one or the other.
+        # A pause is at most as long as it is and at least half of that; schedules wait for one or
+        # the other.
         return kid.due is not None and kid.due <= self.now
 
     def _start(self, op: script.Start) -> dict[str, Any]:
@@ -206,7 +208,8 @@ class Model:
 
 
 def orders(model: Model, op: Op) -> Iterator[tuple[Model, dict[str, Any] | None]]:
-    """The models that a line may leave: one, but for a crash in the middle of something, and for races."""
+    """The models that a line may leave: one, but for a crash in the middle of something, and for
+    races."""
     if isinstance(op, script.Race) and model.alive:
         for first in (0, 1):
             after = model.copy()
@@ -221,7 +224,8 @@ def orders(model: Model, op: Op) -> Iterator[tuple[Model, dict[str, Any] | None]
                 and second.settled
                 and told[1 - first].get("skipped")
             ):
-                # It was on its way when its child ended: money that is gone is counted all the same.
+                # It was on its way when its child ended: money that is gone is counted all the
+                # same.
                 late = after.copy()
                 late.add(second.spend)
                 told[1 - first] = {"debited": second.spend}

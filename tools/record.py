@@ -1,4 +1,5 @@
-"""Record `make demo` in a real terminal and write it as an animated picture: docs/demo.svg. Needs tmux."""
+"""Record `make demo` in a real terminal and write it as an animated picture: docs/demo.svg.
+Needs tmux."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Takes docs/dashboard.png anew: a build of a real server, half-way, in a real browser. Needs Chromium."""
+"""Takes docs/dashboard.png anew: a build of a real server, half-way, in a real browser. Needs
+Chromium."""
 
 from __future__ import annotations
 

@@ -65,11 +65,12 @@ class LockSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The writer lock, and the locks of targets."""
 
     ttl_ms: int | None = None
-    """Silence in milliseconds after which the writer lock may be taken from a kernel whose process may still live: 600000
-    on SQLite, 60000 on PostgreSQL. Every machine that opens the workspace needs the same value."""
+    """Silence in milliseconds after which the writer lock may be taken from a kernel whose
+    process may still live: 600000 on SQLite, 60000 on PostgreSQL. Every machine that opens the
+    workspace needs the same value."""
     folder: str = ""
-    """Where target locks are, relative to `onceward.toml`: `.onceward/locks`. Workspaces that name the same folder exclude
-    each other from a target."""
+    """Where target locks are, relative to `onceward.toml`: `.onceward/locks`. Workspaces that
+    name the same folder exclude each other from a target."""
 
 
 class BuildSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,7 +98,8 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How people are told that they are needed."""
 
     command: tuple[str, ...] = ()
-    """A program to run, no shell: the notice is in ONCEWARD_NOTICE, and as JSON on its standard input."""
+    """A program to run, no shell: the notice is in ONCEWARD_NOTICE, and as JSON on its standard
+    input."""
     webhook: str = ""
     """Where to POST the notice as JSON; its `text` is what chat programs show."""
     secret_env: str = ""
@@ -122,8 +124,8 @@ class SealSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the history is sealed to, out of reach of whoever changes the store."""
 
     file: str = ""
-    """A file beside `onceward.toml` or elsewhere: whoever has the workspace seals into it before leaving, and `verify`
-    holds the workspace against it."""
+    """A file beside `onceward.toml` or elsewhere: whoever has the workspace seals into it before
+    leaving, and `verify` holds the workspace against it."""
 
 
 class GrantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +139,8 @@ class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the registry of operations is used."""
 
     require: bool = False
-    """Whether every stage and spawned command must name an operation of the registry that is in force."""
+    """Whether every stage and spawned command must name an operation of the registry that is in
+    force."""
 
 
 class PathSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +160,8 @@ class CutterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """What changes call it."""
     python: str
-    """`module:name` of an object with paths(), read(path) and write(path, data), or of what makes one for a target."""
+    """`module:name` of an object with paths(), read(path) and write(path, data), or of what
+    makes one for a target."""
 
 
 class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,7 +174,8 @@ class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     approval_seconds: int = APPROVAL_SECONDS
     """How long an approval is good."""
     drift: Literal["files", "tree"] = "files"
-    """What must still be as it was when a change was marked: the `files` that it touches, or the whole `tree`."""
+    """What must still be as it was when a change was marked: the `files` that it touches, or the
+    whole `tree`."""
     sweep_seconds: int = 300
     """How often `serve` brings up what was marked or deferred; 0 for never."""
     ignore: tuple[str, ...] = IGNORED_NAMES
@@ -185,8 +190,8 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[limits]`: how long things may take."""
 
     target_wait: int = TARGET_WAIT_SECONDS
-    """Seconds that a step waits in the queue for a target that somebody else holds; then it fails, naming the
-    holder."""
+    """Seconds that a step waits in the queue for a target that somebody else holds; then it
+    fails, naming the holder."""
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,9 +207,11 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a server does for those who ask it."""
 
     folders: tuple[str, ...] = (".",)
-    """Folders in which commands may be run for others, and all below them; relative to `onceward.toml`."""
+    """Folders in which commands may be run for others, and all below them; relative to
+    `onceward.toml`."""
     spawn: bool = True
-    """Whether commands are run for others at all. Whoever may have one run can read what the server's account can."""
+    """Whether commands are run for others at all. Whoever may have one run can read what the
+    server's account can."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -291,7 +298,8 @@ def find_workspace(asked: str | None, *, nearest: bool = True) -> Path:
 
 
 def ignored_settings(workspace: Path) -> str:
-    """A line about a settings file that is nearer than the workspace's own and not in force; empty if there is none.
+    """A line about a settings file that is nearer than the workspace's own and not in force; empty
+    if there is none.
 
     Whoever stands beside it takes it for the one that counts."""
     here = Path.cwd()

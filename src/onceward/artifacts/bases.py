@@ -1,5 +1,5 @@
-"""The base of a proposal: a tree as it was before the build began that made the proposal, and what was changed since
-by no recorded cut (H-2)."""
+"""The base of a proposal: a tree as it was before the build began that made the proposal, and
+what was changed since by no recorded cut (H-2)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Base(msgspec.Struct, frozen=True):
 
 
 def tree_name(home: Path, own: Path, root: Path) -> str:
-    """A tree as seen from the workspace's own folder, so that the record need not hold a place of this machine."""
+    """A tree as seen from the workspace's own folder, so that the record need not hold a place
+    of this machine."""
     home, root = home.resolve(), root.resolve()
     if root.is_relative_to(own.resolve()):
         raise InvalidConfig(f"{root} is the workspace's own", context={"field": "tree"})

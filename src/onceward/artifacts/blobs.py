@@ -73,7 +73,8 @@ class Artifacts:
     def keep_file(
         self, path: Path, redactor: Redactor | None = None, *, limited: bool = True
     ) -> Blob:
-        """Make a file's content durable, a piece at a time, whatever its size; without the secrets of a redactor."""
+        """Make a file's content durable, a piece at a time, whatever its size; without the
+        secrets of a redactor."""
         try:
             size = path.stat().st_size
             if limited:
@@ -101,7 +102,8 @@ class Artifacts:
         rows_of.refer(tx, owner=owner, name=name, kind=kind, sha256=blob.sha256, now=tx.now)
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """An artifact's bytes in pieces; INTEGRITY_FAULT, at the latest with the last, if they changed."""
+        """An artifact's bytes in pieces; INTEGRITY_FAULT, at the latest with the last, if they
+        changed."""
         if not _PREFIX.fullmatch(digest):
             raise InvalidConfig(
                 f"{digest[:80]!a} is not a digest or at least its first four letters",
@@ -133,8 +135,9 @@ class Artifacts:
         return True
 
     def broken(self, digests: Sequence[str], *, note: bool = True) -> set[str]:
-        """Those of many artifacts that are not there or not what they say. A file that nobody touched since it was last
-        verified is not read again (B-4); one that was read, and is whole, is marked so."""
+        """Those of many artifacts that are not there or not what they say. A file that nobody
+        touched since it was last verified is not read again (B-4); one that was read, and is
+        whole, is marked so."""
         found: set[str] = set()
         marks: dict[str, str] = {}
         for start in range(0, len(digests), _BATCH):
@@ -183,8 +186,8 @@ class Artifacts:
         return self.spill() if held > most else 0
 
     def spill(self) -> int:
-        """Move every small artifact from its row into a file; the row copy goes only after its file is safe. One sync
-        serves many."""
+        """Move every small artifact from its row into a file; the row copy goes only after its
+        file is safe. One sync serves many."""
         moved = 0
         while True:
             with self.store.read() as rows:
@@ -200,7 +203,8 @@ class Artifacts:
         self.store.write(lambda tx: rows_of.drop_copies(tx, marks))
 
     def _place_all(self, contents: Iterable[tuple[str, Iterable[bytes]]]) -> dict[str, str]:
-        """Contents by their digests, each in its file; answers the marks of the files. One sync serves many."""
+        """Contents by their digests, each in its file; answers the marks of the files. One sync
+        serves many."""
         fresh: dict[str, Path] = {}
         try:
             for digest, pieces in contents:
@@ -220,15 +224,16 @@ class Artifacts:
             ) from error
 
     def offer(self, contents: Mapping[str, Iterable[bytes]]) -> None:
-        """Put contents into files by their digests, for the kernel to adopt: what another process may do. What nobody
-        adopts is collected some day."""
+        """Put contents into files by their digests, for the kernel to adopt: what another
+        process may do. What nobody adopts is collected some day."""
         self._place_all(
             (digest, self._verified(digest, None, iter(pieces)))
             for digest, pieces in contents.items()
         )
 
     def adopt(self, digest: str) -> Blob:
-        """The blob of content that was offered before, checked again; NOT_FOUND where there is none."""
+        """The blob of content that was offered before, checked again; NOT_FOUND where there is
+        none."""
         place = self.path_of(digest)
         if self._stands(place, digest):
             return Blob(digest, place.stat().st_size, None, _mark(place))
@@ -254,7 +259,8 @@ class Artifacts:
         return self.root / f".new-{os.getpid()}-{self.store.sources.new_id('tmp')}"
 
     def gc(self, grace: float = GC_GRACE_SECONDS) -> tuple[int, int]:
-        """Remove what nobody refers to and nobody touched for a while; answers how many and how many bytes."""
+        """Remove what nobody refers to and nobody touched for a while; answers how many and how
+        many bytes."""
         count = freed = 0
         before = self.store.sources.now() - int(grace * 1_000_000)
         after = ""
@@ -292,7 +298,8 @@ class Artifacts:
                     path.unlink()
 
     def _touched(self, digest: str, grace: float) -> bool:
-        """Whether somebody wrote or wanted this artifact so recently that a commit for it may still come."""
+        """Whether somebody wrote or wanted this artifact so recently that a commit for it may
+        still come."""
         try:
             return self._age(self.path_of(digest)) <= grace
         except OSError:
@@ -302,7 +309,8 @@ class Artifacts:
         return self.store.sources.now() / 1_000_000 - path.stat().st_mtime
 
     def _remove(self, digest: str, grace: float) -> int:
-        """Somebody may have offered it again just now: then its file stays for the coming commit."""
+        """Somebody may have offered it again just now: then its file stays for the coming
+        commit."""
         path = self.path_of(digest)
         try:
             if self._touched(digest, grace):
@@ -314,7 +322,8 @@ class Artifacts:
         return size
 
     def _write(self, pieces: Iterable[bytes], *, limited: bool = True) -> Blob:
-        """Beside its place, synced, then moved into it, and the move synced; its name is what was really written."""
+        """Beside its place, synced, then moved into it, and the move synced; its name is what
+        was really written."""
         fresh = self._fresh()
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -396,7 +405,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _readable(path: Path) -> Iterator[bytes]:
-    """The pieces of a file that somebody else made: that it cannot be read is its own fault, not our disk's."""
+    """The pieces of a file that somebody else made: that it cannot be read is its own fault, not
+    our disk's."""
     try:
         yield from _pieces(path)
     except OSError as error:

@@ -19,8 +19,8 @@ def os_path(text: str) -> str:
 
 
 def recorded_place(file: Path | None, home: Path) -> str:
-    """A file as seen from the folder around the workspace, so that the record holds no place of this machine; empty for
-    none."""
+    """A file as seen from the folder around the workspace, so that the record holds no place of
+    this machine; empty for none."""
     if file is None:
         return ""
     return file.relative_to(home).as_posix() if file.is_relative_to(home) else str(file)

@@ -14,7 +14,8 @@ _CHUNK = 1 << 18
 
 
 class Files:
-    """The files below a folder, by names relative to it: so the same tree elsewhere gives the same names."""
+    """The files below a folder, by names relative to it: so the same tree elsewhere gives the
+    same names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

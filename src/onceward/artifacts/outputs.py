@@ -66,7 +66,8 @@ class Keeper:
         return _by_name(kept)
 
     def value(self, value: Any) -> list[Kept]:
-        """What a function returned: a JSON value, text, bytes, a file, or several of these by name."""
+        """What a function returned: a JSON value, text, bytes, a file, or several of these by
+        name."""
         if value is None:
             return []
         if isinstance(value, Path):
@@ -97,8 +98,9 @@ class Keeper:
         return _by_name(found)
 
     def aside(self, value: Any, out: Path | None) -> list[Kept]:
-        """What a step left although it cannot be taken as its outputs, whatever its size, type and names: for a person
-        to look at. Nothing of it is lost but what is neither value, file nor link."""
+        """What a step left although it cannot be taken as its outputs, whatever its size, type
+        and names: for a person to look at. Nothing of it is lost but what is neither value, file
+        nor link."""
         kept: list[Kept] = []
         if isinstance(value, Unrecordable):
             kept.append(self._aside_bytes("value.repr", value.shown))
@@ -245,7 +247,8 @@ def _name(name: object) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder by name; anything else there is refused, for nobody could give it back."""
+    """The files below a folder by name; anything else there is refused, for nobody could give it
+    back."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
@@ -308,8 +311,8 @@ def fetch(artifacts: Artifacts, output: Output, place: Path) -> Path:
 
 
 def value_of(artifacts: Artifacts, outputs: Sequence[Output], place: Path | None) -> Any:
-    """What a step left, as Python sees it: the value it returned, or what it left by name. Files are laid out in
-    `place`; without one their bytes stand for them."""
+    """What a step left, as Python sees it: the value it returned, or what it left by name. Files
+    are laid out in `place`; without one their bytes stand for them."""
     if not outputs:
         return None
     if len(outputs) == 1 and (

@@ -1,4 +1,5 @@
-"""Secrets leave no trace in what is shown or stored: their values are replaced, wherever they stand (E-4)."""
+"""Secrets leave no trace in what is shown or stored: their values are replaced, wherever they
+stand (E-4)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def check_secret(name: str, value: str) -> str:
 
 
 class Redactor:
-    """Replaces every declared secret's value by its name, in texts and in streams that come in pieces."""
+    """Replaces every declared secret's value by its name, in texts and in streams that come in
+    pieces."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         self._marks: list[tuple[bytes, bytes]] = []
@@ -58,7 +60,8 @@ class Redactor:
         return self.clean(data).decode("utf-8", errors)
 
     def piece(self, stream: str, data: bytes) -> bytes:
-        """The next piece of a stream; an end that may be the beginning of a secret waits for the piece after it."""
+        """The next piece of a stream; an end that may be the beginning of a secret waits for the
+        piece after it."""
         data = self._kept.pop(stream, b"") + data
         cut = self._safe_end(data)
         if cut < len(data):

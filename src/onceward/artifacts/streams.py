@@ -1,4 +1,5 @@
-"""Streams as files: one canonical line per event, a projection of the rows that can be made again at any time (C-7)."""
+"""Streams as files: one canonical line per event, a projection of the rows that can be made
+again at any time (C-7)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _TAIL = 2 * MAX_PAYLOAD_BYTES + 4096
 
 
 class Streams:
-    """The folder of stream files. Only the kernel writes there; readers ignore an unfinished last line."""
+    """The folder of stream files. Only the kernel writes there; readers ignore an unfinished
+    last line."""
 
     def __init__(self, folder: Path, store: Store, actor: str) -> None:
         self.folder, self.store, self.actor = folder, store, actor
@@ -45,8 +47,8 @@ class Streams:
         return self.folder / f"{check_stream(stream)}.ndjson"
 
     def project(self, seconds: float = math.inf) -> int:
-        """Append what the files lack, for about so long; answers how many lines. Fails closed on any file that says
-        something else."""
+        """Append what the files lack, for about so long; answers how many lines. Fails closed on
+        any file that says something else."""
         until = time.monotonic() + seconds
         if self._done is None:
             self._done = self._watermark()
@@ -70,13 +72,14 @@ class Streams:
             self._mark(page[-1].position)
 
     def look_over(self) -> int:
-        """Before work begins: unless the folder is as the last kernel left it, compare every stream's file with its
-        rows and catch up; answers how many lines were missing."""
+        """Before work begins: unless the folder is as the last kernel left it, compare every
+        stream's file with its rows and catch up; answers how many lines were missing."""
         if self._looked:
             return 0
         self._looked = True
         as_left = self._as_left()
-        # From here on a kernel is at work, and may die: what it has written then stands without a seal.
+        # From here on a kernel is at work, and may die: what it has written then stands without a
+        # seal.
         with suppress(OSError):
             self._seal_path().unlink()
         if as_left:
@@ -91,7 +94,8 @@ class Streams:
         return count + self.project()
 
     def seal(self) -> None:
-        """Remember how the folder looks, so that whoever comes next need not look into every file."""
+        """Remember how the folder looks, so that whoever comes next need not look into every
+        file."""
         self.project(_CATCH_UP_SECONDS)
         if self.folder.is_dir():
             sync_all(self.folder)
@@ -100,8 +104,8 @@ class Streams:
             fresh.replace(self._seal_path())
 
     def _as_left(self) -> bool:
-        """Whether the files are what the last kernel wrote: as it sealed them, or, if it died at work, not since this
-        machine started."""
+        """Whether the files are what the last kernel wrote: as it sealed them, or, if it died at
+        work, not since this machine started."""
         try:
             return self._seal_path().read_bytes() == self._listing().encode()
         except FileNotFoundError:
@@ -134,7 +138,8 @@ class Streams:
                 yield event.line() + b"\n"
 
     def compare(self, stream: str) -> str | None:
-        """The first difference between a stream's file and its rows, every byte looked at; None if there is none."""
+        """The first difference between a stream's file and its rows, every byte looked at; None
+        if there is none."""
         try:
             file = self.path_of(stream).open("rb")
         except FileNotFoundError:
@@ -152,7 +157,8 @@ class Streams:
                 return self._write(stream, descriptor, after, events_of(rows, stream, after))
 
     def _append(self, stream: str, events: list[Event]) -> int:
-        """Append events that were read with others; what came before them and is not there comes first."""
+        """Append events that were read with others; what came before them and is not there comes
+        first."""
         with self._open(stream) as (descriptor, after):
             lacking = [event for event in events if event.seq > after]
             if not lacking or lacking[0].seq == after + 1:
@@ -172,7 +178,8 @@ class Streams:
             raise StorageError(f"cannot write the stream file {path}: {error.strerror}") from error
 
     def _write(self, stream: str, descriptor: int, after: int, events: Iterable[Event]) -> int:
-        """Not synced: the rows are the truth, and files that a power cut shortened are found by their boot."""
+        """Not synced: the rows are the truth, and files that a power cut shortened are found by
+        their boot."""
         count = 0
         for event in events:
             _write_all(descriptor, event.line() + b"\n")
@@ -185,7 +192,8 @@ class Streams:
         return count
 
     def _end_of(self, stream: str, path: Path, descriptor: int) -> int:
-        """The seq of a file's last whole line. Its tail must be what the rows say; an unfinished line is cut off."""
+        """The seq of a file's last whole line. Its tail must be what the rows say; an unfinished
+        line is cut off."""
         size = os.fstat(descriptor).st_size
         known = self._known.get(stream)
         if known is not None and known[0] == size:
@@ -251,7 +259,8 @@ class Streams:
         )
 
     def _watermark(self) -> int:
-        """Up to where the files were complete: a hint that saves looking, never believed against a file."""
+        """Up to where the files were complete: a hint that saves looking, never believed against
+        a file."""
         try:
             return int((self.folder / _WATERMARK).read_text("ascii").split()[0])
         except (OSError, ValueError, IndexError):

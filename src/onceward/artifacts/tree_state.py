@@ -1,5 +1,5 @@
-"""A whole tree at one moment: every file that counts, by its content. What the tree's own `.gitignore` files ignore does
-not count, nor what the workspace ignores by name (H-6)."""
+"""A whole tree at one moment: every file that counts, by its content. What the tree's own
+`.gitignore` files ignore does not count, nor what the workspace ignores by name (H-6)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _GIT_SECONDS: Final = 60
 
 
 def is_own(name: str) -> bool:
-    """Whether a file or folder is git's or a workspace's own, by its exact name, or what a cut stages in a tree."""
+    """Whether a file or folder is git's or a workspace's own, by its exact name, or what a cut
+    stages in a tree."""
     return name in (".git", ".onceward") or name.startswith(".onceward-cst_")
 
 
@@ -130,8 +131,8 @@ def state_in(data: bytes) -> TreeState:
 
 
 def state_of(root: Path, names: Sequence[str], ignores: str | None = None) -> TreeState:
-    """The state of a tree now, by its own `.gitignore` files as they are now. Where `ignores` is the digest of others,
-    none of them counts: whoever changed them must hide nothing by that."""
+    """The state of a tree now, by its own `.gitignore` files as they are now. Where `ignores` is
+    the digest of others, none of them counts: whoever changed them must hide nothing by that."""
     if ignores is not None and rules_of(root, names).digest() != ignores:
         plain = IgnoreRules(tuple(names))
         return TreeState(_Walk(plain, own_rules=False).files(root), plain)
@@ -153,7 +154,8 @@ def rules_of(root: Path, names: Sequence[str]) -> IgnoreRules:
 
 
 def files_by(root: Path, state: TreeState) -> dict[str, File]:
-    """The files of a tree now that count by the rules of a state, whatever its `.gitignore` files say now."""
+    """The files of a tree now that count by the rules of a state, whatever its `.gitignore`
+    files say now."""
     found = _Walk(state.rules, own_rules=False).files(root)
     return {**found, **_looked_at(root, state.tracked)}
 

@@ -1,4 +1,5 @@
-"""A file tree as a change sees it: which files, what bytes, which modes; never a step outside of it (H-2, H-5)."""
+"""A file tree as a change sees it: which files, what bytes, which modes; never a step outside of
+it (H-2, H-5)."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ class File(NamedTuple):
 
 
 ODD: Final = File("", 0)
-"""Something that no change can be made on: a pipe, what cannot be read, what a link stands before."""
+"""Something that no change can be made on: a pipe, what cannot be read, what a link stands
+before."""
 
 
 class Tree:
-    """A folder whose files are looked at, put in place and removed by their path in it. Every folder on the way is
-    opened by itself and never through a link, so that nobody can lead us out by putting one there."""
+    """A folder whose files are looked at, put in place and removed by their path in it. Every
+    folder on the way is opened by itself and never through a link, so that nobody can lead us
+    out by putting one there."""
 
     def __init__(self, root: Path, modes: Mapping[str, int] = _NOTHING) -> None:
         """`modes` are those of folders that may have to be made again."""
@@ -140,7 +143,8 @@ class Tree:
 
     @contextmanager
     def _above(self, path: str, make: bool = False) -> Iterator[int | None]:
-        """The folder that a path lies in, opened; None where there is none, unless it is to be made."""
+        """The folder that a path lies in, opened; None where there is none, unless it is to be
+        made."""
         at: int | None = os.dup(self._root)
         try:
             way = ""
@@ -195,7 +199,8 @@ def folders_of(path: str) -> list[str]:
 
 
 def look_in(above: int, name: str, largest: int = sys.maxsize) -> File | None:
-    """The file of a name in an open folder; one above `largest` bytes is known by its metadata only."""
+    """The file of a name in an open folder; one above `largest` bytes is known by its metadata
+    only."""
     try:
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
@@ -227,8 +232,8 @@ def _hashed(handle: int) -> File:
 
 
 def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[str, File]:
-    """Every file of a tree by its path in it. Odd things are refused, and links unless they are declared: nobody could
-    say what they mean somewhere else."""
+    """Every file of a tree by its path in it. Odd things are refused, and links unless they are
+    declared: nobody could say what they mean somewhere else."""
     found: dict[str, File] = {}
     with Tree(root) as tree:
         for path, entry in _walk(root, "", ignore):
@@ -252,7 +257,8 @@ def scan(root: Path, ignore: Sequence[str] = (), links: bool = False) -> dict[st
 
 
 def listing(root: Path, ignore: Sequence[str] = ()) -> list[str]:
-    """The path of everything in a tree that is no folder, or cannot be looked into; without a look at its content."""
+    """The path of everything in a tree that is no folder, or cannot be looked into; without a
+    look at its content."""
     return [path for path, _ in _walk(root, "", ignore)]
 
 

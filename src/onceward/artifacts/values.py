@@ -1,7 +1,9 @@
-"""Python values as JSON: what a step returns, made into what is recorded and what a later step gets.
+"""Python values as JSON: what a step returns, made into what is recorded and what a later step
+gets.
 
-Dataclasses, msgspec, attrs and pydantic objects become objects, a set a sorted list, a datetime ISO text, a key that is
-no text its JSON text. What has no such form raises ValueError or TypeError, with the path to it."""
+Dataclasses, msgspec, attrs and pydantic objects become objects, a set a sorted list, a datetime
+ISO text, a key that is no text its JSON text. What has no such form raises ValueError or
+TypeError, with the path to it."""
 
 from __future__ import annotations
 

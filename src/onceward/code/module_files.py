@@ -1,7 +1,8 @@
-"""Python modules as files: found without being imported, read with their imports, and told apart by who wrote them.
+"""Python modules as files: found without being imported, read with their imports, and told apart by
+who wrote them.
 
-Nothing here looks at `sys.modules` and nothing runs a module, so that what is found is the same before and after an
-import."""
+Nothing here looks at `sys.modules` and nothing runs a module, so that what is found is the same
+before and after an import."""
 
 from __future__ import annotations
 
@@ -87,8 +88,8 @@ class Import(NamedTuple):
 
 
 def owner_of(file: str) -> Owner:
-    """Whose code a file is: of Python, of an installed package, of Onceward, or else one's own. What stands in no file
-    (`<stdin>`, a notebook's cell) is one's own as well."""
+    """Whose code a file is: of Python, of an installed package, of Onceward, or else one's own.
+    What stands in no file (`<stdin>`, a notebook's cell) is one's own as well."""
     if file.startswith("<frozen "):
         return "python"
     if file.startswith("<") or not file:
@@ -123,7 +124,8 @@ class Distribution(NamedTuple):
 
 
 def distribution_of(file: str) -> Distribution | None:
-    """The installed package that a file belongs to, by the records of the folder it was installed into."""
+    """The installed package that a file belongs to, by the records of the folder it was
+    installed into."""
     place = str(Path(file).absolute())
     folder = site_of(place)
     if not folder:
@@ -150,7 +152,8 @@ def _distributions(
     folder: str, records: tuple[str, ...], changed: int
 ) -> Mapping[str, Sequence[tuple[Distribution, frozenset[str]]]]:
     """By the name of a top-level module: which packages it is of, and their files. `records` and
-    `changed`, what is installed and when that last changed, are there so that an upgrade is seen."""
+    `changed`, what is installed and when that last changed, are there so that an upgrade is
+    seen."""
     found: dict[str, list[tuple[Distribution, frozenset[str]]]] = {}
     for installed in importlib.metadata.distributions(path=[folder]):
         name = installed.metadata["Name"]
@@ -276,7 +279,8 @@ def facts_of(code: types.CodeType) -> CodeFacts:
 
 
 def _plain_argument(steps: Sequence[dis.Instruction]) -> str | None:
-    """The text that a call is made with, if it is nothing but a text; a package may be named after it."""
+    """The text that a call is made with, if it is nothing but a text; a package may be named
+    after it."""
     names = [step.opname for step in steps]
     if len(steps) < 3 or names[0] != "LOAD_CONST" or not isinstance(steps[0].argval, str):
         return None
@@ -287,7 +291,8 @@ def _plain_argument(steps: Sequence[dis.Instruction]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def described_code(code: types.CodeType) -> str:
-    """A digest of what code does, the same in every process of one version of Python: no place, no line."""
+    """A digest of what code does, the same in every process of one version of Python: no place,
+    no line."""
     return sha256_hex(canonical(_code(code)))
 
 
@@ -359,7 +364,8 @@ class SourceFile:
             self._note(child, inner)
 
     def _nearest(self, code: types.CodeType) -> types.CodeType | None:
-        """The same code in this file: it may stand there twice, and lines may have moved since it was loaded."""
+        """The same code in this file: it may stand there twice, and lines may have moved since
+        it was loaded."""
         what = described_code(code)
         fitting = [c for c in self._codes.get(code.co_qualname, ()) if described_code(c) == what]
         if not fitting:
@@ -376,7 +382,8 @@ class SourceFile:
         return found
 
     def text_of(self, code: types.CodeType) -> Any:
-        """A function's text from its `def` on; None where the file does not hold this code, or not any more."""
+        """A function's text from its `def` on; None where the file does not hold this code, or
+        not any more."""
         near = self._nearest(code)
         if near is None:
             return None

@@ -48,7 +48,8 @@ def imported(name: object, folder: Path) -> Any:
 
 
 def made_in(file: Path, kind: type[Made], word: str) -> Made:
-    """The one plan or saga that a Python file makes; the file runs under another name than `__main__`."""
+    """The one plan or saga that a Python file makes; the file runs under another name than
+    `__main__`."""
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(LOADED_AS, file)

@@ -1,5 +1,6 @@
-"""The version of a function: its own code and all that it reaches of one's own, so that a changed step is a new step;
-and beside it the environment: Python and the other packages that this code imports (B-3)."""
+"""The version of a function: its own code and all that it reaches of one's own, so that a
+changed step is a new step; and beside it the environment: Python and the other packages that
+this code imports (B-3)."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.errors import OncewardError
 
 ALGORITHM: Final = 2
-"""Which way of making versions this is. Digests begin with it; a checkpoint is judged by the one that made it."""
+"""Which way of making versions this is. Digests begin with it; a checkpoint is judged by the one
+that made it."""
 _CONSTANTS = (type(None), bool, int, float, complex, bytes, type(Ellipsis), type(NotImplemented))
 _WITH_A_VALUE = (str, bytes, int, float, list, set, frozenset, dict)
 _VALUES = (
@@ -128,8 +130,9 @@ def environment_hash(lines: Sequence[str]) -> str:
 def code_version(call: Callable[..., Any], folder: Path | None = None) -> CodeVersion:
     """The version of a function of a plan in `folder`.
 
-    One's own code is the package that holds the function and every module outside site-packages and the standard
-    library. Comments in it count; decorators of stages, line numbers and the place of the tree do not."""
+    One's own code is the package that holds the function and every module outside site-packages
+    and the standard library. Comments in it count; decorators of stages, line numbers and the
+    place of the tree do not."""
     reader = _Reader(call, folder)
     described = reader.describe(call)
     return CodeVersion(
@@ -140,7 +143,8 @@ def code_version(call: Callable[..., Any], folder: Path | None = None) -> CodeVe
 
 
 def first_version(call: Callable[..., Any], folder: Path | None = None) -> str | None:
-    """The version that the first algorithm gives a function, to judge what was recorded under it; None if it has none."""
+    """The version that the first algorithm gives a function, to judge what was recorded under
+    it; None if it has none."""
     try:
         return code_version_1.version_of(call, folder)
     except (OncewardError, RecursionError, OSError):
@@ -148,7 +152,8 @@ def first_version(call: Callable[..., Any], folder: Path | None = None) -> str |
 
 
 class _Reader:
-    """Describes values by content; each function, class, module and container once, in the order they are met."""
+    """Describes values by content; each function, class, module and container once, in the order
+    they are met."""
 
     def __init__(self, call: Any, folder: Path | None) -> None:
         self._folder = folder
@@ -284,7 +289,8 @@ class _Reader:
         return ["bound", value.__name__, self.describe(owner, word)]
 
     def _of(self, value: Any) -> Any:
-        """Somebody else's function or class, by its name; the package it comes from is part of the environment."""
+        """Somebody else's function or class, by its name; the package it comes from is part of
+        the environment."""
         module = str(getattr(value, "__module__", None) or "builtins")
         self._use_module(module)
         return ["named", f"{module.partition('.')[0]}:{value.__qualname__}"]
@@ -305,8 +311,8 @@ class _Reader:
         if self._is_own(value.__code__.co_filename):
             return self._once(value, self._function)
         self._use_file(value.__code__.co_filename, str(value.__module__))
-        # Somebody else's decorator around a function of one's own: that function counts, and whatever else of one's
-        # own the decorator holds.
+        # Somebody else's decorator around a function of one's own: that function counts, and
+        # whatever else of one's own the decorator holds.
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
         held = [self.describe(item) for item in _contents(cells) if self._is_own_code(item)]
         registry = getattr(value, "registry", None)
@@ -332,7 +338,8 @@ class _Reader:
         ]
 
     def _decorators(self, function: types.FunctionType) -> list[Any]:
-        """The decorators of a function, but for those that make it a stage: they say only when it runs."""
+        """The decorators of a function, but for those that make it a stage: they say only when
+        it runs."""
         source = source_file(function.__code__.co_filename) if _has_file(function) else None
         around = function.__globals__
         found: list[Any] = []
@@ -485,7 +492,8 @@ class _Reader:
     def _named_submodules(
         self, spec: ModuleSpec | None, names: Iterable[str], folders: Sequence[str] = ()
     ) -> Iterator[list[Any]]:
-        """Modules of one's own package that are reached as its attributes, as a lazy package offers them."""
+        """Modules of one's own package that are reached as its attributes, as a lazy package
+        offers them."""
         if spec is None or not spec.submodule_search_locations:
             return
         if not self._is_own(f"{next(iter(spec.submodule_search_locations), '<frozen >')}/"):
@@ -540,14 +548,16 @@ class _Reader:
             self._use_file(spec.origin or (f"{places[0]}/" if places else ""), name)
 
     def _note_compiled(self, file: str, module: str) -> bool:
-        """Whether a file is compiled, which nobody can read: machines differ in it, so its bytes do not count."""
+        """Whether a file is compiled, which nobody can read: machines differ in it, so its bytes
+        do not count."""
         compiled = file.endswith(tuple(EXTENSION_SUFFIXES))
         if compiled:
             self.unfollowed.add(f"module {module} is compiled: a change of it is not noticed")
         return compiled
 
     def _use_file(self, file: str, module: str) -> None:
-        """A file of another package is used: its package and version are part of the environment."""
+        """A file of another package is used: its package and version are part of the
+        environment."""
         if self._is_own(file):
             self._note_compiled(file, module)
             return
@@ -567,7 +577,8 @@ def _python() -> str:
 
 
 def _root_of(folder: Path) -> str:
-    """The project that a folder is in, by what usually stands at the top of one; else the folder itself."""
+    """The project that a folder is in, by what usually stands at the top of one; else the folder
+    itself."""
     for place in (folder, *folder.parents):
         if any((place / mark).exists() for mark in _ROOT_MARKS):
             return str(place)
@@ -625,7 +636,8 @@ def _loaded_code(name: str, file: str, source: SourceFile) -> Any:
 
 
 def _text_of(function: types.FunctionType) -> Any:
-    """A function's text; its code where there is no text, or where the file says something else by now."""
+    """A function's text; its code where there is no text, or where the file says something else
+    by now."""
     code = function.__code__
     source = source_file(code.co_filename) if _has_file(function) else None
     text = source.text_of(code) if source is not None else None
@@ -637,7 +649,8 @@ def _has_file(function: types.FunctionType) -> bool:
 
 
 def _text_of_class(kind: type) -> str | None:
-    """A class's text; None where there is none, or where its methods are not what the file says by now."""
+    """A class's text; None where there is none, or where its methods are not what the file says
+    by now."""
     file = _file_of_class(kind)
     source = source_file(file) if file and not file.startswith("<") else None
     node = source.classes.get(kind.__qualname__) if source is not None else None
@@ -652,7 +665,8 @@ def _text_of_class(kind: type) -> str | None:
 
 
 def _file_of_class(kind: type) -> str | None:
-    """The file that a class is defined in, `<class>` if it has none; None for what is built into Python."""
+    """The file that a class is defined in, `<class>` if it has none; None for what is built into
+    Python."""
     module = sys.modules.get(str(kind.__module__))
     file = getattr(module, "__file__", None) if module is not None else None
     if file is not None:
@@ -765,8 +779,9 @@ def _place_in_order(item: Any) -> tuple[str, str]:
     return type(item).__name__, "" if " at 0x" in text else text
 
 
-# What changes while steps run: caches, clients that are made late, counters. It is no constant, and a second run in the
-# same process would find another version because of it. What it held when it was first read counts.
+# What changes while steps run: caches, clients that are made late, counters. It is no constant, and
+# a second run in the same process would find another version because of it. What it held when it
+# was first read counts.
 
 
 def _changing_names(function: types.FunctionType) -> frozenset[str]:
@@ -775,7 +790,8 @@ def _changing_names(function: types.FunctionType) -> frozenset[str]:
     source = source_file(code.co_filename) if _has_file(function) else None
     if source is not None:
         return source.changing
-    # Without a file, as in a notebook, a name may be given another value on purpose: that must not be missed.
+    # Without a file, as in a notebook, a name may be given another value on purpose: that must not
+    # be missed.
     return frozenset()
 
 
@@ -799,7 +815,8 @@ def _copy_of(value: Any) -> Any:
 
 
 _held_first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
-"""By the identity of an object that lives: what its changing attributes held when they were first read."""
+"""By the identity of an object that lives: what its changing attributes held when they were
+first read."""
 
 
 def _first_attributes(value: Any, held: Mapping[str, Any]) -> dict[str, Any]:

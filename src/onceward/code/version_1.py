@@ -1,6 +1,8 @@
-"""The first algorithm for the version of a function, kept as it was: checkpoints that it wrote are judged by it (B-3).
+"""The first algorithm for the version of a function, kept as it was: checkpoints that it wrote are
+judged by it (B-3).
 
-It must not be changed: every difference would make results stale that were paid for. `code_version` is the one in use."""
+It must not be changed: every difference would make results stale that were paid for.
+`code_version` is the one in use."""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ _VALUES = (Decimal, Fraction, date, time, timedelta, tzinfo, UUID, range, slice,
 
 
 def version_of(call: Callable[..., Any], folder: Path | None = None) -> str:
-    """A digest of a function's source, of the functions, classes and modules of the user's own that it reads, and of
-    the constants it reads. Comments in them count; decorators, line numbers and the place of the folder do not. Of any
-    other object only its class counts."""
+    """A digest of a function's source, of the functions, classes and modules of the user's own
+    that it reads, and of the constants it reads. Comments in them count; decorators, line
+    numbers and the place of the folder do not. Of any other object only its class counts."""
     if inspect.isfunction(call):
         _source(call)
     reader = _Reader(folder)
@@ -50,7 +52,8 @@ def version_of(call: Callable[..., Any], folder: Path | None = None) -> str:
 
 
 class _Reader:
-    """Describes values by content, each own function, class and module once, in the order they are met."""
+    """Describes values by content, each own function, class and module once, in the order they
+    are met."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -121,7 +124,8 @@ class _Reader:
         inner = getattr(function, "__wrapped__", None)
         return [
             "function",
-            # A decorator's function goes by the name of what it wraps; its own text counts all the same.
+            # A decorator's function goes by the name of what it wraps; its own text counts all the
+            # same.
             _source(function),
             [[word, self.say(value)] for word, value in self._reads(function)],
             self.say(inner) if inner is not None else None,

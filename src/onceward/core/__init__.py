@@ -1,1 +1,2 @@
-"""What everything shares: bytes, time, state machines, records, bounds. Pure but for sources and faults."""
+"""What everything shares: bytes, time, state machines, records, bounds. Pure but for sources and
+faults."""

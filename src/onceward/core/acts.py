@@ -1,8 +1,8 @@
 """Acts: what may be asked of a kernel, each declared once.
 
-A declaration gives the payload's type, the role, the ids that are completed before anybody signs, the events that must
-carry the signature, and the route. Who may ask, what a statement proves, the HTTP API, its description, forms and the
-client follow from it."""
+A declaration gives the payload's type, the role, the ids that are completed before anybody
+signs, the events that must carry the signature, and the route. Who may ask, what a statement
+proves, the HTTP API, its description, forms and the client follow from it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """A noun and a verb, such as `grants.revoke`."""
     role: str
-    """The role that it needs, or any of several with bars between; empty where any principal may."""
+    """The role that it needs, or any of several with bars between; empty where any principal
+    may."""
     payload: type
     run: Callable[..., Any] | None = None
-    """`(tx, actor, asked)`; of an act that prepares, `(kernel, asked, principal)`, which returns `(tx, actor)`."""
+    """`(tx, actor, asked)`; of an act that prepares, `(kernel, asked, principal)`, which returns
+    `(tx, actor)`."""
     prepares: bool = False
     """Whether it looks at what lies outside the store before its transaction."""
     work: bool = False
@@ -108,7 +110,8 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 def act(name: str, *, role: str, **declared: Any) -> Callable[[Run], Run]:
-    """Declare an act over the function that carries it out; its payload is the type of the parameter `asked`."""
+    """Declare an act over the function that carries it out; its payload is the type of the
+    parameter `asked`."""
 
     def declare(run: Run) -> Run:
         payload = run.__globals__[run.__annotations__["asked"]]
@@ -163,7 +166,8 @@ def children_may(name: str) -> bool:
 
 @cache
 def signed_events() -> frozenset[str]:
-    """Events that only a signed act makes; from the workspace's first key on they carry its signature."""
+    """Events that only a signed act makes; from the workspace's first key on they carry its
+    signature."""
     return frozenset(event for one in all_acts().values() for event in one.makes)
 
 
@@ -186,7 +190,8 @@ def disagreement(claim: SignedEvent, statement: Mapping[str, Any]) -> str | None
 
 
 def misfit(statement: Mapping[str, Any]) -> str | None:
-    """Why a signed payload is none of its act: nothing unknown is signed along with what is asked."""
+    """Why a signed payload is none of its act: nothing unknown is signed along with what is
+    asked."""
     declared = find_act(statement["act"])
     if declared is None or declared.own:
         return None

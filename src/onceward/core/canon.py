@@ -36,12 +36,14 @@ def canonical(value: Any) -> bytes:
 
 
 def canonical_of_checked(value: Any) -> bytes:
-    """The same for a value whose every part was checked before: for what is hashed thousands of times."""
+    """The same for a value whose every part was checked before: for what is hashed thousands of
+    times."""
     return _encoder.encode(value)
 
 
 def canonical_config(value: Any) -> bytes:
-    """The same for config, which is no record and may hold finite floats: each as RFC 8785 writes it."""
+    """The same for config, which is no record and may hold finite floats: each as RFC 8785
+    writes it."""
     check(_mapped(value, lambda number: 0 if math.isfinite(number) else number))
     return _encoder.encode(_mapped(value, lambda number: msgspec.Raw(_number(number).encode())))
 
@@ -56,7 +58,8 @@ def _mapped(value: Any, convert: Callable[[float], Any]) -> Any:
 
 
 def _number(number: float) -> str:
-    """A float as ECMAScript writes it: the shortest digits, an exponent only beyond 21 places or below six zeros."""
+    """A float as ECMAScript writes it: the shortest digits, an exponent only beyond 21 places or
+    below six zeros."""
     if number == 0:
         return "0"
     sign = "-" if number < 0 else ""
@@ -73,7 +76,8 @@ def _number(number: float) -> str:
 
 
 def check(value: Any, depth: int = 0) -> None:
-    """Refuse, with the path to it, what has no canonical bytes; `depth` is how deep it will stand."""
+    """Refuse, with the path to it, what has no canonical bytes; `depth` is how deep it will
+    stand."""
     _check(value, depth)
 
 
@@ -86,7 +90,8 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def holds_nul(text: bytes) -> bool:
-    """Whether a JSON text has a NUL in it; one that only speaks of it, behind a backslash of its own, has not."""
+    """Whether a JSON text has a NUL in it; one that only speaks of it, behind a backslash of its
+    own, has not."""
     return _NUL.search(text) is not None
 
 
@@ -110,7 +115,8 @@ def bounded_bytes(data: bytes, what: str) -> bytes:
 
 
 def parse(text: bytes | str) -> Any:
-    """A JSON text as a value that `canonical` accepts; floats and repeated keys are refused with their path."""
+    """A JSON text as a value that `canonical` accepts; floats and repeated keys are refused with
+    their path."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")

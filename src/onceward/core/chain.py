@@ -49,7 +49,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def body_of(name: str, context: dict[str, Any], detail: dict[str, Any]) -> bytes:
-    """The part of an event that says what happened, as canonical bytes of values already checked."""
+    """The part of an event that says what happened, as canonical bytes of values already
+    checked."""
     return bounded_bytes(
         _encoder.encode({"context": context, "detail": detail, "event": name}), "an event"
     )

@@ -22,7 +22,8 @@ IGNORED_NAMES: Final = (
     ".ruff_cache",
     ".hypothesis",
 )
-"""What programs leave in a tree without being asked: no part of it, unless a workspace says otherwise."""
+"""What programs leave in a tree without being asked: no part of it, unless a workspace says
+otherwise."""
 
 LINK: Final = 0o120000
 """The mode of a unit that is a symbolic link: its bytes are where it leads."""
@@ -185,7 +186,8 @@ class Policy(msgspec.Struct, frozen=True):
     path: tuple[PathRule, ...] = ()
 
     def rules(self, places: Sequence[str]) -> list[PathRule]:
-        """What these places need, as seen from the workspace's own folder; the general rule first."""
+        """What these places need, as seen from the workspace's own folder; the general rule
+        first."""
         some = [rule for rule in self.path if any(_fits(place, rule.glob) for place in places)]
         return [PathRule("*", self.approvals), *some]
 
@@ -233,8 +235,8 @@ def said_of_pair(
 
 
 def _fits(place: str, glob: str) -> bool:
-    """A glob is for a place however deep it lies: whoever marks a change chooses the tree, and must not choose the
-    rules with it."""
+    """A glob is for a place however deep it lies: whoever marks a change chooses the tree, and
+    must not choose the rules with it."""
     parts = place.split("/")
     return any(fnmatch.fnmatchcase("/".join(parts[at:]), glob) for at in range(len(parts)))
 

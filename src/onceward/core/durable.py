@@ -19,7 +19,8 @@ def publish(partial: Path, path: Path) -> None:
 
 
 def write_aside(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a new file and sync it. It has no name that anybody reads until it is renamed or linked into place."""
+    """Write a new file and sync it. It has no name that anybody reads until it is renamed or
+    linked into place."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -28,7 +29,8 @@ def write_aside(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def replace(path: Path, data: bytes, *, aside: Path, mode: int = 0o600) -> None:
-    """Put a file in place whole or not at all; `aside` is where it is written first, in the same folder."""
+    """Put a file in place whole or not at all; `aside` is where it is written first, in the same
+    folder."""
     aside.unlink(missing_ok=True)
     try:
         write_aside(aside, data, mode=mode)

@@ -1,4 +1,5 @@
-"""Named crash points: one attribute test in production, armed in tests (`ONCEWARD_FAULT=name[:count]`)."""
+"""Named crash points: one attribute test in production, armed in tests
+(`ONCEWARD_FAULT=name[:count]`)."""
 
 from __future__ import annotations
 

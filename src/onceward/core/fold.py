@@ -1,7 +1,8 @@
-"""What a row is by its events: an event states the columns that its move sets, and the row is what they add up to.
+"""What a row is by its events: an event states the columns that its move sets, and the row is what
+they add up to.
 
-A lifecycle lists which columns the rest of an event states already; `unstated` is what the event has to carry besides.
-Whoever holds the events alone can make the row again: `Fold`.
+A lifecycle lists which columns the rest of an event states already; `unstated` is what the event
+has to carry besides. Whoever holds the events alone can make the row again: `Fold`.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class Stated:
     def parse(cls, table: str) -> Stated:
         """Read a table of lines `column  source  [EVENT | EVENT]`.
 
-        A source is `at`, `detail.FIELD`, `context.FIELD`, `text.FIELD` (the canonical text of a field of the detail),
-        `sha256.FIELD` (the field has the column's digest), or `= JSON`, which is the default."""
+        A source is `at`, `detail.FIELD`, `context.FIELD`, `text.FIELD` (the canonical text of a
+        field of the detail), `sha256.FIELD` (the field has the column's digest), or `= JSON`,
+        which is the default."""
         rules, defaults = [], {}
         for line in filter(None, (line.strip() for line in table.splitlines())):
             column, source, *rest = line.split(None, 2)
@@ -123,7 +125,8 @@ class Stated:
     ) -> dict[str, Any]:
         """The columns that an event has to carry, because nothing else in it states them.
 
-        `known` are columns that were set before without an event; `first` says that it is the first of its row."""
+        `known` are columns that were set before without an event; `first` says that it is the
+        first of its row."""
         stated = self.columns(said)
         if first:
             stated = {"created_at": said.at, **self.defaults, **stated}
@@ -143,7 +146,8 @@ def carry(
     first: bool,
     skipped: Callable[[str], bool],
 ) -> dict[str, Any]:
-    """What is added to the detail of a move's event: nothing, or the columns that it does not state otherwise."""
+    """What is added to the detail of a move's event: nothing, or the columns that it does not
+    state otherwise."""
     counted = {name: value for name, value in columns.items() if not skipped(name)}
     carried = stated.unstated(said, counted, known, first)
     return {CARRIED: carried} if carried else {}

@@ -1,4 +1,5 @@
-"""Text that people decide about is shown whole: what cannot be seen, or looks like a space and is none, gets a mark."""
+"""Text that people decide about is shown whole: what cannot be seen, or looks like a space and
+is none, gets a mark."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ _IGNORABLE: Final = (
     (0x1D173, 0x1D17A),
     (0xE0000, 0xE0FFF),
 )
-"""Unicode's Default_Ignorable_Code_Point (DerivedCoreProperties, 16.0) and the annotation characters: drawn as nothing."""
+"""Unicode's Default_Ignorable_Code_Point (DerivedCoreProperties, 16.0) and the annotation
+characters: drawn as nothing."""
 _BLANK: Final = frozenset({0x2800, 0xFFFC, 0x16FE4, 0x1D159})
 """Drawn as nothing, though Unicode counts them among the signs."""
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def hidden(char: str) -> bool:
-    """Whether a character cannot be seen, or is a space that is not the one of ASCII. Tabs and ends of lines are seen."""
+    """Whether a character cannot be seen, or is a space that is not the one of ASCII. Tabs and
+    ends of lines are seen."""
     code = ord(char)
     if code < 0x7F:
         return code < 0x20 and char not in "\t\n"

@@ -1,4 +1,5 @@
-"""A lifecycle as a page of data: states, arrows, the reasons each takes, the event it emits (K-3)."""
+"""A lifecycle as a page of data: states, arrows, the reasons each takes, the event it emits
+(K-3)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Machine:
 
     @classmethod
     def parse(cls, name: str, table: str, columns: str = "") -> Machine:
-        """Read a table of lines `from | from -> to  reason | reason  EVENT  [bookkeeping]`, `-` for none.
+        """Read a table of lines `from | from -> to  reason | reason  EVENT  [bookkeeping]`, `-` for
+        none.
 
         `columns` is the table of what its events state of a row; `core/fold.py` has its form."""
         arrows: list[Arrow] = []

@@ -16,7 +16,8 @@ Seconds = (
     Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_SECONDS)]
     | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,7}(\.[0-9]{1,3})?$")]
 )
-"""A time in seconds: a whole number, or text such as "0.5", because canonical bytes hold no float."""
+"""A time in seconds: a whole number, or text such as "0.5", because canonical bytes hold no
+float."""
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

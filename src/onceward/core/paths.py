@@ -1,7 +1,8 @@
 """File names as text: every name that a file can have, in exactly one spelling.
 
-A name of a file is bytes. What is readable text stands for itself. A backslash is written twice, and what is no text,
-a control character, or not in Unicode's composed form is written byte by byte as `\\xHH`."""
+A name of a file is bytes. What is readable text stands for itself. A backslash is written twice,
+and what is no text, a control character, or not in Unicode's composed form is written byte by
+byte as `\\xHH`."""
 
 from __future__ import annotations
 

@@ -39,9 +39,11 @@ class Move(msgspec.Struct, frozen=True):
     session: str | None = None
     """The session of a child: its events stand in the session's stream too."""
     opens: bool = False
-    """Its event is the first of the subject's own stream, as the rules know; the schema refuses a second first."""
+    """Its event is the first of the subject's own stream, as the rules know; the schema refuses
+    a second first."""
     about: str = ""
-    """What the event is about, for its dedupe key, where that is not the new state and its reason (K-6)."""
+    """What the event is about, for its dedupe key, where that is not the new state and its
+    reason (K-6)."""
 
     def said(self) -> dict[str, Any]:
         """The detail of its event: what the decision says, and the move itself."""
@@ -204,7 +206,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def check_name(name: str, what: str) -> str:
-    """A principal's, sink's or subject's name: short, printable, no surprises in a terminal or a path."""
+    """A principal's, sink's or subject's name: short, printable, no surprises in a terminal or a
+    path."""
     fits = (
         isinstance(name, str)
         and 1 <= len(name) <= MAX_NAME_CHARS

@@ -1,4 +1,5 @@
-"""Runs of sagas as stored: where one stands, what its actions left, and the lease it works under (S-1, S-4)."""
+"""Runs of sagas as stored: where one stands, what its actions left, and the lease it works under
+(S-1, S-4)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Run(msgspec.Struct, frozen=True):
     input: str
     """What it was given, as canonical text."""
     file: str
-    """Where its code was read, relative to the workspace's own folder; empty for what is shipped."""
+    """Where its code was read, relative to the workspace's own folder; empty for what is
+    shipped."""
     grant_id: str | None
     lease: str
     """The name of the lease that it works under."""

@@ -1,4 +1,5 @@
-"""Time and ids come in here and nowhere else: live ones, or scripted ones for deterministic runs (K-2)."""
+"""Time and ids come in here and nowhere else: live ones, or scripted ones for deterministic runs
+(K-2)."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def _uuid7(tick: int, random: int) -> str:
 
 
 def steady_micros() -> Micros:
-    """Microseconds since this machine started, sleep included: the same for all its processes, moved by nobody."""
+    """Microseconds since this machine started, sleep included: the same for all its processes,
+    moved by nobody."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 

@@ -63,7 +63,8 @@ def lock_target(plan: str, stage: str, target: str) -> str:
 
 
 def manifest_line(stage: str, target: str, outputs: str) -> bytes:
-    """A step in the list of what a build made: which, and its outputs as its checkpoint holds them."""
+    """A step in the list of what a build made: which, and its outputs as its checkpoint holds
+    them."""
     return canonical_of_checked([stage, target])[:-1] + b"," + outputs.encode() + b"]\n"
 
 

@@ -1,4 +1,5 @@
-"""Places in a tree that a change may name: how trees and paths in them are spelled, and what is never part of one."""
+"""Places in a tree that a change may name: how trees and paths in them are spelled, and what is
+never part of one."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ def is_machinery(name: str) -> bool:
 
 
 def check_link(path: str, leads_to: str) -> None:
-    """A link of a change stays inside its tree: it goes up first, no higher than the tree, and then only down. So no
-    other link on its way can lead it out."""
+    """A link of a change stays inside its tree: it goes up first, no higher than the tree, and
+    then only down. So no other link on its way can lead it out."""
     parts = leads_to.split("/")
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     down = parts[up:]

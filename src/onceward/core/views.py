@@ -1,4 +1,5 @@
-"""Views: what can be seen of a subject, typed. Commands, pages, the API and explanations are made from them."""
+"""Views: what can be seen of a subject, typed. Commands, pages, the API and explanations are
+made from them."""
 
 from __future__ import annotations
 

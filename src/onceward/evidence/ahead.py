@@ -1,4 +1,5 @@
-"""Ordered records read along with others, and sums that stand for what was seen: how `verify` does without memory."""
+"""Ordered records read along with others, and sums that stand for what was seen: how `verify`
+does without memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _SALT = LiveSources().secret().encode()
 
 
 def mark(*parts: Any) -> int:
-    """A number that stands for these parts together: sums of marks agree only where what was added does."""
+    """A number that stands for these parts together: sums of marks agree only where what was
+    added does."""
     data = msgspec.json.encode(parts)
     return int.from_bytes(hashlib.blake2b(data, key=_SALT, digest_size=12).digest(), "big")
 

@@ -1,4 +1,5 @@
-"""A bundle: one file with everything that proves a build or session, in a form that any language can check (E-2)."""
+"""A bundle: one file with everything that proves a build or session, in a form that any language
+can check (E-2)."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class BundlePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 def header(name: str, size: int) -> bytes:
-    """The one tar header that a member of this name and size can have: no time, no owner, no choice."""
+    """The one tar header that a member of this name and size can have: no time, no owner, no
+    choice."""
     told = tarfile.TarInfo(name)
     told.size = size
     return told.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
@@ -202,7 +204,8 @@ def in_order(child: ChildRecord) -> tuple[bool, int, int]:
 
 
 def line_of(record: msgspec.Struct) -> bytes:
-    """A record as a line: what is absent is left out, bytes are hex, a signature is its DSSE envelope."""
+    """A record as a line: what is absent is left out, bytes are hex, a signature is its DSSE
+    envelope."""
     if isinstance(record, Signature):
         envelope = Envelope(record.statement.encode(), record.fingerprint, record.signature)
         return canonical({"envelope": envelope.document(), "seq": record.seq}) + b"\n"

@@ -1,4 +1,5 @@
-"""`verify BUNDLE`: what the file says of itself, and what it proves to whoever has the public keys."""
+"""`verify BUNDLE`: what the file says of itself, and what it proves to whoever has the public
+keys."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def verify_bundle(
     trusted: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Findings:
-    """Everything about a bundle, with nothing but the file, the seals and the keys that are given."""
+    """Everything about a bundle, with nothing but the file, the seals and the keys that are
+    given."""
     if any(len(key.strip()) < 16 for key in trusted):
         raise InvalidConfig(
             "--key takes a fingerprint, or at least 16 of its letters", context={"field": "key"}

@@ -87,7 +87,8 @@ class ChangeStreams:
         """Entries that say that a failed verification opened them."""
         self._sweeps: dict[str, SweepRow] = {}
         self._own: list[tuple[int, str, str]] = []
-        """Approvals by authors that claim to be allowed by the settings: position, place, author."""
+        """Approvals by authors that claim to be allowed by the settings: position, place,
+        author."""
         self._policies: list[tuple[int, bool]] = []
         """From which position on authors may review, or not, by what was signed."""
         self._opened: dict[str, int] = {}
@@ -190,7 +191,8 @@ class ChangeStreams:
     ) -> None:
         actor, place = body.context.actor, f"{event.stream}#{event.seq}"
         decision_id = detail.get("decision_id", "")
-        # The version that was decided about: before the arrow of the decision itself, if it has one.
+        # The version that was decided about: before the arrow of the decision itself, if it has
+        # one.
         version = len(self._arrows) - (event.source == "change")
         self._decisions[decision_id] = _Decided(
             manifest=detail.get("manifest"),

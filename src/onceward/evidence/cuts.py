@@ -1,4 +1,5 @@
-"""Change sets, results and the pairs of signatures on them, held against events and statements (H-5, H-6, G18)."""
+"""Change sets, results and the pairs of signatures on them, held against events and statements
+(H-5, H-6, G18)."""
 
 from __future__ import annotations
 

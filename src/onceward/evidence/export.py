@@ -1,4 +1,5 @@
-"""`export`: the records of one build or session, and of nobody else, as a bundle. Same rows, same bytes (E-2)."""
+"""`export`: the records of one build or session, and of nobody else, as a bundle. Same rows,
+same bytes (E-2)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def export(
     pieces: Callable[[str], Iterator[bytes]],
     whole: bool,
 ) -> BundlePage:
-    """Write the bundle of a build, saga, session or change into a new file; `pieces` reads an artifact."""
+    """Write the bundle of a build, saga, session or change into a new file; `pieces` reads an
+    artifact."""
     if path.exists():
         raise InvalidConfig(
             f"{path} is already there; an export never overwrites",

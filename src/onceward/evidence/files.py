@@ -22,12 +22,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class StreamFiles:
-    """Holds the files of streams against their events as these come by. Made before the rows are read: whatever a file
-    has by then was committed, and what a kernel at work adds later is not looked at."""
+    """Holds the files of streams against their events as these come by. Made before the rows are
+    read: whatever a file has by then was committed, and what a kernel at work adds later is not
+    looked at."""
 
     def __init__(self, folder: Path, findings: Findings) -> None:
         self._folder, self._findings = folder, findings
-        # First up to where they are complete, then how long they are: a kernel at work writes in the other order.
+        # First up to where they are complete, then how long they are: a kernel at work writes in
+        # the other order.
         self._complete = self._watermark()
         self._sizes = (
             {path.stem: path.lstat().st_size for path in folder.glob("*.ndjson")}
@@ -57,8 +59,8 @@ class StreamFiles:
             self._fault(f"line {event.seq} is not what was recorded")
 
     def _torn(self, line: bytes, found: bytes) -> bool:
-        """Whether a file ends within a line, as a kill or a power cut leaves it: with a part of the line, and maybe with
-        zeros, where the disk had made room for bytes that never came."""
+        """Whether a file ends within a line, as a kill or a power cut leaves it: with a part of
+        the line, and maybe with zeros, where the disk had made room for bytes that never came."""
         assert self._file is not None
         if not line.startswith(found.rstrip(b"\0")):
             return False
@@ -94,9 +96,10 @@ class StreamFiles:
         self._findings.fault("file", self._name, why)
 
     def _watermark(self) -> int:
-        """Up to where the files are known to be complete: as the last kernel left them, synced, or as one at work wrote
-        them since this machine started. Files are not synced while a kernel works, so after a power cut they may lack
-        what was written; the rows have it, and the next kernel appends it."""
+        """Up to where the files are known to be complete: as the last kernel left them, synced,
+        or as one at work wrote them since this machine started. Files are not synced while a
+        kernel works, so after a power cut they may lack what was written; the rows have it, and
+        the next kernel appends it."""
         mark, seal = self._folder / ".watermark", self._folder / ".seal"
         try:
             position, *boot = mark.read_text("ascii").split()

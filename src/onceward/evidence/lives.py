@@ -25,7 +25,8 @@ def debited(debit: DebitRow) -> Debited:
 
 
 def cancel_mismatch(child: ChildRecord, asked: Sequence[str]) -> str | None:
-    """How a dispatched child's row differs from the requests to end it that its session's stream tells of.
+    """How a dispatched child's row differs from the requests to end it that its session's stream
+    tells of.
 
     A child that was only queued ends in the commit of the request, and its last event names it."""
     first, later = (asked[0], asked[1:]) if asked else (None, ())

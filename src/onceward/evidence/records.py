@@ -60,7 +60,8 @@ class Records(Protocol):
         ...
 
     def dispatched(self, session: str) -> Iterator[ChildRecord]:
-        """A session's children by their dispatch, then those that were never dispatched by their place in the queue."""
+        """A session's children by their dispatch, then those that were never dispatched by their
+        place in the queue."""
         ...
 
     def hash_at(self, stream: str, seq: int) -> bytes | None: ...
@@ -148,7 +149,8 @@ class StoreRecords:
     def told(self) -> int:
         ((count,),) = self.rows.read(
             "SELECT (SELECT count(*) FROM events) - (SELECT count(*) FROM streams s JOIN events e"
-            " ON e.stream_no = s.stream_no WHERE s.stream NOT LIKE 'session:%' AND s.stream NOT LIKE 'child:%')"
+            " ON e.stream_no = s.stream_no"
+            " WHERE s.stream NOT LIKE 'session:%' AND s.stream NOT LIKE 'child:%')"
         )
         return int(count)
 
@@ -158,7 +160,8 @@ class StoreRecords:
             after = -1
             while True:
                 page = self.rows.read(
-                    f"SELECT {', '.join(fields)}, {column} FROM urm_dispatch_token WHERE parent_session_id = ?"
+                    f"SELECT {', '.join(fields)}, {column} FROM urm_dispatch_token"
+                    " WHERE parent_session_id = ?"
                     f" AND {column} > ?{also} ORDER BY {column} LIMIT {_BATCH}",
                     (session, after),
                 )
@@ -174,7 +177,8 @@ class StoreRecords:
         if not children:
             return {}
         found = self.rows.read(
-            "SELECT t.child_id, e.body FROM urm_dispatch_token t JOIN events e ON e.position = t.position"
+            "SELECT t.child_id, e.body FROM urm_dispatch_token t"
+            " JOIN events e ON e.position = t.position"
             f" WHERE t.child_id IN ({', '.join('?' * len(children))})",
             children,
         )
@@ -185,7 +189,8 @@ class StoreRecords:
             return set()
         wanted = ", ".join(["(?, ?, ?)"] * len(places))
         found = self.rows.read(
-            f"SELECT build_id, stage, target FROM checkpoints WHERE (build_id, stage, target) IN (VALUES {wanted})",
+            "SELECT build_id, stage, target FROM checkpoints"
+            f" WHERE (build_id, stage, target) IN (VALUES {wanted})",
             [value for place in places for value in place],
         )
         return {(build, stage, target) for build, stage, target in found}
@@ -194,7 +199,8 @@ class StoreRecords:
         if not owners:
             return set()
         found = self.rows.read(
-            f"SELECT owner, name, kind, sha256 FROM artifact_refs WHERE owner IN ({', '.join('?' * len(owners))})",
+            "SELECT owner, name, kind, sha256 FROM artifact_refs"
+            f" WHERE owner IN ({', '.join('?' * len(owners))})",
             owners,
         )
         return {(owner, name, kind, sha256) for owner, name, kind, sha256 in found}

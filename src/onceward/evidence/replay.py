@@ -1,7 +1,9 @@
-"""`replay`: what follows from the records made again by the rules alone, and held against what is stored (R-1).
+"""`replay`: what follows from the records made again by the rules alone, and held against what is
+stored (R-1).
 
-Nothing is scheduled, no clock is read, no process is looked at. Facts come from the records: who asked, when, what was
-seen. The rest is made anew: phases, leases, codes, the order of dispatch, every event's bytes and hash, totals."""
+Nothing is scheduled, no clock is read, no process is looked at. Facts come from the records: who
+asked, when, what was seen. The rest is made anew: phases, leases, codes, the order of dispatch,
+every event's bytes and hash, totals."""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def replay(
 
 
 def _all(records: Records) -> Iterator[tuple[str, SessionRow | None]]:
-    """Every session with its row, in order; a build that was never begun has a stream, and no session yet."""
+    """Every session with its row, in order; a build that was never begun has a stream, and no
+    session yet."""
     rows = records.all(SessionRow)
     row = next(rows, None)
     for build in records.all(Build):

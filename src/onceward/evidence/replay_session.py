@@ -215,8 +215,8 @@ class SessionReplay:
             self._over(begun)
 
     def _check_end(self, event: Event, begun: _Begun, reason: str, fence: int) -> None:
-        """Exactly the children that were asked to end are cancelled; the next kernel ends what a dead
-        one left, as such."""
+        """Exactly the children that were asked to end are cancelled; the next kernel ends what a
+        dead one left, as such."""
         recovered = reason in ("terminated_on_restart", "lease_orphaned")
         asked = begun.token.cancel_request_id is not None
         if (reason != "cancelled" and asked and not recovered) or (
@@ -270,7 +270,8 @@ class SessionReplay:
         return move
 
     def _noted(self, event: Event, name: str, detail: dict[str, Any]) -> None:
-        """Facts that are no change of state: what a session may do and spend, what became of steps."""
+        """Facts that are no change of state: what a session may do and spend, what became of
+        steps."""
         if name in ("SESSION_OPENED", "SESSION_CHANGED"):
             self._cap = detail.get("max_active_children", 0)
             self._limits = detail.get("limits", {})
@@ -286,7 +287,8 @@ class SessionReplay:
             self._steps.note(event, decode_body(event.body))
 
     def _dispatched(self) -> None:
-        """The order of dispatch as the tokens have it, and those children that no event speaks of yet."""
+        """The order of dispatch as the tokens have it, and those children that no event speaks
+        of yet."""
         last = first = queued = dispatched = ended = 0
         for row in self.records.dispatched(self.session):
             where = f"child {row.child_id}"
@@ -305,8 +307,8 @@ class SessionReplay:
                     raise Differs(where, "cancel_request_id", row.cancel_request_id, why)
                 waits = row.attempt > 1 or row.child_id in self._held
                 if not waits and row.queue_seq < first:
-                    # A later attempt waits for its time, and some for their target (C-5); everybody else goes by their
-                    # place in the queue.
+                    # A later attempt waits for its time, and some for their target (C-5); everybody
+                    # else goes by their place in the queue.
                     raise Differs(
                         where,
                         field="queue_seq",
@@ -454,7 +456,8 @@ def _queued(row: ChildRecord) -> Token:
 
 
 def _leased(row: ChildRecord) -> Token:
-    """A child as it stood before its first event: in the queue, and with its lease if it had one."""
+    """A child as it stood before its first event: in the queue, and with its lease if it had
+    one."""
     token = _queued(row)
     if row.dispatch_seq is None:
         return token

@@ -1,4 +1,5 @@
-"""Rows of a lifecycle held against their events: every column that is evidence is what its events add up to."""
+"""Rows of a lifecycle held against their events: every column that is evidence is what its
+events add up to."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class FoldedRows:
         eventless: Callable[[Any], None] | None = None,
         told_elsewhere: Sequence[str] = (),
     ) -> None:
-        """`told_elsewhere` are columns that events of other streams tell of, as long as the row is not terminal."""
+        """`told_elsewhere` are columns that events of other streams tell of, as long as the row
+        is not terminal."""
         self.table = LIFECYCLES[lifecycle]
         self._findings, self._counted, self._rule = findings, counted, rule
         self._eventless = eventless or self._fault_of_eventless

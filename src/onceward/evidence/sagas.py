@@ -40,8 +40,8 @@ class Sagas:
         """The grant that the run works under."""
         self._shape: Shape | None = None
         self._told: dict[tuple[str, str], tuple[str, str] | None] = {}
-        """What the run's events say of its steps, by step and side: the outputs and the child of one
-        that was done, None for one that failed."""
+        """What the run's events say of its steps, by step and side: the outputs and the child of
+        one that was done, None for one that failed."""
         self._audits: dict[str, Audit] = {}
         """The audit rows that events tell of."""
 

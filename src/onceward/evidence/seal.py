@@ -1,4 +1,5 @@
-"""Seals: the heads of all streams as one Merkle root (RFC 9162), signed, so that a cut tail is found too (E-3, X60)."""
+"""Seals: the heads of all streams as one Merkle root (RFC 9162), signed, so that a cut tail is
+found too (E-3, X60)."""
 
 from __future__ import annotations
 
@@ -42,8 +43,10 @@ def heads_at(rows: Reads, position: int) -> Iterator[SealedHead]:
     after = ""
     while True:
         page = rows.read(
-            "SELECT s.stream, (SELECT e.seq FROM events e WHERE e.stream_no = s.stream_no AND e.position <= ?"
-            " ORDER BY e.seq DESC LIMIT 1), (SELECT e.hash FROM events e WHERE e.stream_no = s.stream_no"
+            "SELECT s.stream, (SELECT e.seq FROM events e"
+            " WHERE e.stream_no = s.stream_no AND e.position <= ?"
+            " ORDER BY e.seq DESC LIMIT 1), (SELECT e.hash FROM events e"
+            " WHERE e.stream_no = s.stream_no"
             " AND e.position <= ? ORDER BY e.seq DESC LIMIT 1) FROM streams s WHERE s.stream > ?"
             " ORDER BY s.stream LIMIT ?",
             (position, position, after, _PAGE),
@@ -107,7 +110,8 @@ def seal_said(predicate: Any) -> dict[str, Any]:
 
 
 class Since(msgspec.Struct, frozen=True):
-    """That an older seal is one of those this one knows of, and that what the older knew is the beginning of it."""
+    """That an older seal is one of those this one knows of, and that what the older knew is the
+    beginning of it."""
 
     index: int
     inclusion: list[str]
@@ -115,7 +119,8 @@ class Since(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """A seal as it is kept elsewhere: the signed statement, its key, the heads, and the way from an older one."""
+    """A seal as it is kept elsewhere: the signed statement, its key, the heads, and the way from
+    an older one."""
 
     envelope: Envelope
     public: bytes
@@ -166,7 +171,8 @@ def read_receipt(data: bytes, name: str) -> Receipt:
 
 
 def since(older: Receipt, before: Sequence[str]) -> Since:
-    """The way from an older seal to the log of all seals until now; INTEGRITY_FAULT if it is not among them."""
+    """The way from an older seal to the log of all seals until now; INTEGRITY_FAULT if it is not
+    among them."""
     leaves = [bytes.fromhex(one) for one in before]
     size = older.said["log"]["size"]
     if size >= len(before) or before[size] != older.envelope.statement_hash:
@@ -178,7 +184,8 @@ def since(older: Receipt, before: Sequence[str]) -> Since:
 
 
 def follows(older: Receipt, newer: Receipt) -> bool:
-    """Whether a newer seal knows of an older one, and of all that the older knew: shown by the two files alone."""
+    """Whether a newer seal knows of an older one, and of all that the older knew: shown by the
+    two files alone."""
     way, old, new = newer.since, older.said["log"], newer.said["log"]
     if (
         way is None

@@ -1,4 +1,5 @@
-"""Making a seal: whoever asks computes the heads and signs them; the kernel computes them again before it believes."""
+"""Making a seal: whoever asks computes the heads and signs them; the kernel computes them again
+before it believes."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from onceward.store.transaction import Transaction
 
 
 def prepare(rows: Reads, signer: Signer, older: Receipt | None = None) -> Receipt:
-    """The seal of everything there is now, signed but not yet recorded; with the way from an older one that it is to
-    take the place of."""
+    """The seal of everything there is now, signed but not yet recorded; with the way from an
+    older one that it is to take the place of."""
     position = last_position(rows)
     before = [seal.statement_hash for seal in all_seals(rows)]
     heads = list(heads_at(rows, position))

@@ -164,7 +164,8 @@ class Selection:
         if self.seal:
             signers.add(self.seal[1])
         while self._signed or signers:
-            # Who signed needs a key, a key comes and goes by an event, and somebody signed that too.
+            # Who signed needs a key, a key comes and goes by an event, and somebody signed that
+            # too.
             for hash_ in self._signed - signatures.keys():
                 signature = find_signature(rows, hash_)
                 if signature is not None:
@@ -190,7 +191,8 @@ class Selection:
                 yield from filter(None, [event.facts()["context"].get("signed")])
 
     def _seal(self) -> tuple[bytes, str] | None:
-        """The newest seal, if it knows the whole stream of the subject: with the proof that it does."""
+        """The newest seal, if it knows the whole stream of the subject: with the proof that it
+        does."""
         rows, stream = self.rows.rows, self.stream
         newest = newest_seal(rows)
         signed = find_signature(rows, newest.statement_hash) if newest is not None else None
@@ -211,7 +213,8 @@ class Selection:
         return canonical(document), signed.fingerprint
 
     def events(self) -> Iterator[Event]:
-        """Own streams by name, then what the workspace's stream says of the keys and signatures that are here."""
+        """Own streams by name, then what the workspace's stream says of the keys and signatures
+        that are here."""
         rows = self.rows.rows
         names = sorted(f"child:{child.child_id}" for child in self.children)
         for start in range(0, len(names), _BATCH):

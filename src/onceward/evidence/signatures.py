@@ -1,4 +1,5 @@
-"""Keys, roles and signatures, followed through the workspace's stream: who could sign what at which place (X52-X54)."""
+"""Keys, roles and signatures, followed through the workspace's stream: who could sign what at
+which place (X52-X54)."""
 
 from __future__ import annotations
 
@@ -91,11 +92,13 @@ class SignatureCheck:
         self._pairs[statement] = said
 
     def look_at(self, event: Event, body: EventBody) -> None:
-        """An event that somebody asked for names the statement; one that names a statement is what it asked for."""
+        """An event that somebody asked for names the statement; one that names a statement is
+        what it asked for."""
         context, place = body.context, f"{event.stream}#{event.seq}"
         if not context.signed:
             if body.event == "ENTRY_MARKED" and body.detail.escalates:
-                # Nobody asked for it: it came with a verification that failed, and that one is signed.
+                # Nobody asked for it: it came with a verification that failed, and that one is
+                # signed.
                 return
             if self._begun is not None and event.position >= self._begun:
                 self._findings.fault("signature", place, f"nobody signed for {body.event}")
@@ -229,7 +232,8 @@ class SignatureCheck:
     def _read(
         self, statement: dict[str, Any], key: KeyRow, detail: Detail, row: Signature
     ) -> str | None:
-        """The bytes are genuine: hold what they say against what the records say, field by field."""
+        """The bytes are genuine: hold what they say against what the records say, field by
+        field."""
         try:
             predicate = statement["predicate"]
             signed_for = (
@@ -377,7 +381,8 @@ class SignatureCheck:
                 )
 
     def _check_seals(self) -> None:
-        """Every seal that was signed is there, says what was signed, and knows of those before it."""
+        """Every seal that was signed is there, says what was signed, and knows of those before
+        it."""
         rows = list(self._records.all(SealRow))
         log = MerkleTree()
         for number, (row, signed) in enumerate(zip_longest(rows, self._seals), 1):

@@ -32,7 +32,8 @@ TOLD: Final = frozenset(
         "APPROVAL_REFUSED",
     }
 )
-"""The events of a session that speak of steps which no child of it made, or that a person decided about."""
+"""The events of a session that speak of steps which no child of it made, or that a person
+decided about."""
 
 
 class StepHistory:
@@ -45,7 +46,8 @@ class StepHistory:
         self._doubted: set[str] = set()
         self._unrun: set[str] = set()
         self._late: set[tuple[Any, ...]] = set()
-        """Step, child, context, outputs, code and environment of results that came after their child's end."""
+        """Step, child, context, outputs, code and environment of results that came after their
+        child's end."""
         self._wanted: dict[tuple[str, str], tuple[str, int]] = {}
         self._decided: dict[tuple[str, str], tuple[Any, ...]] = {}
         self.made: str | None = None
@@ -247,7 +249,8 @@ _FIELDS = ("name", "kind", "sha256", "size")
 
 
 def body_of(body: bytes) -> dict[str, Any]:
-    """An event as values; nothing where it cannot be read, which the pass over the events tells of."""
+    """An event as values; nothing where it cannot be read, which the pass over the events tells
+    of."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

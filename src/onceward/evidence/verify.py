@@ -1,4 +1,5 @@
-"""`verify`: everything that is recorded held against everything else, offline, each fault by its rule (E-1)."""
+"""`verify`: everything that is recorded held against everything else, offline, each fault by its
+rule (E-1)."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def _totals(records: Records, findings: Findings, walk: Walk) -> None:
 def _check_limits(
     totals: Mapping[tuple[str, str], LaneTotal], findings: Findings, walk: Walk
 ) -> None:
-    """Every lane with a limit has a total, and every total the limit that its session's events say."""
+    """Every lane with a limit has a total, and every total the limit that its session's events
+    say."""
     for session, limits in walk.limits.items():
         for lane in limits:
             if (session, lane) not in totals:
@@ -252,7 +254,8 @@ def _refs(records: Records, findings: Findings) -> None:
 
 
 def _requests(records: StoreRecords, findings: Findings, walk: Walk) -> None:
-    """Every request is what it was asked with; every answer is what its event says, and no answer is gone."""
+    """Every request is what it was asked with; every answer is what its event says, and no
+    answer is gone."""
     left = walk.answered
     for request in records.all(Ledger):
         findings.count("requests")
@@ -289,8 +292,8 @@ def _name_answers(records: StoreRecords, findings: Findings) -> None:
 
 
 def _count_events(rows: Reads, first: int, last: int, names: Sequence[str] | None) -> int:
-    """How many events there are from one place to another, of some names or, without any, of all. A child's own copies
-    are for nobody: its session's are."""
+    """How many events there are from one place to another, of some names or, without any, of
+    all. A child's own copies are for nobody: its session's are."""
     if names == []:
         return 0
     also = f" AND ({' OR '.join(['e.body LIKE ?'] * len(names))})" if names else ""
@@ -304,7 +307,8 @@ def _count_events(rows: Reads, first: int, last: int, names: Sequence[str] | Non
 
 def _count_posted(rows: Reads, first: int, last: int, sink: str) -> int:
     ((count,),) = rows.read(
-        "SELECT (SELECT count(*) FROM event_outbox WHERE sink = ? AND position >= ? AND position < ?)"
+        "SELECT (SELECT count(*) FROM event_outbox"
+        " WHERE sink = ? AND position >= ? AND position < ?)"
         " + (SELECT count(*) FROM outbox_used WHERE sink = ? AND position >= ? AND position < ?)",
         (sink, first, last, sink, first, last),
     )
@@ -325,7 +329,8 @@ def _outbox(records: StoreRecords, findings: Findings, walk: Walk) -> None:
                     f"of {wanted:,} events since number {first:,} {found:,} were delivered or wait to be",
                 )
     lost = records.rows.read(
-        "SELECT o.sink, o.position FROM event_outbox o LEFT JOIN events e ON e.position = o.position"
+        "SELECT o.sink, o.position FROM event_outbox o"
+        " LEFT JOIN events e ON e.position = o.position"
         " WHERE e.position IS NULL ORDER BY o.sink, o.position LIMIT 100"
     )
     for sink, position in lost:

@@ -1,4 +1,5 @@
-"""One pass over every event: chains, histories, and what the rest of the records must agree with, in flat memory."""
+"""One pass over every event: chains, histories, and what the rest of the records must agree
+with, in flat memory."""
 
 from __future__ import annotations
 
@@ -81,12 +82,14 @@ class Walk:
         self.late: dict[str, int] = {}
         """The same of what was debited for children after their end."""
         self.after_end: dict[str, dict[str, int]] = {}
-        """By build and lane what was debited after its own end, and so is not in what was signed then."""
+        """By build and lane what was debited after its own end, and so is not in what was signed
+        then."""
         self.open: set[str] = set()
         """Children that have not ended."""
         self._copies: dict[str, int] = {}
         self._debits: list[tuple[str, str, int]] = []
-        """Children that spent something, and what their last event says of their debits, and when."""
+        """Children that spent something, and what their last event says of their debits, and
+        when."""
         self.minted: dict[str, PermitRow] = {}
         self._tokens_of: dict[str, list[str]] = {}
         """The confirmation tokens of each build, the newest last."""
@@ -110,7 +113,8 @@ class Walk:
         self._lasting: list[tuple[int, int]] = []
         """From which position on confirmation tokens are valid for how many seconds."""
         self._confirmations: list[tuple[int, str, int]] = []
-        """Tokens that somebody asked for: where, which, and for how many microseconds it is good."""
+        """Tokens that somebody asked for: where, which, and for how many microseconds it is
+        good."""
         self._seen, self._newest = 0, 0
 
     def run(self) -> None:
@@ -283,7 +287,8 @@ class Walk:
             self._of_permit(stream.subject, event, body)
 
     def _of_permit(self, build: str, event: Event, body: EventBody) -> None:
-        """A confirmation token as the events tell of it: minted, made void by the next one, used."""
+        """A confirmation token as the events tell of it: minted, made void by the next one,
+        used."""
         detail = body.detail
         if body.event not in ("BUILD_PAUSED", "CONFIRMATION_MINTED"):
             used = self.minted.get(detail.permit_id)
@@ -385,7 +390,8 @@ class Walk:
         self._check_dispatch(stream, session)
 
     def _check_dispatch(self, stream: Stream, session: SessionRow) -> None:
-        """Children went by their place in the queue; the session knows the highest numbers it gave."""
+        """Children went by their place in the queue; the session knows the highest numbers it
+        gave."""
         last = first = queued = 0
         for row in self.records.dispatched(session.session_id):
             queued = max(queued, row.queue_seq)
@@ -557,7 +563,8 @@ class Stream:
         self.at = event.at
 
     def move(self, machine: Machine, event: Event, body: EventBody, findings: Findings) -> None:
-        """The event must be an arrow of the machine that follows the last one; silent moves may lie between."""
+        """The event must be an arrow of the machine that follows the last one; silent moves may
+        lie between."""
         detail = body.detail
         source = detail.came_from or "new"
         arrow = machine.find(source, detail.to or "", detail.reason)

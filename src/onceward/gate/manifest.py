@@ -49,8 +49,8 @@ def manifest_hash(metrics: Mapping[str, Sequence[LockedFixture]], runs: int = RU
 
 
 def read_manifest(data: bytes, what: str, expected: str = "", whole: bool = True) -> GateManifest:
-    """A manifest whose hash is its own and, where somebody kept it elsewhere, the one that was kept. One that is not
-    `whole` may still lack fixtures for a metric."""
+    """A manifest whose hash is its own and, where somebody kept it elsewhere, the one that was
+    kept. One that is not `whole` may still lack fixtures for a metric."""
     try:
         found = msgspec.convert(parse(data), GateManifest)
     except (msgspec.ValidationError, InvalidConfig) as error:
@@ -234,7 +234,8 @@ def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def report(
     manifest: GateManifest, judged: Sequence[Judged], runs: Sequence[Mapping[str, str]], store: str
 ) -> dict[str, Any]:
-    """`stop_gate_metrics@1`: the same for the same code and fixtures, whenever and wherever it is made."""
+    """`stop_gate_metrics@1`: the same for the same code and fixtures, whenever and wherever it
+    is made."""
     metrics = {}
     for metric in METRICS:
         own = [one for one in judged if one.metric == metric]

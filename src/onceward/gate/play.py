@@ -1,4 +1,5 @@
-"""A fixture played to its end: its transcript, and what replay and verify say of the records it left."""
+"""A fixture played to its end: its transcript, and what replay and verify say of the records it
+left."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Play(msgspec.Struct, frozen=True):
 
 
 def play(fixture: Fixture, scratch: Scratch) -> Play:
-    """Play a fixture in a store of its own, then replay what it left: from the rows, and from a bundle of them."""
+    """Play a fixture in a store of its own, then replay what it left: from the rows, and from a
+    bundle of them."""
     sources = ScriptedSources(fixture.start, 0, fixture.seed)
     database = scratch.database(sources)
     load(database, fixture)
@@ -131,7 +133,8 @@ def _plain(value: Value) -> Any:
 
 
 def judge_records(rows: Reads, folder: Path, bundles: bool = True) -> tuple[ReplayResult, str]:
-    """Replay the rows, and a bundle of each session in another folder: all to the same end, and nothing at fault."""
+    """Replay the rows, and a bundle of each session in another folder: all to the same end, and
+    nothing at fault."""
     records = StoreRecords(rows)
     again = replay(records)
     if again.difference is not None:

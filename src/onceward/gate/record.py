@@ -20,7 +20,8 @@ from onceward.scratch import Scratches
 
 
 def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
-    """A fixture with the transcript it comes to, twice the same; refused where its records do not agree."""
+    """A fixture with the transcript it comes to, twice the same; refused where its records do
+    not agree."""
     with scratches() as scratch:
         first = play(fixture, scratch)
     with scratches() as scratch:
@@ -41,8 +42,8 @@ def lock(fixture: Fixture, scratches: Scratches) -> tuple[Fixture, Play]:
 
 
 def write(path: Path, metric: str, fixture: Fixture, played: Play) -> bool:
-    """Put a fixture beside its manifest and lock it there; whether the manifest has changed. What could not be read
-    back is not written, and what is not there any more is not listed."""
+    """Put a fixture beside its manifest and lock it there; whether the manifest has changed.
+    What could not be read back is not written, and what is not there any more is not listed."""
     read_fixture(written(fixture), fixture.name)
     metrics = {name: list(entries) for name, entries in listed(path).items()}
     file = f"{fixture.name}.json"
@@ -82,13 +83,15 @@ def locked(path: Path) -> Iterator[tuple[str, Fixture]]:
 
 
 def told(records: Records, session: str, name: str, about: str) -> Fixture:
-    """A session that ran, as a script: the same children, spending, cancels, crashes and ends in the same order."""
+    """A session that ran, as a script: the same children, spending, cancels, crashes and ends in
+    the same order."""
     ops = list(Telling(records, session).ops())
     return Fixture(schema=SCHEMA, name=name, about=about, script=ops, seed=session)
 
 
 def require_told(fixture: Fixture) -> None:
-    """A session that is told must have happened so: a line that came to nothing tells something else."""
+    """A session that is told must have happened so: a line that came to nothing tells something
+    else."""
     for number, line in enumerate(fixture.expected[: len(fixture.script)], 1):
         is_debit = isinstance(fixture.script[number - 1], script.Debit)
         if '"skipped"' in line or ('"refused"' in line and not is_debit):

@@ -1,4 +1,5 @@
-"""`gate run`: every locked fixture executed in three fresh processes, each in a world of its own (R-2, X34)."""
+"""`gate run`: every locked fixture executed in three fresh processes, each in a world of its own
+(R-2, X34)."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ WORLDS: Final[Sequence[Mapping[str, str]]] = (
 )
 """What differs from run to run, beside the process, its folder and the order of fixtures."""
 _PATIENCE: Final = 30.0
-"""How long a run may take, and two seconds more for each fixture: one that does not end has failed."""
+"""How long a run may take, and two seconds more for each fixture: one that does not end has
+failed."""
 
 
 def run(path: Path, expected: str, store: str) -> dict[str, Any]:
@@ -87,7 +89,8 @@ def _judged(
 
 
 def _worlds(folder: Path, fixtures: Sequence[str], store: str) -> list[dict[str, Outcome]]:
-    """All runs, at the same time; the last two in another order, so that nothing may lean on what came before."""
+    """All runs, at the same time; the last two in another order, so that nothing may lean on
+    what came before."""
     orders = [list(fixtures), list(reversed(fixtures)), [*fixtures[1::2], *fixtures[::2]]]
     with tempfile.TemporaryDirectory(prefix="onceward-gate-") as scratch:
         started = []

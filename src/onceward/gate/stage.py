@@ -1,6 +1,8 @@
-"""The real engine under a script: its transactions called one by one, with a clock and ids that the script has.
+"""The real engine under a script: its transactions called one by one, with a clock and ids that the
+script has.
 
-What a coordinator's threads do is done here in the order of the script; nothing of the engine is replaced."""
+What a coordinator's threads do is done here in the order of the script; nothing of the engine is
+replaced."""
 
 from __future__ import annotations
 
@@ -260,7 +262,8 @@ class ScriptStage:
         store = Store(self.database, self.sources)
         with store.read() as rows:
             found = rows.read(
-                "SELECT child_id, predecessor, attempt FROM urm_dispatch_token WHERE predecessor IS NOT NULL"
+                "SELECT child_id, predecessor, attempt FROM urm_dispatch_token"
+                " WHERE predecessor IS NOT NULL"
                 " ORDER BY attempt, child_id"
             )
         store.close()

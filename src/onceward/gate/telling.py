@@ -21,8 +21,8 @@ _RECOVERED: Final = ("terminated_on_restart", "lease_orphaned")
 
 
 class Telling:
-    """What happened, in order. Later attempts that the session itself made are made again by the engine; those of a
-    build's steps are children of their own."""
+    """What happened, in order. Later attempts that the session itself made are made again by the
+    engine; those of a build's steps are children of their own."""
 
     def __init__(self, records: Records, session: str) -> None:
         self.records, self.session = records, session

@@ -1,5 +1,5 @@
-"""Several callers at once, let to the store one at a time in an order that a script has: an interleaving that can be
-played again."""
+"""Several callers at once, let to the store one at a time in an order that a script has: an
+interleaving that can be played again."""
 
 from __future__ import annotations
 

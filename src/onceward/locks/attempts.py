@@ -1,4 +1,5 @@
-"""Acquire in a thread for a coroutine that may be cancelled: a claim nobody waits for is given back."""
+"""Acquire in a thread for a coroutine that may be cancelled: a claim nobody waits for is given
+back."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from onceward.locks.claims import Claim
 async def acquire_in_thread(
     acquire: Callable[[], Claim], release: Callable[[Claim], object]
 ) -> Claim:
-    """Run `acquire` in a thread, because it syncs a file; release its claim if the wait is cancelled."""
+    """Run `acquire` in a thread, because it syncs a file; release its claim if the wait is
+    cancelled."""
     attempt = _Attempt(acquire, release)
     try:
         return await asyncio.to_thread(attempt.run)
@@ -22,7 +24,8 @@ async def acquire_in_thread(
 
 
 class _Attempt:
-    """One try. The thread and the event loop's thread meet here: whoever comes second gives it back."""
+    """One try. The thread and the event loop's thread meet here: whoever comes second gives it
+    back."""
 
     def __init__(self, acquire: Callable[[], Claim], release: Callable[[Claim], object]) -> None:
         self._acquire, self._release = acquire, release

@@ -31,12 +31,14 @@ _FIELDS = {
     "lockPath": str,
 }
 _NOT_READABLE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV)
-"""Errors of opening that say something about the file; every other one is the system's own trouble."""
+"""Errors of opening that say something about the file; every other one is the system's own
+trouble."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The content of a lock file. `nonce` is the authority to release it; the rest says who holds it."""
+    """The content of a lock file. `nonce` is the authority to release it; the rest says who
+    holds it."""
 
     target: str
     pid: int

@@ -1,4 +1,5 @@
-"""The files of a lock folder: complete, synced and locked before they have their name; leftovers go."""
+"""The files of a lock folder: complete, synced and locked before they have their name; leftovers
+go."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def guard(folder: Path, target: str, seconds: float) -> Iterator[bool]:
-    """The permanent guard file of a target, locked by the system: a process that dies inside frees it.
+    """The permanent guard file of a target, locked by the system: a process that dies inside frees
+    it.
 
     Yields whether it was got within so many seconds: whoever has it may be stopped."""
     descriptor = _open_guard(folder / GUARDS / target)

@@ -21,7 +21,8 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process among all processes of all boots: a pid alone is reused. A fact nobody knows is empty."""
+    """A process among all processes of all boots: a pid alone is reused. A fact nobody knows is
+    empty."""
 
     hostname: str
     machine_id: str
@@ -36,7 +37,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ProcessVerdict:
-    """Whether a process lives, and how we know. Only `dead` is proof; everything else counts as alive."""
+    """Whether a process lives, and how we know. Only `dead` is proof; everything else counts as
+    alive."""
 
     liveness: Liveness
     why: str
@@ -54,7 +56,8 @@ def own_identity() -> Identity:
 
 
 def judge(holder: Identity, here: Identity, kill: Kill = os.kill) -> ProcessVerdict:
-    """Whether `holder` is provably gone, judged from `here`. What cannot be proved counts as alive."""
+    """Whether `holder` is provably gone, judged from `here`. What cannot be proved counts as
+    alive."""
     if holder.hostname != here.hostname:
         return ProcessVerdict("alive", f"it is on another machine, {holder.hostname}")
     if not holder.on_machine_of(here):
@@ -127,7 +130,8 @@ def ended(pid: int) -> bool:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19] start."""
+    """The fields of /proc/PID/stat from the state on: [0] state, [1] parent, [3] session, [19]
+    start."""
     # The command stands in brackets and may itself hold brackets and blanks.
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
@@ -141,7 +145,8 @@ def _read(file: str) -> str:
 
 @lru_cache(maxsize=1)
 def exe_sha256() -> str:
-    """The digest of this program: its package's files and the interpreter's version, once per process."""
+    """The digest of this program: its package's files and the interpreter's version, once per
+    process."""
     root = Path(__file__).resolve().parent.parent
     total = sha256(sys.version.encode())
     for file in sorted(root.rglob("*")):

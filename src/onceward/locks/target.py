@@ -43,7 +43,8 @@ from onceward.locks.identity import (
 Released = Literal["released", "not-owned", "absent"]
 
 GUARD_SECONDS: Final = 1.0
-"""How long to wait for a guard that is normally held for microseconds: its holder may be stopped."""
+"""How long to wait for a guard that is normally held for microseconds: its holder may be
+stopped."""
 
 
 class TargetLock:
@@ -62,7 +63,8 @@ class TargetLock:
         hostname: str | None = None,
         kill: Kill = os.kill,
     ) -> None:
-        # Made absolute here: after a chdir a relative folder would be another one, with other claims.
+        # Made absolute here: after a chdir a relative folder would be another one, with other
+        # claims.
         self.folder = Path(folder).absolute()
         self._in_workspace = in_workspace
         self._now = now or _utc_now
@@ -92,7 +94,8 @@ class TargetLock:
             time.sleep(min(next(pauses), left))
 
     async def acquire_async(self, target: str, timeout: float = 0.0) -> Claim:
-        """`acquire` for a coroutine: the event loop goes on, and a cancelled wait keeps no claim."""
+        """`acquire` for a coroutine: the event loop goes on, and a cancelled wait keeps no
+        claim."""
         import asyncio
 
         from onceward.locks.attempts import acquire_in_thread
@@ -134,7 +137,8 @@ class TargetLock:
             self.release(claim)
 
     def release(self, claim: Claim) -> Released:
-        """Give a target back, if its file still carries the claim's nonce; never touch a successor's.
+        """Give a target back, if its file still carries the claim's nonce; never touch a
+        successor's.
 
         The claim is the authority: any object or process that was handed it may release it."""
         path = self.path_of(claim.target)
@@ -163,8 +167,9 @@ class TargetLock:
     def _surrender(self, path: Path, claim: Claim) -> Released:
         """Write into the claim's own file that it was given back: its place cannot be emptied now.
 
-        A process that is stopped inside the guard may be about to unlink what it compared before, so
-        unlinking beside it could hit a successor. Our own file can be written to at any time."""
+        A process that is stopped inside the guard may be about to unlink what it compared
+        before, so unlinking beside it could hit a successor. Our own file can be written to at
+        any time."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -184,7 +189,8 @@ class TargetLock:
         return "released"
 
     def forget(self, claim: Claim) -> None:
-        """Close our descriptor without touching the file: the lock lives on in whoever inherited it."""
+        """Close our descriptor without touching the file: the lock lives on in whoever inherited
+        it."""
         held = _held.pop((claim.path, claim.nonce), None)
         if held is not None:
             held.close()
@@ -246,7 +252,8 @@ class TargetLock:
         return verdict
 
     def clear(self, target: str, nonce: str | None) -> Released:
-        """Remove a claim on a person's word: only the one they saw, and never one that still lives."""
+        """Remove a claim on a person's word: only the one they saw, and never one that still
+        lives."""
         path = self.path_of(target)
         try:
             read_lock_file(path, target)
@@ -292,7 +299,8 @@ class TargetLock:
         return self._publish(claim) or self._contend(claim)
 
     def _yield_to_the_living(self, path: Path, target: str) -> None:
-        """A file that is there and locked by somebody says all that a failed create would, and is cheaper to ask."""
+        """A file that is there and locked by somebody says all that a failed create would, and
+        is cheaper to ask."""
         try:
             file = read_lock_file(path, target)
         except FileNotFoundError:
@@ -349,7 +357,8 @@ class TargetLock:
 
     @contextmanager
     def _marked(self, path: Path, dead: Claim | None) -> Iterator[None]:
-        """The seed's marker, for those who look at the folder; the guard is what excludes others."""
+        """The seed's marker, for those who look at the folder; the guard is what excludes
+        others."""
         marker = Path(f"{path}.reclaim")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
@@ -438,7 +447,8 @@ class TargetLock:
         return files.guard(self.folder, target, GUARD_SECONDS if wait else 0.0)
 
     def _unheld(self, path: Path) -> bool:
-        """Whether nobody has the claim's file locked: neither its holder nor a child that inherited it."""
+        """Whether nobody has the claim's file locked: neither its holder nor a child that
+        inherited it."""
         try:
             return not read_lock_file(path, path.name.removesuffix(SUFFIX)).held
         except FileNotFoundError:

@@ -1,4 +1,5 @@
-"""Watch before release (L-11): a lock is given back on an observation, never blind, and at most once."""
+"""Watch before release (L-11): a lock is given back on an observation, never blind, and at most
+once."""
 
 from __future__ import annotations
 
@@ -119,9 +120,11 @@ def watch_and_release(
     timeout: float | None = None,
     grace: float = 5.0,
 ) -> Settled:
-    """Give a target back when its child is observed to have ended, to be ready, or not to have started.
+    """Give a target back when its child is observed to have ended, to be ready, or not to have
+    started.
 
-    A child whose end is not observed keeps the target: the claim stays, and the child holds its descriptor."""
+    A child whose end is not observed keeps the target: the claim stays, and the child holds its
+    descriptor."""
     ended = watch(child, timeout, grace)
     if ended.retained:
         said = f"the child did not end within {grace:g} s of being killed; {claim.target} stays held at {claim.path}"
@@ -130,7 +133,8 @@ def watch_and_release(
 
 
 class Popened:
-    """A plain `subprocess.Popen` to watch; `ready` is a descriptor that becomes readable when the child is."""
+    """A plain `subprocess.Popen` to watch; `ready` is a descriptor that becomes readable when
+    the child is."""
 
     def __init__(self, process: subprocess.Popen[bytes], ready: int | None = None) -> None:
         self._process, self._ready = process, ready

@@ -1,4 +1,5 @@
-"""When a writer lock may be taken over: a pure judgement of what is known about its holder (L-21)."""
+"""When a writer lock may be taken over: a pure judgement of what is known about its holder
+(L-21)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Backups: one SQLite file whatever the store, so that a backup is also the way from one store to the other."""
+"""Backups: one SQLite file whatever the store, so that a backup is also the way from one store
+to the other."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def examine_store(
     verify: Callable[[], Findings],
     seal_file: Path | None = None,
 ) -> list[CheckResult]:
-    """Every check of a workspace; one that cannot be made is itself a finding. `verify` is what `onceward verify` does:
-    the two never disagree."""
+    """Every check of a workspace; one that cannot be made is itself a finding. `verify` is what
+    `onceward verify` does: the two never disagree."""
     checks: list[CheckResult] = []
     for look in (
         _database,

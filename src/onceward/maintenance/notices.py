@@ -1,7 +1,8 @@
-"""Tells people that they are needed: a build paused or failed, a step waits for approval or is in doubt, a
-saga is stuck, changes wait for review, one failed its verification.
+"""Tells people that they are needed: a build paused or failed, a step waits for approval or is in
+doubt, a saga is stuck, changes wait for review, one failed its verification.
 
-A notice is an event like any other on its way out: it commits with what it tells of, and goes out at least once."""
+A notice is an event like any other on its way out: it commits with what it tells of, and goes
+out at least once."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def _what_happened(event: str, detail: Mapping[str, Any]) -> str:
 
 
 class CommandNotice:
-    """Runs a command for each notice: the text in ONCEWARD_NOTICE, all of it as JSON on its standard input."""
+    """Runs a command for each notice: the text in ONCEWARD_NOTICE, all of it as JSON on its
+    standard input."""
 
     def __init__(self, name: str, argv: Sequence[str], folder: Path, store: Store) -> None:
         self.name, self._argv, self._folder, self._store = name, list(argv), folder, store

@@ -1,1 +1,2 @@
-"""People and their authority: principals, keys, what they sign, and what a child may do in its own name."""
+"""People and their authority: principals, keys, what they sign, and what a child may do in its
+own name."""

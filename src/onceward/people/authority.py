@@ -1,8 +1,9 @@
-"""Who may do what, by what was signed: rows are only the way to find an event, and an event counts only where a genuine
-statement asked for it (H-5).
+"""Who may do what, by what was signed: rows are only the way to find an event, and an event counts
+only where a genuine statement asked for it (H-5).
 
-The workspace's stream is folded into keys and roles, place by place. A change of either that nobody who might has signed is
-passed over: whoever can write rows without a trusted key gains nothing by it."""
+The workspace's stream is folded into keys and roles, place by place. A change of either that
+nobody who might has signed is passed over: whoever can write rows without a trusted key gains
+nothing by it."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class Doubt(Exception):
 
 
 def require_life(machine: Machine, events: list[Event]) -> None:
-    """A subject's moves follow one another as its machine allows, and none follows twice from the same statement."""
+    """A subject's moves follow one another as its machine allows, and none follows twice from
+    the same statement."""
     state, version = NEW, 0
     followed: set[tuple[str, str]] = set()
     for event in events:
@@ -96,7 +98,8 @@ def require_life(machine: Machine, events: list[Event]) -> None:
 
 
 class Authority:
-    """Keys and roles of a workspace as its own stream gave them, up to the place that was read last."""
+    """Keys and roles of a workspace as its own stream gave them, up to the place that was read
+    last."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -122,10 +125,12 @@ class Authority:
         self._hashes: list[bytes] = []
         """The hash of every event that was read; a statement names the one it was signed after."""
         self._followed: set[tuple[str, str]] = set()
-        """Statements that were followed, each with the event that did: the same one is not done twice."""
+        """Statements that were followed, each with the event that did: the same one is not done
+        twice."""
 
     def require(self, rows: Reads, name: str, role: str) -> Principal:
-        """The principal, if its rows are what signed acts made them, and it may act in this role."""
+        """The principal, if its rows are what signed acts made them, and it may act in this
+        role."""
         self.vouch(rows, name)
         return authorize(rows, name, role)
 
@@ -137,7 +142,8 @@ class Authority:
         return Root(workspace_id(rows), first) if first is not None else None
 
     def vouch(self, rows: Reads, name: str) -> None:
-        """Roles and keys of a principal are those that signed acts gave it; else nothing is done in its name."""
+        """Roles and keys of a principal are those that signed acts gave it; else nothing is done
+        in its name."""
         what = self.edited(rows, name)
         if what:
             raise IntegrityFault(
@@ -148,7 +154,8 @@ class Authority:
             )
 
     def edited(self, rows: Reads, name: str) -> str:
-        """Whether roles or keys of a principal are not those that signed acts gave it; empty if neither."""
+        """Whether roles or keys of a principal are not those that signed acts gave it; empty if
+        neither."""
         with self._mutex:
             self._advance(rows)
             roles = self._roles_at(name, self._head[0])
@@ -237,7 +244,8 @@ class Authority:
         return events
 
     def envelope(self, rows: Reads, hash_: str, role: str) -> tuple[str, Envelope]:
-        """A statement that a key in force signed, and whose it is: of somebody who had a role then."""
+        """A statement that a key in force signed, and whose it is: of somebody who had a role
+        then."""
         with self._mutex:
             self._advance(rows)
             seq, key, envelope = self._envelope(rows, hash_)
@@ -246,14 +254,16 @@ class Authority:
         return key.principal, envelope
 
     def withdrawals(self, seq: int) -> list[str]:
-        """Statements since a place of the workspace's stream that may take back what was allowed before."""
+        """Statements since a place of the workspace's stream that may take back what was allowed
+        before."""
         with self._mutex:
             return [hash_ for place, hash_ in self._withdrawals if place > seq]
 
     def _advance(self, rows: Reads) -> None:
         seq, hash_ = self._head
         if hash_at(rows, "workspace", seq) != hash_:
-            # What was read in a transaction that was not committed is none of the history: from the beginning.
+            # What was read in a transaction that was not committed is none of the history: from the
+            # beginning.
             self._forget()
         broken = self._read_on(rows)
         if broken:
@@ -385,8 +395,8 @@ class Authority:
         return asked
 
     def _genuine(self, rows: Reads, hash_: str | None, *, now: bool) -> SignedRequest:
-        """The statement of that hash, if a key in force signed it for this workspace and this history, of somebody who
-        might ask that then, and, where `now` matters, may now."""
+        """The statement of that hash, if a key in force signed it for this workspace and this
+        history, of somebody who might ask that then, and, where `now` matters, may now."""
         seq, key, envelope = self._envelope(rows, hash_)
         try:
             statement = envelope.said()
@@ -408,7 +418,8 @@ class Authority:
         return SignedRequest(seq, predicate)
 
     def _envelope(self, rows: Reads, hash_: str | None) -> tuple[int, _Key, Envelope]:
-        """A statement that a key in force signed, where the workspace's stream tells of it, and that key."""
+        """A statement that a key in force signed, where the workspace's stream tells of it, and
+        that key."""
         row = find_signature(rows, hash_) if hash_ else None
         seq = self._acts.get(hash_ or "")
         if row is None or seq is None or row.seq != seq:

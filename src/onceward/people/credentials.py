@@ -1,7 +1,8 @@
-"""Credentials of children: with one a child asks in its own name for the few things that children may ask for (K-14).
+"""Credentials of children: with one a child asks in its own name for the few things that children
+may ask for (K-14).
 
-A child has no key. Its kernel gives it a secret, keeps that in memory for as long as the child runs, and signs for what
-the child asks with the key of whoever runs it."""
+A child has no key. Its kernel gives it a secret, keeps that in memory for as long as the child
+runs, and signs for what the child asks with the key of whoever runs it."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Credential(msgspec.Struct, frozen=True):
         return f"{self.child_id}:{self.secret}:{self.principal}"
 
     def request(self, request: Request) -> Request:
-        """A request as this child asks it: with its own id where that is recorded, and the proof that it is the
-        child's."""
+        """A request as this child asks it: with its own id where that is recorded, and the proof
+        that it is the child's."""
         payload = request.payload
         if request.verb == "changes.mark" and isinstance(payload, dict):
             payload = {**payload, "child": self.child_id}
@@ -92,7 +93,8 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """The kernel's side: every child that runs, with its secret and who signs for it. Any thread may ask."""
+    """The kernel's side: every child that runs, with its secret and who signs for it. Any thread
+    may ask."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}

@@ -1,4 +1,5 @@
-"""Which duties are not separated yet: those for which there are too few people to do each by somebody else (G18)."""
+"""Which duties are not separated yet: those for which there are too few people to do each by
+somebody else (G18)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ DUTIES: Final = ("operator", "reviewer", "executor", "verifier")
 
 
 def unseparated(may: Mapping[str, Set[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The most duties that fewer people share than there are duties, and who they are; both empty where each duty can
-    be somebody else's. `may` says who has which role."""
+    """The most duties that fewer people share than there are duties, and who they are; both
+    empty where each duty can be somebody else's. `may` says who has which role."""
     for size in range(len(DUTIES), 1, -1):
         for some in combinations(DUTIES, size):
             able = {

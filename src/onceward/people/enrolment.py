@@ -1,5 +1,5 @@
-"""A new principal comes with a key, in the same signed act as its first role: nobody gets one by being the first to act
-under a name."""
+"""A new principal comes with a key, in the same signed act as its first role: nobody gets one by
+being the first to act under a name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def to_sign(rows: Reads, keyring: Keyring, request: Request) -> Request:
 
 
 def _enrolling(rows: Reads, keyring: Keyring, request: Request) -> Request:
-    """Whoever adds a principal that has no key brings one: its owner's, or, if they bring none, one that is made here.
-    Asked again it is the same."""
+    """Whoever adds a principal that has no key brings one: its owner's, or, if they bring none,
+    one that is made here. Asked again it is the same."""
     payload = request.payload
     if request.verb != "principals.add" or not isinstance(payload, dict) or payload.get("key"):
         return request

@@ -1,7 +1,9 @@
-"""The key agent: a process that holds unlocked keys in memory and signs with them for whoever may ask (K-14).
+"""The key agent: a process that holds unlocked keys in memory and signs with them for whoever may
+ask (K-14).
 
-It listens on a socket that only its own user can reach. It signs for no process that stands inside a running child of
-the workspace, whatever that did to its environment. A note in the workspace says where the socket is."""
+It listens on a socket that only its own user can reach. It signs for no process that stands
+inside a running child of the workspace, whatever that did to its environment. A note in the
+workspace says where the socket is."""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ class AgentKey:
 
 
 def agent_key(folder: Path, fingerprint: str) -> AgentKey | None:
-    """A key that the agent of a workspace holds; None where no agent runs, or it holds another one."""
+    """A key that the agent of a workspace holds; None where no agent runs, or it holds another
+    one."""
     try:
         place = msgspec.json.decode((folder / NOTE).read_bytes(), type=_Note).socket
         held = msgspec.convert(ask(place, {"op": "list"}), _Held).keys
@@ -75,7 +78,8 @@ def agent_key(folder: Path, fingerprint: str) -> AgentKey | None:
 
 
 class KeyAgent:
-    """Holds keys until it is stopped. `inside` answers which running child a process is in, or an empty text."""
+    """Holds keys until it is stopped. `inside` answers which running child a process is in, or
+    an empty text."""
 
     def __init__(
         self, folder: Path, keys: Mapping[str, SigningKey], inside: Callable[[int], str]

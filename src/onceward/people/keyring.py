@@ -33,7 +33,8 @@ class Signer:
         return self.key.proof(self.workspace, self.principal)
 
     def offer(self) -> str:
-        """What an admin needs to make this key known: the public key, and the proof that its owner has it."""
+        """What an admin needs to make this key known: the public key, and the proof that its
+        owner has it."""
         return f"ed25519:{self.key.public.hex()}:{self.proof().hex()}"
 
 
@@ -56,7 +57,8 @@ class Keyring:
         self.folder = folder
 
     def signer(self, rows: Reads, principal: str) -> Signer:
-        """The principal's newest key that is in force and here; for nobody inside a child (K-14)."""
+        """The principal's newest key that is in force and here; for nobody inside a child
+        (K-14)."""
         inside = self.child_around(rows)
         if inside:
             raise inside_child(principal, inside)
@@ -81,7 +83,8 @@ class Keyring:
         return found
 
     def child_around(self, rows: Reads) -> str:
-        """The step whose thread this is, or the running child that this process is in; empty outside of both."""
+        """The step whose thread this is, or the running child that this process is in; empty
+        outside of both."""
         task = step_here()
         if task is not None and Builds(rows).find(task.build_id) is not None:
             return f"the step {step_name(task.stage, task.target)}"
@@ -103,7 +106,8 @@ class Keyring:
         return self.folder / f"{fingerprint}.pem"
 
     def _waiting(self, principal: str) -> str | None:
-        """A key of a principal that never had one told of: it was made, and then something went wrong."""
+        """A key of a principal that never had one told of: it was made, and then something went
+        wrong."""
         if self.folder.is_dir():
             for path in sorted(self.folder.glob("*.pem")):
                 with suppress(OSError, UnicodeDecodeError):

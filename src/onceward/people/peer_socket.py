@@ -1,5 +1,5 @@
-"""A socket for other processes of the same user, none of which stands inside a running child: for what must not lie in
-a file that children can read (K-14)."""
+"""A socket for other processes of the same user, none of which stands inside a running child:
+for what must not lie in a file that children can read (K-14)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class PeerSocket:
         self._line.bind(str(self.place))
         self.place.chmod(0o600)
         if hasattr(socket, "SO_PASSCRED"):
-            # Every message then comes with the process that sent it, not only with the one that connected.
+            # Every message then comes with the process that sent it, not only with the one that
+            # connected.
             self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._line.listen(16)
         self._line.settimeout(_AGAIN_SECONDS)
@@ -88,7 +89,8 @@ class PeerSocket:
 
 
 def ask(place: str, asked: Mapping[str, str]) -> Any:
-    """The answer of the listener; PERMISSION_DENIED where it refuses, OSError where there is none."""
+    """The answer of the listener; PERMISSION_DENIED where it refuses, OSError where there is
+    none."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(_SECONDS)
         line.connect(place)
@@ -102,8 +104,8 @@ def ask(place: str, asked: Mapping[str, str]) -> Any:
 
 
 def _peer(line: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end. Where the system does not tell, the mode of the folder is all that
-    keeps others away."""
+    """The process and the user at the other end. Where the system does not tell, the mode of the
+    folder is all that keeps others away."""
     if not hasattr(socket, "SO_PEERCRED"):
         return os.getpid(), os.getuid()
     packed = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)

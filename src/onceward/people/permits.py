@@ -1,5 +1,5 @@
-"""Permits: a secret that allows one thing once, kept only as its hash. Confirmation tokens are permits (B-10), bearer
-tokens are kept the same way."""
+"""Permits: a secret that allows one thing once, kept only as its hash. Confirmation tokens are
+permits (B-10), bearer tokens are kept the same way."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from onceward.store.transaction import Transaction
 
 
 def authorize(rows: Reads, name: str, role: str) -> Principal:
-    """The principal, if it may act in this role, or in any; else PERMISSION_DENIED saying who could help."""
+    """The principal, if it may act in this role, or in any; else PERMISSION_DENIED saying who
+    could help."""
     known = Principals(rows)
     principal = known.find(name)
     if principal is not None and (principal.may(role) or not role):
@@ -53,7 +54,8 @@ def _only(principal: Principal) -> str:
 
 
 def add(tx: Transaction, name: str, roles: Sequence[str], by: str, offer: str = "") -> None:
-    """Make a principal known, or give it more roles, or a key that it offered; recorded in the workspace's stream."""
+    """Make a principal known, or give it more roles, or a key that it offered; recorded in the
+    workspace's stream."""
     check_name(name, "principal")
     _check_roles(roles)
     known = tx.principals.find(name)

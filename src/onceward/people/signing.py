@@ -1,4 +1,5 @@
-"""Ed25519 keys and what is signed with them: in-toto statements in DSSE envelopes, exact bytes (X53, X54)."""
+"""Ed25519 keys and what is signed with them: in-toto statements in DSSE envelopes, exact bytes
+(X53, X54)."""
 
 from __future__ import annotations
 
@@ -117,8 +118,8 @@ class SigningKey:
 
     @classmethod
     def read(cls, pem: bytes, passphrase: str = "") -> SigningKey:
-        """A key from its PKCS #8 file (RFC 8410), in the one form without attributes; with its passphrase, if it has
-        one."""
+        """A key from its PKCS #8 file (RFC 8410), in the one form without attributes; with its
+        passphrase, if it has one."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         if is_locked(pem):
@@ -220,7 +221,8 @@ def genuine(public: bytes, envelope: Envelope) -> bool:
 
 @lru_cache(maxsize=1024)
 def objection(public: bytes) -> str | None:
-    """Why these bytes are no key to rely on: each point has one encoding, and weak ones sign anything (X53)."""
+    """Why these bytes are no key to rely on: each point has one encoding, and weak ones sign
+    anything (X53)."""
     if len(public) != 32:
         return f"a public key has 32 bytes, not {len(public)}"
     y = int.from_bytes(public, "little") & (2**255 - 1)

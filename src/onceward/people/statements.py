@@ -1,4 +1,5 @@
-"""Signed acts: whoever asks signs exactly what is asked, and nothing is done that was not signed so (K-13, X54)."""
+"""Signed acts: whoever asks signs exactly what is asked, and nothing is done that was not signed
+so (K-13, X54)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from onceward.store.transaction import Transaction
 
 
 def named(rows: Reads, request: Request) -> Request:
-    """The request with whole ids for what somebody named by a beginning or a word: that is what gets signed."""
+    """The request with whole ids for what somebody named by a beginning or a word: that is what
+    gets signed."""
     declared = find_act(request.verb)
     if declared is None or not declared.ids or not isinstance(request.payload, dict):
         return request
@@ -37,7 +39,8 @@ def named(rows: Reads, request: Request) -> Request:
 
 
 def sign(rows: Reads, signer: Signer, request: Request) -> Request:
-    """The request with its statement signed: what, by whom, where, once, and after which moment of the history."""
+    """The request with its statement signed: what, by whom, where, once, and after which moment
+    of the history."""
     envelope = signed_for(rows, signer, request)
     return msgspec.structs.replace(request, signature=canonical(envelope.document()))
 
@@ -49,7 +52,8 @@ def signed_for(rows: Reads, signer: Signer, request: Request) -> Envelope:
 
 
 class _After(NamedTuple):
-    """When something was signed: after which event of the workspace, and at what time by the store's clock."""
+    """When something was signed: after which event of the workspace, and at what time by the
+    store's clock."""
 
     seq: int
     hash: bytes
@@ -74,7 +78,8 @@ def _said(request: Request, workspace: str, fingerprint: str, after: _After) -> 
 
 
 def authenticate(rows: Reads, request: Request) -> Envelope:
-    """The envelope of a request that its principal really signed, for this workspace and this history; else refused."""
+    """The envelope of a request that its principal really signed, for this workspace and this
+    history; else refused."""
     if request.signature is None:
         raise _refused(request, "it is not signed")
     try:
@@ -124,7 +129,8 @@ def _refused(request: Request, why: str) -> PermissionDenied:
 def acting(
     tx: Transaction, envelope: Envelope, act: str, principal: str, nonce: str
 ) -> Iterator[None]:
-    """While this lasts, every event names the statement it follows, which is kept with its place in the order."""
+    """While this lasts, every event names the statement it follows, which is kept with its place
+    in the order."""
 
     def announce() -> None:
         note(tx, envelope, {"act": act, "principal": principal, "nonce": nonce}, principal)
@@ -141,8 +147,8 @@ def acting(
 def own_act(
     tx: Transaction, signer: Signer | None, act: str, payload: dict[str, Any], nonce: str
 ) -> Iterator[None]:
-    """While this lasts, every event follows what the principal of this very kernel signs now. A kernel without a key
-    signs nothing, and nobody who has one believes it."""
+    """While this lasts, every event follows what the principal of this very kernel signs now. A
+    kernel without a key signs nothing, and nobody who has one believes it."""
     if signer is None:
         yield
         return
@@ -158,7 +164,8 @@ def own_act(
 
 
 def note(tx: Transaction, envelope: Envelope, detail: dict[str, Any], actor: str) -> None:
-    """Keep what was signed; the workspace's stream says where among the comings and goings of keys."""
+    """Keep what was signed; the workspace's stream says where among the comings and goings of
+    keys."""
     said = {**detail, "key": envelope.fingerprint, "statement": envelope.statement_hash}
     event = tx.append("workspace", "ACT_SIGNED", actor, said)
     put_signature(

@@ -1,4 +1,5 @@
-"""Bearer tokens: whoever shows one acts as the principal it is bound to, until it expires or is revoked (I-3)."""
+"""Bearer tokens: whoever shows one acts as the principal it is bound to, until it expires or is
+revoked (I-3)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def make(tx: Transaction, actor: str, token_hash: str, seconds: int, note: str) -> dict[str, Any]:
-    """A token of one's own. Only its hash is asked for: the token itself is in no request, no answer and no log."""
+    """A token of one's own. Only its hash is asked for: the token itself is in no request, no
+    answer and no log."""
     if not _HASH.fullmatch(token_hash):
         raise InvalidConfig(
             "a token is made known by the SHA-256 of it", context={"field": "token_hash"}

@@ -1,5 +1,6 @@
-"""Where trust in a workspace begins: the key of whoever founded it, noted on this machine when it first came here. Every
-other key and role follows from it by signed acts; a history that begins with another key is somebody else's."""
+"""Where trust in a workspace begins: the key of whoever founded it, noted on this machine when
+it first came here. Every other key and role follows from it by signed acts; a history that
+begins with another key is somebody else's."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def require_root(folder: Path, found: Root) -> None:
-    """The history begins where it began when this machine first saw it; a folder that has seen none notes it."""
+    """The history begins where it began when this machine first saw it; a folder that has seen
+    none notes it."""
     path = folder / FILE
     try:
         known = msgspec.json.decode(path.read_bytes(), type=Root)

@@ -1,9 +1,10 @@
-"""Whether a process stands inside a running child of a workspace (K-14): by the supervisor it descends from, the mark in
-its or its ancestors' environment, its control group, and a witness that it inherited.
+"""Whether a process stands inside a running child of a workspace (K-14): by the supervisor it
+descends from, the mark in its or its ancestors' environment, its control group, and a witness that
+it inherited.
 
-A process that wants to hide from this can, with the help of another service of the same user (cron, a container). It
-keeps honest programs from signing for people by accident; against a hostile one only another user, a sandbox, or a key
-that needs a passphrase helps."""
+A process that wants to hide from this can, with the help of another service of the same user
+(cron, a container). It keeps honest programs from signing for people by accident; against a
+hostile one only another user, a sandbox, or a key that needs a passphrase helps."""
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ class Ancestry(msgspec.Struct, frozen=True):
     witnesses: frozenset[str] = frozenset()
     """Witness files of children that it has open."""
     unseen: bool = False
-    """Whether the system tells nothing, not even of the process itself: its /proc was taken away."""
+    """Whether the system tells nothing, not even of the process itself: its /proc was taken
+    away."""
 
     def child_of(self, rows: Reads, folder: Path) -> str:
-        """The running child of a workspace that the process is in, by id or in words; empty if it is in none. The
-        kernel is in none: it has a child's witness open for the moment in which it hands that over."""
+        """The running child of a workspace that the process is in, by id or in words; empty if
+        it is in none. The kernel is in none: it has a child's witness open for the moment in
+        which it hands that over."""
         mark = holder_mark(rows)
         if mark and mark == self.process:
             return ""
@@ -104,8 +107,9 @@ def child_of_process(store: Store, folder: Path) -> Callable[[int], str]:
 
 
 def own_ancestry() -> Ancestry:
-    """Of this process. What it did to its own environment counts for nothing; what it was started with does. Looked up
-    once, and again when it gets another parent: nobody comes into a child later."""
+    """Of this process. What it did to its own environment counts for nothing; what it was
+    started with does. Looked up once, and again when it gets another parent: nobody comes into a
+    child later."""
     return _own(os.getpid(), os.getppid())
 
 

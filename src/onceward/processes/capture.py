@@ -1,4 +1,5 @@
-"""A child's output, bounded: its beginning and its end are kept, the middle of a flood is counted and dropped."""
+"""A child's output, bounded: its beginning and its end are kept, the middle of a flood is
+counted and dropped."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Capture:
         return self.size - len(self._head) - min(self._tail_size, self._half)
 
     def kept(self, redactor: Redactor | None = None) -> bytes:
-        """The kept output without secrets, with a line that says how much is missing in its place."""
+        """The kept output without secrets, with a line that says how much is missing in its
+        place."""
         redactor = redactor or Redactor({})
         head, tail = bytes(self._head), b"".join(self._tail)[-self._half :]
         if not self.dropped:

@@ -1,4 +1,5 @@
-"""A control group around one supervisor, where the system lets us: no process can leave it by itself."""
+"""A control group around one supervisor, where the system lets us: no process can leave it by
+itself."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Cgroup:
         if home is None:
             return None
         for leftover in home.glob(f"{_PREFIX}*"):
-            # A kernel that was killed could not remove its own; one that still has processes refuses to go.
+            # A kernel that was killed could not remove its own; one that still has processes
+            # refuses to go.
             named = leftover.name.removeprefix(_PREFIX).split("-")
             if len(named) != 3 or not all(map(str.isdecimal, named)):
                 continue
@@ -65,7 +67,8 @@ class Cgroup:
 
 
 def groups_of(kernel: Identity) -> list[Cgroup]:
-    """The groups that a kernel left: proof of what it started, even where every other trace was removed."""
+    """The groups that a kernel left: proof of what it started, even where every other trace was
+    removed."""
     home = _home()
     return [] if home is None else [Cgroup(folder) for folder in home.glob(_name(kernel, "*"))]
 

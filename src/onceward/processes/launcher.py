@@ -46,9 +46,11 @@ class ProcessOrder(msgspec.Struct, frozen=True):
     inherit: Sequence[int] = ()
     """Descriptors it gets, as 3, 4, 5 ..."""
     lock: int | None = None
-    """The descriptor of its target lock: held by it, and by the supervisor until its whole tree is gone."""
+    """The descriptor of its target lock: held by it, and by the supervisor until its whole tree
+    is gone."""
     witness: Path | None = None
-    """A file to make and lock for it: while any process has its descriptor, something of the child lives."""
+    """A file to make and lock for it: while any process has its descriptor, something of the
+    child lives."""
 
     def check(self) -> None:
         """Refuse what cannot be said to the system, before anything is started."""
@@ -76,7 +78,8 @@ def environment(allow: Sequence[str], given: Mapping[str, str]) -> dict[str, str
 
 
 class Processes:
-    """All subprocess children of one kernel, under one supervisor that is started when first needed."""
+    """All subprocess children of one kernel, under one supervisor that is started when first
+    needed."""
 
     def __init__(self, grace: float = STOP_GRACE_SECONDS, here: Identity | None = None) -> None:
         self.grace = grace
@@ -88,7 +91,8 @@ class Processes:
         self.here = here or own_identity()
 
     def start(self, order: ProcessOrder, commit_started: Callable[[Identity], None]) -> Process:
-        """Start the work once `commit_started` has made its start durable; if that raises, nothing has run."""
+        """Start the work once `commit_started` has made its start durable; if that raises,
+        nothing has run."""
         process = self.stand(order)
         try:
             commit_started(process.identity)
@@ -143,7 +147,8 @@ class Processes:
             self._dismiss_supervisor()
 
     def lost(self, supervisor: Supervisor | None) -> None:
-        """A child's line ended without a word: if its supervisor died, end what that watched; the next gets another."""
+        """A child's line ended without a word: if its supervisor died, end what that watched;
+        the next gets another."""
         with self._mutex:
             if supervisor is None or supervisor is not self._supervisor:
                 return
@@ -177,7 +182,8 @@ class Processes:
     def _start_supervisor(self) -> Supervisor:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-        # Its own mark lets the next kernel find it; ours lets the kernel find it that we may ourselves be a child of.
+        # Its own mark lets the next kernel find it; ours lets the kernel find it that we may
+        # ourselves be a child of.
         marks = {tree.KERNEL: tree.kernel_mark(self.here)}
         marks |= {name: os.environ[name] for name in (tree.MARK,) if name in os.environ}
         try:
@@ -208,7 +214,8 @@ class Processes:
         return started
 
     def _dismiss_supervisor(self) -> None:
-        """Let the supervisor end everything and itself; one that cannot is killed, and its children with it."""
+        """Let the supervisor end everything and itself; one that cannot is killed, and its
+        children with it."""
         supervisor, self._supervisor = self._supervisor, None
         cgroup, self._cgroup = self._cgroup, None
         if self._control is not None:

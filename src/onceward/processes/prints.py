@@ -31,7 +31,8 @@ _listeners = 0
 
 
 class Overheard:
-    """Standard output or error, with an ear on it: secrets of the step that prints are not shown."""
+    """Standard output or error, with an ear on it: secrets of the step that prints are not
+    shown."""
 
     def __init__(self, out: Any, *, kept: bool) -> None:
         self._out, self._kept = out, kept
@@ -78,8 +79,8 @@ def _start_of_step(thread: threading.Thread) -> None:
 
 @contextmanager
 def overheard() -> Iterator[None]:
-    """While builds run, in however many threads, what they print is listened to, and threads that steps begin are
-    known as theirs."""
+    """While builds run, in however many threads, what they print is listened to, and threads
+    that steps begin are known as theirs."""
     global _listeners
     with _mutex:
         _listeners += 1

@@ -143,7 +143,8 @@ class Process:
         return self.ending is not None and not self.ending.survivors
 
     def seen(self, within: float) -> Seen | None:
-        """Take in its output for so many seconds at most, until it is seen to have ended or was asked to."""
+        """Take in its output for so many seconds at most, until it is seen to have ended or was
+        asked to."""
         deadline = time.monotonic() + within
         while self.ending is None:
             if self._closed:
@@ -171,7 +172,8 @@ class Process:
         return "start_failed" if self._unrunnable else "exited"
 
     def _all_gone(self, deadline: float) -> bool:
-        """Survivors of a lost supervisor keep it from counting as ended, for as long as they live."""
+        """Survivors of a lost supervisor keep it from counting as ended, for as long as they
+        live."""
         assert self.ending is not None
         while self.ending.survivors:
             left = tree.end(self._tree(), max(0.0, min(0.2, deadline - time.monotonic())))
@@ -181,7 +183,8 @@ class Process:
         return True
 
     def listen(self, descriptor: int, take: Callable[[], bool]) -> None:
-        """While it runs, call `take` whenever there is something to read, until it says that was the end."""
+        """While it runs, call `take` whenever there is something to read, until it says that was
+        the end."""
         self._reader = (descriptor, take)
         self._poll.register(descriptor, select.POLLIN)
 
@@ -205,7 +208,8 @@ class Process:
         self._captures = {}
 
     def _hear(self, within: float) -> tuple[str, str] | None:
-        """The next word about the child and what follows it; output that comes first is taken in."""
+        """The next word about the child and what follows it; output that comes first is taken
+        in."""
         if b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
             word, _, rest = line.decode("utf-8", "replace").partition(" ")
@@ -243,7 +247,8 @@ class Process:
         return len(data)
 
     def _end_alone(self) -> None:
-        """No supervisor is left to end the tree: do it by the evidence, and say what could not be ended."""
+        """No supervisor is left to end the tree: do it by the evidence, and say what could not
+        be ended."""
         self._host.lost(self.supervisor)
         survivors = (
             tree.end(self._tree(), self._host.grace) if self.identity.pid else tree.Remains()
@@ -262,7 +267,8 @@ class Process:
         survivors: tree.Remains,
     ) -> None:
         for descriptor in list(self._captures):
-            # Whoever still has the pipe must not keep us: what it held at the end is all that counts.
+            # Whoever still has the pipe must not keep us: what it held at the end is all that
+            # counts.
             drained = 0
             while (
                 drained < _DRAIN

@@ -1,7 +1,9 @@
-"""The report protocol: a child says on one descriptor what it spends and how far it is, and is answered on another.
+"""The report protocol: a child says on one descriptor what it spends and how far it is, and is
+answered on another.
 
-One JSON object a line: `{"spend": {"usd": "0.01", "tokens": 120}, "settled": false}`, or, in thousandths,
-`{"progress": 500, "note": "…"}`. Every line is answered with one: `{"ok": true}`, or `{"ok": false, "error": {…}}`."""
+One JSON object a line: `{"spend": {"usd": "0.01", "tokens": 120}, "settled": false}`, or, in
+thousandths, `{"progress": 500, "note": "…"}`. Every line is answered with one: `{"ok": true}`,
+or `{"ok": false, "error": {…}}`."""
 
 from __future__ import annotations
 
@@ -139,7 +141,8 @@ class Reports:
 
 
 def _loosely(line: bytes) -> dict[str, Any]:
-    """A line that is no report, as far as it is an object at all; also with numbers that JSON has not."""
+    """A line that is no report, as far as it is an object at all; also with numbers that JSON
+    has not."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

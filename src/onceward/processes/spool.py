@@ -1,6 +1,8 @@
-"""The files of children that run: their output as far as it has come, and the witness that they live.
+"""The files of children that run: their output as far as it has come, and the witness that they
+live.
 
-What a kernel that dies leaves for the next: the output to keep, the witness to ask whether anything survived."""
+What a kernel that dies leaves for the next: the output to keep, the witness to ask whether
+anything survived."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Spool:
         self.folder = folder
 
     def add(self, child_id: str, stream: str, data: bytes) -> None:
-        """Append what just came, up to a bound. A disk that is full takes nothing from the child."""
+        """Append what just came, up to a bound. A disk that is full takes nothing from the
+        child."""
         if not data:
             return
         with suppress(OSError):

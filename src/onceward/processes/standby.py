@@ -1,14 +1,16 @@
-"""What a kernel, its supervisor and the forked copies say to each other, and how a copy becomes the work.
+"""What a kernel, its supervisor and the forked copies say to each other, and how a copy becomes the
+work.
 
-Imported by the supervisor without the package around it, so: standard library only, and of that what is written in C.
+Imported by the supervisor without the package around it, so: standard library only, and of that
+what is written in C.
 
 An order is a length, words with a NUL behind each, and descriptors sent along:
 
-    stand NAME KEEP CWD ARGC ARG... ENV=...  with: line, output, error, what is inherited (the last KEEP are its locks)
-    terminate NAME
-    kill NAME
+    stand NAME KEEP CWD ARGC ARG... ENV=...  with: line, output, error, what is inherited (the last
+    KEEP are its locks) terminate NAME kill NAME
 
-On the line come `ready PID START`, `refused WHY`, `unrunnable WHY`, `stopping` and `ended STATUS STRAYS UNSURE`.
+On the line come `ready PID START`, `refused WHY`, `unrunnable WHY`, `stopping` and
+`ended STATUS STRAYS UNSURE`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _MAX_FDS = 16
 _NOW = _socket.MSG_DONTWAIT
 _CLOEXEC = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
 _LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""How many descriptors a child may have open: as many as its kernel may, whatever we allow ourselves."""
+"""How many descriptors a child may have open: as many as its kernel may, whatever we allow
+ourselves."""
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -64,7 +67,8 @@ def stand_by(orders: int, parent: int) -> None:
 
 
 def become(body: bytes, descriptors: list[int], complete: bool, start: str) -> None:
-    """Get ready, say who we are, wait for the go byte, become the work; returns only where that cannot be."""
+    """Get ready, say who we are, wait for the go byte, become the work; returns only where that
+    cannot be."""
     line = descriptors[0]
     try:
         if not complete:
@@ -92,7 +96,8 @@ def become(body: bytes, descriptors: list[int], complete: bool, start: str) -> N
 
 
 def _arrange(descriptors: list[int]) -> int:
-    """Standard input from nowhere, output and error where told, the rest from 3 up; all others closed."""
+    """Standard input from nowhere, output and error where told, the rest from 3 up; all others
+    closed."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     line, *rest = descriptors
     placed = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in (nothing, *rest, line)]
@@ -157,7 +162,8 @@ def send(control: int, body: bytes, descriptors: list[int]) -> bool:
 
 
 def receive(control: int) -> tuple[bytes, list[int], bool] | None:
-    """One order, the descriptors that came with it and whether that is all of them; None at the end."""
+    """One order, the descriptors that came with it and whether that is all of them; None at the
+    end."""
     line = _socket.socket(fileno=control)
     rights, got, wanted = b"", b"", _HEADER
     try:

@@ -1,10 +1,12 @@
-"""The small warm process that starts, watches and ends every subprocess child of one kernel (DESIGN §4).
+"""The small warm process that starts, watches and ends every subprocess child of one kernel (DESIGN
+§4).
 
-Run by path with `python -I -S`: nothing of Onceward is imported, and of the standard library only what is written in C,
-for every page of this process is paid for again at each fork. It keeps a forked copy of itself in reserve; given an
-order, the copy makes itself ready, says who it is and waits for the go byte, so no work begins before its start is
-durable. As a subreaper the supervisor inherits whatever a child leaves behind, and ends it. When the kernel goes, by
-whatever way, it ends everything.
+Run by path with `python -I -S`: nothing of Onceward is imported, and of the standard library only
+what is written in C, for every page of this process is paid for again at each fork. It keeps a
+forked copy of itself in reserve; given an order, the copy makes itself ready, says who it is and
+waits for the go byte, so no work begins before its start is durable. As a subreaper the supervisor
+inherits whatever a child leaves behind, and ends it. When the kernel goes, by whatever way, it ends
+everything.
 
     supervisor.py CONTROL_FD KERNEL_PID GRACE_SECONDS
 """
@@ -48,9 +50,11 @@ class Supervisor:
         self.control, self.grace = control, grace
         self.children: dict[bytes, Child] = {}
         self.owners: dict[int, frozenset[bytes]] = {}
-        """Whose an adopted process may be, by its pid: one name where we know, several where we do not."""
+        """Whose an adopted process may be, by its pid: one name where we know, several where we
+        do not."""
         self.spare = (0, -1)
-        """A copy of us that waits for an order, and our end of its line; a pid of 0 where there is none."""
+        """A copy of us that waits for an order, and our end of its line; a pid of 0 where there
+        is none."""
         self.clean = False
         """Whether the spare has closed what it got from us and does not need: locks above all."""
         try:
@@ -62,7 +66,8 @@ class Supervisor:
             os.set_blocking(descriptor, False)
         _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         self.asked = False
-        """Whether there was an order yet: before it, our kernel may still be putting us into a control group."""
+        """Whether there was an order yet: before it, our kernel may still be putting us into a
+        control group."""
         self.ended = False
 
     def run(self) -> None:
@@ -113,7 +118,8 @@ class Supervisor:
             )
         elif name in self.children:
             child = self.children[name]
-            # Asking twice is asking once: many programs take a second TERM for an order to drop everything.
+            # Asking twice is asking once: many programs take a second TERM for an order to drop
+            # everything.
             if not child.signal:
                 tell(child.line, "stopping")
             if op == b"kill" or not child.signal:
@@ -133,7 +139,8 @@ class Supervisor:
                 os.close(descriptor)
             return
         line, *rest = descriptors
-        # A kept descriptor is the target's lock: it stays held until the whole tree is gone, whoever else dies.
+        # A kept descriptor is the target's lock: it stays held until the whole tree is gone,
+        # whoever else dies.
         kept = rest[len(rest) - keep :]
         pid, tries = 0, 0
         while not pid and tries < _TRIES and (self.spare[0] or self._fork()):
@@ -175,7 +182,8 @@ class Supervisor:
         return pid > 0
 
     def _await_clean(self) -> None:
-        """A copy that has just been forked still has our descriptors: wait the moment it needs to close them."""
+        """A copy that has just been forked still has our descriptors: wait the moment it needs
+        to close them."""
         if self.spare[0] and not self.clean:
             os.read(self.spare[1], 1)
             self.clean = True
@@ -197,7 +205,8 @@ class Supervisor:
                 self.spare = (0, -1)
 
     def _press_on(self) -> None:
-        """Bring children whose first process has ended to their whole end: nothing of them stays."""
+        """Bring children whose first process has ended to their whole end: nothing of them
+        stays."""
         over = [child for child in self.children.values() if child.status >= 0]
         if not over and not self._owned():
             return
@@ -214,7 +223,8 @@ class Supervisor:
             tell(child.line, f"ended {child.status} {child.strays} {unsure}")
             os.close(child.line)
             del self.children[child.name]
-            # What it may have left goes to whoever else may own it; with nobody left, it is ended below.
+            # What it may have left goes to whoever else may own it; with nobody left, it is ended
+            # below.
             self.owners = {pid: owners - {child.name} for pid, owners in self.owners.items()}
         for pid in self._owned():
             _kill(pid, _KILL)
@@ -260,7 +270,8 @@ class Supervisor:
         return related or frozenset(self.children)
 
     def _end_all(self) -> None:
-        """The kernel is gone: ask all to end, give them the grace time, then end them, until none is left."""
+        """The kernel is gone: ask all to end, give them the grace time, then end them, until
+        none is left."""
         deadline, asked = time.monotonic() + self.grace, set[int]()
         while True:
             self._reap()

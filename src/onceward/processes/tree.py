@@ -1,9 +1,11 @@
-"""The processes of children when no supervisor answers for them: found by evidence, ended, and proven gone.
+"""The processes of children when no supervisor answers for them: found by evidence, ended, and
+proven gone.
 
-Four things say that a process belongs to a child: the mark in its environment, the session of the child's first
-process, a parent that belongs to it, and an open descriptor that only the child was given (its witness, or the claim
-on its target). The first three are looked up for all children in one look at the process table. The last is asked
-by the system's file locks: while the file is locked, something of the tree lives, wherever it hides."""
+Four things say that a process belongs to a child: the mark in its environment, the session of
+the child's first process, a parent that belongs to it, and an open descriptor that only the
+child was given (its witness, or the claim on its target). The first three are looked up for all
+children in one look at the process table. The last is asked by the system's file locks: while
+the file is locked, something of the tree lives, wherever it hides."""
 
 from __future__ import annotations
 
@@ -29,16 +31,19 @@ _LOOKS = 3
 
 
 class ProcessTree(msgspec.Struct, frozen=True):
-    """The evidence by which the processes of one child, or of one kernel's supervisors, are found."""
+    """The evidence by which the processes of one child, or of one kernel's supervisors, are
+    found."""
 
     name: str
     """The child's id, or the kernel's mark."""
     leader: Identity | None = None
     """The child's first process; its session is the child's."""
     witnesses: tuple[Path, ...] = ()
-    """Files that are locked for as long as a process has the descriptor that the child inherited."""
+    """Files that are locked for as long as a process has the descriptor that the child
+    inherited."""
     spared: int = 0
-    """A process that may have the same descriptors and is not to be ended: a kernel not proven gone."""
+    """A process that may have the same descriptors and is not to be ended: a kernel not proven
+    gone."""
     kind: str = MARK
 
     @property
@@ -73,7 +78,8 @@ class ProcessRow(msgspec.Struct, frozen=True):
 
 
 def supervisors_of(kernel: Identity) -> ProcessTree:
-    """The supervisors that a dead kernel left, stuck or stopped, and everything they started or adopted."""
+    """The supervisors that a dead kernel left, stuck or stopped, and everything they started or
+    adopted."""
     return ProcessTree(kernel_mark(kernel), kind=KERNEL)
 
 
@@ -82,7 +88,8 @@ def kernel_mark(kernel: Identity) -> str:
 
 
 def living(trees: Sequence[ProcessTree]) -> dict[str, list[ProcessRow]]:
-    """The living processes of each tree by its name, in one look at the process table; zombies do not live."""
+    """The living processes of each tree by its name, in one look at the process table; zombies
+    do not live."""
     marks = {tree.mark: tree.name for tree in trees}
     sessions = {session: tree.name for tree in trees if (session := _session_of(tree.leader))}
     table = {process.pid: process for process in _process_table()}
@@ -108,7 +115,8 @@ def end(tree: ProcessTree, seconds: float) -> Remains:
 def end_all(trees: Sequence[ProcessTree], seconds: float) -> dict[str, Remains]:
     """Kill what is left of trees until nothing is found and no witness is held.
 
-    One look is no proof: a process can start after the list was made, or be between two programs and show no mark."""
+    One look is no proof: a process can start after the list was made, or be between two programs
+    and show no mark."""
     if not trees:
         return {}
     deadline = time.monotonic() + seconds
@@ -120,7 +128,8 @@ def end_all(trees: Sequence[ProcessTree], seconds: float) -> dict[str, Remains]:
         empty = 0 if held or any(found.values()) else empty + 1
         late = not empty and time.monotonic() > deadline
         children = {name: some for name, some in found.items() if name not in supervisors}
-        # While a supervisor lives, what hides from everything else is still its child: it goes last.
+        # While a supervisor lives, what hides from everything else is still its child: it goes
+        # last.
         first = children if any(children.values()) and not late else found
         for process in chain.from_iterable(first.values()):
             _kill(process)
@@ -143,7 +152,8 @@ def _held_witnesses(trees: Sequence[ProcessTree]) -> dict[str, list[Path]]:
 
 
 def _holders(trees: Sequence[ProcessTree], held: Mapping[str, Sequence[Path]]) -> list[ProcessRow]:
-    """The processes that have a held witness open, as far as the system shows us their descriptors."""
+    """The processes that have a held witness open, as far as the system shows us their
+    descriptors."""
     files = set()
     for path in chain.from_iterable(held.values()):
         with suppress(OSError):
@@ -214,7 +224,8 @@ def _kill(process: ProcessRow) -> None:
 def _session_of(leader: Identity | None) -> int:
     """The session of a child, 0 where it has none any more.
 
-    Its number is not given again while it has members: another process of that pid means it has none."""
+    Its number is not given again while it has members: another process of that pid means it has
+    none."""
     if leader is None or leader.pid <= 0 or leader.boot_id != boot_id():
         return 0
     return leader.pid if start_of(leader.pid) in ("", leader.process_start) else 0

@@ -12,7 +12,8 @@ _PAGE = 500
 
 
 def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> dict[str, int]:
-    """Copy all tables; answers how many rows of each. The copied writer lock is free, its fence kept."""
+    """Copy all tables; answers how many rows of each. The copied writer lock is free, its fence
+    kept."""
     counts: dict[str, int] = {}
     tx.write("DELETE FROM workspace")
     for table in TABLES:
@@ -25,7 +26,8 @@ def copy_rows(source: Database, rows: Reads, target: Database, tx: Writes) -> di
             counts[table.name] += 1
         faults.point("restore.table")
     tx.write("UPDATE singleton_lock SET token = '', build_id = NULL")
-    # Where the rows came from, these children may be alive: whoever opens the copy must leave them alone.
+    # Where the rows came from, these children may be alive: whoever opens the copy must leave them
+    # alone.
     tx.write(
         "UPDATE urm_dispatch_token SET death = ? WHERE phase <> 'terminal' AND death IS NULL",
         ('{"death_unconfirmed":"restored from a backup"}',),
@@ -41,7 +43,8 @@ def pages(
     columns: Sequence[str],
     fixed: Mapping[str, Value] | None = None,
 ) -> Iterator[Row]:
-    """Every row of a table, or those whose columns have these values, in the order of its key, in flat memory."""
+    """Every row of a table, or those whose columns have these values, in the order of its key,
+    in flat memory."""
     keys = ", ".join(key)
     select = f"SELECT {', '.join(columns)} FROM {table}"
     order = f" ORDER BY {keys} LIMIT {_PAGE}"

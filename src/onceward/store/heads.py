@@ -1,4 +1,5 @@
-"""The last event of each stream, remembered between commits: only the kernel appends, so only it can be wrong."""
+"""The last event of each stream, remembered between commits: only the kernel appends, so only it
+can be wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Heads:
             return known
         rows = tx.read(
             "SELECT s.stream_no, coalesce(e.seq, 0), e.hash FROM streams s"
-            " LEFT JOIN events e ON e.stream_no = s.stream_no WHERE s.stream = ? ORDER BY e.seq DESC LIMIT 1",
+            " LEFT JOIN events e ON e.stream_no = s.stream_no WHERE s.stream = ?"
+            " ORDER BY e.seq DESC LIMIT 1",
             (stream,),
         )
         if not rows:
@@ -42,7 +44,8 @@ class Heads:
         return found
 
     def begin(self, stream: str, tx: Writes) -> StreamHead:
-        """The end of a stream that is known to be new: it gets its number without being looked for."""
+        """The end of a stream that is known to be new: it gets its number without being looked
+        for."""
         self._learn(tx)
         self.last_stream_no += 1
         tx.write(

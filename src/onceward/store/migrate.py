@@ -1,4 +1,5 @@
-"""Numbered migrations: each in its own transaction, with a checksum, never past what this code knows."""
+"""Numbered migrations: each in its own transaction, with a checksum, never past what this code
+knows."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ def applied(database: Database, session: DatabaseSession) -> list[tuple[int, str
 
 
 def migrate(database: Database, sources: Sources, *, unused_only: bool = False) -> list[Migration]:
-    """Bring the store to this version's schema; answers what was applied now. With `unused_only` a store that has
-    events is left as it is."""
+    """Bring the store to this version's schema; answers what was applied now. With `unused_only`
+    a store that has events is left as it is."""
     session = database.connect(kernel=True)
     done: list[Migration] = []
     try:
@@ -126,7 +127,8 @@ def _apply(
     database.exclusive(session)
     try:
         done = migration.number in {number for number, _ in applied(database, session)}
-        # Looked at in the transaction of the migration: nobody can begin to use the store between the two.
+        # Looked at in the transaction of the migration: nobody can begin to use the store between
+        # the two.
         if done or (unused_only and _has_events(database, session)):
             session.rollback()
             return False

@@ -63,7 +63,8 @@ class Pipeline:
         self._sent.append(None)
 
     def results(self) -> list[list[Row]]:
-        """Send everything, wait, and give the rows of each statement; Refusal for the first that failed."""
+        """Send everything, wait, and give the rows of each statement; Refusal for the first that
+        failed."""
         sent, self._sent = self._sent, []
         found: list[list[Row]] = []
         refusal: StatementRefused | None = None

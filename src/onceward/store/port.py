@@ -57,12 +57,14 @@ class Writes(Reads, Protocol):
         ...
 
     def write_together(self, writes: Sequence[Write]) -> None:
-        """Writes to different rows that need not see each other: one statement where the database can."""
+        """Writes to different rows that need not see each other: one statement where the
+        database can."""
         ...
 
 
 class DatabaseSession(Writes, Protocol):
-    """One connection. Writes may be held back until a read, a savepoint's end or the commit needs them."""
+    """One connection. Writes may be held back until a read, a savepoint's end or the commit
+    needs them."""
 
     lost: bool
     """The server hung up; only a new connection can go on."""
@@ -90,7 +92,8 @@ class DatabaseSession(Writes, Protocol):
         ...
 
     def keep_promises(self) -> None:
-        """Refuse now what the database would refuse at the commit: rows that refer to what did not come."""
+        """Refuse now what the database would refuse at the commit: rows that refer to what did
+        not come."""
         ...
 
     def commit(self) -> None:
@@ -146,7 +149,8 @@ class CommitFailed(Exception):
 
 
 def require_own(pid: int) -> None:
-    """A connection belongs to the process that made it: a forked copy of it would speak out of turn."""
+    """A connection belongs to the process that made it: a forked copy of it would speak out of
+    turn."""
     if os.getpid() != pid:
         raise StorageError("a store cannot be used across fork; open it in the new process")
 

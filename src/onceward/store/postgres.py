@@ -33,8 +33,8 @@ from onceward.store.port import (
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _REPEAT = ("40001", "40P01")
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-# Statements are prepared while the tables are still empty; without these the plans of that moment, sequential
-# scans among them, would be kept.
+# Statements are prepared while the tables are still empty; without these the plans of that moment,
+# sequential scans among them, would be kept.
 _OPTIONS = (
     "-c synchronous_commit=on -c idle_in_transaction_session_timeout=60000 -c client_min_messages=warning"
     " -c enable_seqscan=off -c plan_cache_mode=force_generic_plan -c jit=off"
@@ -58,7 +58,8 @@ class PostgresDatabase:
         session.script(_in_postgres(sql))
 
     def exclusive(self, session: DatabaseSession) -> None:
-        """Excludes other migrators before any table exists, by a transaction-scoped lock on the schema's name."""
+        """Excludes other migrators before any table exists, by a transaction-scoped lock on the
+        schema's name."""
         session.begin(None)
         session.read(
             "SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (f"onceward:{self.schema}",)
@@ -83,7 +84,8 @@ class PostgresDatabase:
 
     def filled(self, session: Reads) -> None:
         session.read(
-            "SELECT setval(pg_get_serial_sequence('requests', 'request_no'), max(request_no)) FROM requests"
+            "SELECT setval(pg_get_serial_sequence('requests', 'request_no'), max(request_no))"
+            " FROM requests"
             " HAVING max(request_no) IS NOT NULL"
         )
 
@@ -92,7 +94,8 @@ class PostgresDatabase:
         try:
             settings: dict[str, str] = dict(
                 session.read(
-                    "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes',"
+                    "SELECT name, setting FROM pg_settings"
+                    " WHERE name IN ('fsync', 'full_page_writes',"
                     " 'synchronous_commit', 'server_version', 'data_checksums')"
                 )
             )
@@ -181,7 +184,8 @@ class PostgresSession:
         self._send(_CLOCK)
 
     def now(self) -> Micros:
-        """The database's clock: as it told us with the last fence, carried on by our own steady one."""
+        """The database's clock: as it told us with the last fence, carried on by our own steady
+        one."""
         if not self._sources.live:
             return self._sources.now()
         if self._begun and not self._told[1]:
@@ -205,7 +209,8 @@ class PostgresSession:
         )
 
     def write_together(self, writes: Sequence[Write]) -> None:
-        """One statement: each write a part of it, none seeing the others, their triggers fired after all."""
+        """One statement: each write a part of it, none seeing the others, their triggers fired
+        after all."""
         params: list[Value] = []
         counted: list[str] = []
         for number, write in enumerate(writes):
@@ -288,7 +293,8 @@ class PostgresSession:
         except StatementRefused as refusal:
             raise _translate(refusal, expected) from refusal
         except BaseException:
-            # Interrupted between question and answer: nobody can tell any more which answer is whose.
+            # Interrupted between question and answer: nobody can tell any more which answer is
+            # whose.
             self.lost = True
             raise
         if begun:
@@ -296,7 +302,8 @@ class PostgresSession:
         return rows
 
     def _settle(self) -> None:
-        """Hear out what is still under way, refused or not, so that what follows is not skipped with it."""
+        """Hear out what is still under way, refused or not, so that what follows is not skipped
+        with it."""
         with suppress(OncewardError, Transient):
             self._flush()
 

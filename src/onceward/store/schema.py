@@ -1,4 +1,5 @@
-"""Every table of the store, in an order in which the schema's own rules accept their rows (backups, restores, moves)."""
+"""Every table of the store, in an order in which the schema's own rules accept their rows
+(backups, restores, moves)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class SqliteDatabase:
 
     def tables(self, session: Reads) -> list[str]:
         rows = session.read(
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            " ORDER BY name"
         )
         return [name for (name,) in rows]
 

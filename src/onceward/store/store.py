@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class Store:
-    """The one door to the rows. Reads never wait for the writer; writes go through `write` and the fence."""
+    """The one door to the rows. Reads never wait for the writer; writes go through `write` and
+    the fence."""
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class Store:
         self.database = database
         usual = LOCK_TTL_MS if database.kind == "sqlite" else POSTGRES_LOCK_TTL_MS
         self.lock_ttl = (lock_ttl_ms or usual) / 1000
-        """Seconds of silence after which the writer lock may be taken from a process that may still live."""
+        """Seconds of silence after which the writer lock may be taken from a process that may
+        still live."""
         self.sources = sources
         self._sinks: dict[str, Set[str] | None] = {**dict.fromkeys(sinks), **(notices or {})}
         self._writer: Writer | None = None
@@ -59,7 +61,8 @@ class Store:
         }
 
     def require_schema(self, waiting: Sequence[migrate.Migration] | None = None) -> None:
-        """Refuse a store that is absent, older or newer than this code. `waiting` is what `migrate.pending` said."""
+        """Refuse a store that is absent, older or newer than this code. `waiting` is what
+        `migrate.pending` said."""
         waiting = migrate.pending(self.database) if waiting is None else waiting
         if len(waiting) == len(migrate.known()):
             raise NotFound(
@@ -75,7 +78,8 @@ class Store:
     def writer(self) -> Writer:
         with self._mutex:
             if self._closed:
-                # A thread that outlived its kernel: nobody would close the connection that this would open.
+                # A thread that outlived its kernel: nobody would close the connection that this
+                # would open.
                 raise StorageError("this store was closed; nothing more is written through it")
             if self._writer is None:
                 self._writer = Writer(self.database, self.sources, self._sinks)
@@ -91,7 +95,8 @@ class Store:
             self._writer.forfeit(why)
 
     def write(self, work: Work[T]) -> T:
-        """Run `work` in one durable, fenced transaction; it must not act outside, for it may be run again."""
+        """Run `work` in one durable, fenced transaction; it must not act outside, for it may be
+        run again."""
         return self.writer.write(work)
 
     def answer(
@@ -110,8 +115,8 @@ class Store:
         return answer
 
     def take(self, request: Request, prefix: str = "req") -> Ledger:
-        """Begin to take a request whose work outlasts one transaction; answers the ledger's row as it was before. It
-        fixes the resource id, and counts how often this was begun (K-8)."""
+        """Begin to take a request whose work outlasts one transaction; answers the ledger's row
+        as it was before. It fixes the resource id, and counts how often this was begun (K-8)."""
 
         def once(tx: Transaction) -> Ledger:
             found = filed(tx, request, prefix)
@@ -121,7 +126,8 @@ class Store:
         return self.write(once)
 
     def give_back(self, request: Request) -> None:
-        """A request that was not taken after all: this kernel lives, so its taking does not count."""
+        """A request that was not taken after all: this kernel lives, so its taking does not
+        count."""
         self.write(lambda tx: count_take(tx, request, -1))
 
     def file(self, request: Request) -> None:
@@ -158,14 +164,16 @@ class Store:
             session.close()
 
     def _discard(self, session: DatabaseSession) -> None:
-        """Close a connection that met an error and, if its server went away, those that slept through it."""
+        """Close a connection that met an error and, if its server went away, those that slept
+        through it."""
         with self._mutex:
             sleeping, self._idle = (self._idle, []) if session.lost else ([], self._idle)
         for stale in (session, *sleeping):
             stale.close()
 
     def close_for_good(self) -> None:
-        """Close every connection; whoever writes later is refused, whoever reads leaves nothing open."""
+        """Close every connection; whoever writes later is refused, whoever reads leaves nothing
+        open."""
         with self._mutex:
             self._closed = True
         self.close()

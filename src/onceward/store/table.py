@@ -34,7 +34,8 @@ class Lifecycle:
 
 @dataclass(frozen=True, eq=False)
 class Table(Generic[R]):
-    """One table. Its columns are the fields of its record; the migrations have its types and constraints."""
+    """One table. Its columns are the fields of its record; the migrations have its types and
+    constraints."""
 
     record: type[R] | None
     """The type of a row; None where nothing reads whole rows."""
@@ -50,7 +51,8 @@ class Table(Generic[R]):
     """The part of a row that is evidence, where that is less than the record."""
     lifecycle: Lifecycle | None = None
     not_evidence: Mapping[str, str] = field(default_factory=dict)
-    """Columns that `verify` does not hold against anything, each with the reason why nothing depends on it."""
+    """Columns that `verify` does not hold against anything, each with the reason why nothing
+    depends on it."""
 
     @cached_property
     def columns(self) -> str:

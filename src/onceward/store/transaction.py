@@ -36,7 +36,8 @@ _RESERVED = frozenset({"from", "to", "reason", "transition_seq"})
 
 
 class Transaction:
-    """What a unit of work may do inside its commit. Work may be run again, so it must not act outside."""
+    """What a unit of work may do inside its commit. Work may be run again, so it must not act
+    outside."""
 
     def __init__(
         self,
@@ -110,16 +111,17 @@ class Transaction:
         return self._heads.head(check_stream(stream), self).seq
 
     def require_sound(self) -> None:
-        """Work that swallowed a refusal of the database is refused itself, on either store alike; so is work that has
-        not written what its rows refer to, before it can spoil the commit of others."""
+        """Work that swallowed a refusal of the database is refused itself, on either store
+        alike; so is work that has not written what its rows refer to, before it can spoil the
+        commit of others."""
         if self._failed is not None:
             raise self._failed
         if self._promised:
             self._session.keep_promises()
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Do something that may be refused: if it is, nothing of it is left, and the rest of this transaction can go
-        on."""
+        """Do something that may be refused: if it is, nothing of it is left, and the rest of
+        this transaction can go on."""
         before = (
             self._heads,
             self.last_event,
@@ -151,11 +153,13 @@ class Transaction:
         return result
 
     def move(self, move: Move) -> Event | None:
-        """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of them."""
+        """One arrow of a lifecycle's table: the state, its event and its outbox rows, or none of
+        them."""
         return self._move(move, ())
 
     def bear(self, moves: Sequence[Move]) -> None:
-        """A birth and what follows it at once, arrow by arrow: one row for all of them, written with the last event."""
+        """A birth and what follows it at once, arrow by arrow: one row for all of them, written
+        with the last event."""
         for before, after in pairwise(moves):
             if (before.subject, before.target, before.version + 1) != (
                 after.subject,
@@ -172,7 +176,8 @@ class Transaction:
         self._move(moves[-1], moves[:-1])
 
     def through(self, moves: Sequence[Move]) -> Event | None:
-        """Arrows that lead through states nobody may find: every event is there, the row only knows the last."""
+        """Arrows that lead through states nobody may find: every event is there, the row only
+        knows the last."""
         for before, after in pairwise(moves):
             if (before.subject, before.target, before.version + 1) != (
                 after.subject,
@@ -268,7 +273,8 @@ class Transaction:
         context: Mapping[str, Any],
         detail: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The columns that the event of a move has to carry, because the rest of it does not state them."""
+        """The columns that the event of a move has to carry, because the rest of it does not
+        state them."""
         columns: dict[str, Any] = {}
         for step in (*before, move):
             columns |= step.columns
@@ -297,7 +303,8 @@ class Transaction:
         return event
 
     def statement(self) -> str | None:
-        """The hash of the signed statement that asks for what is being done, kept before anything names it."""
+        """The hash of the signed statement that asks for what is being done, kept before
+        anything names it."""
         if self.announce is not None:
             announce, self.announce = self.announce, None
             announce()
@@ -338,7 +345,8 @@ class Transaction:
         position: int | None,
         before: Sequence[Move],
     ) -> Write:
-        """The write of a state column: the only one there is. Without an event the row keeps its last one's place."""
+        """The write of a state column: the only one there is. Without an event the row keeps its
+        last one's place."""
         if before:
             merged: dict[str, Any] = {}
             for step in (*before, move):

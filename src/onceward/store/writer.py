@@ -65,7 +65,8 @@ class _Slot:
 
 
 class _Spoiled(Exception):
-    """One work of an unguarded batch failed: undo all, and run each again in a savepoint of its own."""
+    """One work of an unguarded batch failed: undo all, and run each again in a savepoint of its
+    own."""
 
 
 class Writer:
@@ -99,10 +100,11 @@ class Writer:
         return self.tenure
 
     def forfeit(self, why: str) -> None:
-        """The tenure is not ours any more, or cannot be shown to be: commit nothing more, the end of it included.
+        """The tenure is not ours any more, or cannot be shown to be: commit nothing more, the end
+        of it included.
 
-        Called from the heartbeat's thread. The fence alone does not say so where only the program in the lock row
-        differs; a work that is under way is undone before its commit."""
+        Called from the heartbeat's thread. The fence alone does not say so where only the
+        program in the lock row differs; a work that is under way is undone before its commit."""
         self._forfeited = why
         self.tenure = None
 
@@ -128,7 +130,8 @@ class Writer:
         return slot.outcome()
 
     def _leave(self, slot: _Slot) -> None:
-        """An interrupted caller: out of the queue, or through to the end of the commit it is part of."""
+        """An interrupted caller: out of the queue, or through to the end of the commit it is
+        part of."""
         with self._mutex:
             if slot in self._waiting and not slot.taken:
                 self._waiting.remove(slot)
@@ -152,7 +155,8 @@ class Writer:
             _through(lambda: self._retire(own))
 
     def _retire(self, own: _Slot) -> None:
-        """Wake those whose work is decided and hand the lead to the next in line; may be repeated."""
+        """Wake those whose work is decided and hand the lead to the next in line; may be
+        repeated."""
         if not all(slot.done for slot in own.batch):
             with suppress(OncewardError):
                 self._broken_off(own.batch)
@@ -162,16 +166,19 @@ class Writer:
             if slot is not own and slot.wake.locked():
                 slot.wake.release()
         with self._mutex:
-            # Only an interrupted leader leaves a slot here that is decided already: its own, or one it had just taken.
+            # Only an interrupted leader leaves a slot here that is decided already: its own, or one
+            # it had just taken.
             while self._waiting and (self._waiting[0].taken or self._waiting[0] is own):
                 self._waiting.popleft()
             self._pass_on(own)
 
     def _pass_on(self, slot: _Slot) -> None:
-        """With the mutex held: if `slot` has the lead, the first in the queue gets it, or nobody does.
+        """With the mutex held: if `slot` has the lead, the first in the queue gets it, or nobody
+        does.
 
-        Python takes up an interrupt only after a call or at a loop's turn, so none comes between giving the lead and
-        waking who has it: both happen, or neither, and doing it again does nothing.
+        Python takes up an interrupt only after a call or at a loop's turn, so none comes between
+        giving the lead and waking who has it: both happen, or neither, and doing it again does
+        nothing.
         """
         if self._head is slot:
             heir = self._waiting[0] if self._waiting else None
@@ -180,8 +187,8 @@ class Writer:
                 heir.wake.release()
 
     def _gather(self, batch: list[_Slot]) -> None:
-        """Collect the slots that share the next commit. A leader whose last commit was shared waits a
-        moment for its company."""
+        """Collect the slots that share the next commit. A leader whose last commit was shared
+        waits a moment for its company."""
         arrived = len(self._waiting)
         while arrived < self._company:
             time.sleep(GATHER_SECONDS)
@@ -225,7 +232,8 @@ class Writer:
                     return _fail(batch, StorageError(f"the database kept refusing: {error}"))
                 time.sleep(self._sources.fraction() * 0.005 * tries)
             except OncewardError as error:
-                # Nothing of the batch is committed: the fence moved, or the database is out of reach.
+                # Nothing of the batch is committed: the fence moved, or the database is out of
+                # reach.
                 self._undo_all()
                 return _fail(batch, error)
             except BaseException:
@@ -233,16 +241,19 @@ class Writer:
                 raise
 
     def _note_loss(self, batch: list[_Slot]) -> None:
-        """Once the fence has refused a write, nobody here may act as the holder of the lock any more."""
+        """Once the fence has refused a write, nobody here may act as the holder of the lock any
+        more."""
         lost = [slot.error for slot in batch if isinstance(slot.error, LockLost)]
         if lost and self.tenure is not None:
             self.forfeit(lost[0].message)
 
     def _broken_off(self, batch: list[_Slot]) -> None:
-        """An interrupt in the leader's own thread: say truthfully whether the batch is committed."""
+        """An interrupt in the leader's own thread: say truthfully whether the batch is
+        committed."""
         self._heads = Heads()
         if self._committing and self._session.lost:
-            # Works that had failed on their own keep their errors; a repeat takes up what is still unknown.
+            # Works that had failed on their own keep their errors; a repeat takes up what is still
+            # unknown.
             undecided = [
                 slot
                 for slot in batch
@@ -309,7 +320,8 @@ class Writer:
         except BaseException as error:
             slot.error = error
             if not self._session.open:
-                # The database itself gave up the whole transaction (a full disk, a lost connection).
+                # The database itself gave up the whole transaction (a full disk, a lost
+                # connection).
                 raise _lost_all(error) from error
             if not guarded:
                 raise _Spoiled from error
@@ -336,10 +348,12 @@ class Writer:
         faults.point("commit.after")
 
     def _resolve(self, slots: list[_Slot], why: str) -> None:
-        """A commit error means unknown: stop writing, look from a fresh connection, answer truthfully.
+        """A commit error means unknown: stop writing, look from a fresh connection, answer
+        truthfully.
 
-        Looking is itself a commit that retires our tenure: it waits for a commit still under way, overwrites what a
-        failed sync left behind, and keeps a late one from being applied after we have given our word.
+        Looking is itself a commit that retires our tenure: it waits for a commit still under way,
+        overwrites what a failed sync left behind, and keeps a late one from being applied after we
+        have given our word.
         """
         self._stopped = f"the store stopped after a commit went wrong ({why}); open it again"
         self._heads = Heads()
@@ -371,7 +385,8 @@ class Writer:
 
 
 def _through(work: Callable[[], None]) -> None:
-    """Bring to an end what must be brought to an end: an interrupt on top of an interrupt changes nothing."""
+    """Bring to an end what must be brought to an end: an interrupt on top of an interrupt
+    changes nothing."""
     while True:
         try:
             return work()

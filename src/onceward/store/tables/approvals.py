@@ -40,8 +40,10 @@ def want_approval(
     tx: Writes, build_id: str, stage: str, target: str, digest: str, text: str, now: Micros
 ) -> None:
     tx.write(
-        "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (build_id, stage, target, digest) DO UPDATE SET wanted_at = excluded.wanted_at",
+        "INSERT INTO approvals (build_id, stage, target, digest, text, wanted_at)"
+        " VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (build_id, stage, target, digest)"
+        " DO UPDATE SET wanted_at = excluded.wanted_at",
         (build_id, stage, target, digest, text, now),
     )
 
@@ -58,8 +60,10 @@ def wanted_approvals(rows: Reads, limit: int = 50) -> list[Approval]:
     found = rows.read(
         f"SELECT {APPROVALS.columns_of('a')} FROM approvals a"
         " JOIN builds b ON b.build_id = a.build_id"
-        " WHERE a.decision IS NULL AND b.state IN ('ACTIVE', 'CRASHED', 'BUDGET_PAUSE') AND NOT EXISTS"
-        " (SELECT 1 FROM approvals n WHERE n.build_id = a.build_id AND n.stage = a.stage AND n.target = a.target"
+        " WHERE a.decision IS NULL AND b.state IN ('ACTIVE', 'CRASHED', 'BUDGET_PAUSE')"
+        " AND NOT EXISTS"
+        " (SELECT 1 FROM approvals n WHERE n.build_id = a.build_id AND n.stage = a.stage"
+        " AND n.target = a.target"
         " AND n.wanted_at > a.wanted_at) ORDER BY a.wanted_at DESC LIMIT ?",
         (limit,),
     )

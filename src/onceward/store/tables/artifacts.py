@@ -81,7 +81,8 @@ def refs_of(rows: Reads, owner: str) -> list[Ref]:
 def links_of(rows: Reads, build_id: str) -> list[Link]:
     """Everything that the steps of a build refer to, what they reused included."""
     found = rows.read(
-        "SELECT l.owner, l.name, l.kind, l.sha256, a.size, l.created_at, l.build_id, l.stage, l.target"
+        "SELECT l.owner, l.name, l.kind, l.sha256, a.size, l.created_at, l.build_id, l.stage,"
+        " l.target"
         " FROM artifact_links l JOIN artifacts a ON a.sha256 = l.sha256 WHERE l.build_id = ?"
         " ORDER BY l.stage, l.target, l.owner, l.name, l.kind",
         (build_id,),
@@ -97,9 +98,11 @@ def newest_refs(rows: Reads, limit: int) -> list[Ref]:
 
 
 def find(rows: Reads, prefix: str) -> tuple[str, int, bytes | None]:
-    """Digest, size and, if it is still there, the row copy of the one artifact whose digest begins so."""
+    """Digest, size and, if it is still there, the row copy of the one artifact whose digest
+    begins so."""
     found = rows.read(
-        "SELECT sha256, size, data FROM artifacts WHERE sha256 >= ? AND sha256 < ? ORDER BY sha256 LIMIT 2",
+        "SELECT sha256, size, data FROM artifacts WHERE sha256 >= ? AND sha256 < ?"
+        " ORDER BY sha256 LIMIT 2",
         (prefix, prefix + "g"),
     )
     if len(found) != 1:
@@ -128,7 +131,8 @@ def owners_of(rows: Reads, sha256: str) -> tuple[int, list[tuple[str, str, str]]
 
 
 BAD = "bad"
-"""The mark of an artifact that was found changed or gone: the next one who makes it again heals it."""
+"""The mark of an artifact that was found changed or gone: the next one who makes it again heals
+it."""
 
 
 def put(
@@ -140,13 +144,16 @@ def put(
     now: Micros,
     fileless: bool,
 ) -> None:
-    """A new artifact, or one that is known; `fileless` says that it has no file, so its bytes must be in the row."""
+    """A new artifact, or one that is known; `fileless` says that it has no file, so its bytes
+    must be in the row."""
     tx.write(
         "INSERT INTO artifacts (sha256, size, created_at, data, mark) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (sha256) DO UPDATE SET"
         f" data = CASE WHEN artifacts.mark = 'bad' THEN excluded.data"
-        f" ELSE coalesce(artifacts.data{', excluded.data' if fileless else ''}, artifacts.data) END,"
-        " mark = CASE WHEN artifacts.mark = 'bad' THEN excluded.mark ELSE coalesce(excluded.mark, artifacts.mark) END",
+        f" ELSE coalesce(artifacts.data{', excluded.data' if fileless else ''},"
+        " artifacts.data) END,"
+        " mark = CASE WHEN artifacts.mark = 'bad' THEN excluded.mark"
+        " ELSE coalesce(excluded.mark, artifacts.mark) END",
         (sha256, size, now, data, mark),
     )
 
@@ -154,7 +161,8 @@ def put(
 def find_many(rows: Reads, digests: Sequence[str]) -> dict[str, Row]:
     """Digest, size, row copy and mark of many artifacts."""
     found = rows.read(
-        f"SELECT sha256, size, data, mark FROM artifacts WHERE sha256 IN ({', '.join('?' * len(digests))})",
+        "SELECT sha256, size, data, mark FROM artifacts"
+        f" WHERE sha256 IN ({', '.join('?' * len(digests))})",
         digests,
     )
     return {row[0]: row for row in found}

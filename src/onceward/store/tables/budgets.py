@@ -63,7 +63,8 @@ def lanes_of(rows: Reads, session_id: str) -> list[Row]:
 
 def set_limit(tx: Writes, session_id: str, lane: str, limit: int | None, mode: str) -> None:
     tx.write(
-        "INSERT INTO budget_totals (parent_session_id, budget_lane, accounting_mode, limit_amount, total, carried)"
+        "INSERT INTO budget_totals (parent_session_id, budget_lane, accounting_mode, limit_amount,"
+        " total, carried)"
         " VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (parent_session_id, budget_lane) DO UPDATE SET"
         " limit_amount = excluded.limit_amount",
         (session_id, lane, mode, limit),
@@ -82,11 +83,13 @@ def add_debit(
 ) -> None:
     """One debit and the total it makes: the two are one write, or none."""
     tx.write(
-        "UPDATE budget_totals SET total = total + ?, carried = ? WHERE parent_session_id = ? AND budget_lane = ?",
+        "UPDATE budget_totals SET total = total + ?, carried = ?"
+        " WHERE parent_session_id = ? AND budget_lane = ?",
         (amount, carried, session_id, lane),
     )
     tx.write(
-        "INSERT INTO budget_debits (parent_session_id, budget_lane, debit_seq, child_id, amount, settled, at)"
+        "INSERT INTO budget_debits (parent_session_id, budget_lane, debit_seq, child_id, amount,"
+        " settled, at)"
         " SELECT ?, ?, coalesce(max(debit_seq), 0) + 1, ?, ?, ?, ? FROM budget_debits"
         " WHERE parent_session_id = ? AND budget_lane = ?",
         (session_id, lane, child_id, amount, settled, at, session_id, lane),
@@ -104,7 +107,8 @@ def carry(tx: Writes, session_id: str, lane: str, carried: int) -> None:
 def spent_by(rows: Reads, child_id: str) -> Mapping[str, int]:
     """What a child spent, by lane."""
     found = rows.read(
-        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE child_id = ? GROUP BY budget_lane"
+        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE child_id = ?"
+        " GROUP BY budget_lane"
         " ORDER BY budget_lane",
         (child_id,),
     )
@@ -128,7 +132,8 @@ def workspace_lanes(rows: Reads) -> list[Row]:
 
 
 def set_workspace_limits(tx: Writes, limits: Mapping[str, int]) -> None:
-    """The workspace's limits as the settings have them; its totals are the sums of its sessions'."""
+    """The workspace's limits as the settings have them; its totals are the sums of its
+    sessions'."""
     tx.write("DELETE FROM workspace_budget")
     for lane, limit in sorted(limits.items()):
         tx.write(
@@ -155,8 +160,10 @@ def debits_by_session(rows: Reads) -> list[Row]:
 def debits_by_child(rows: Reads) -> list[Row]:
     """Child, its build's name, its work, lane and sum."""
     return rows.read(
-        "SELECT t.child_id, b.name, t.work, d.budget_lane, CAST(sum(d.amount) AS BIGINT) FROM budget_debits d"
-        " JOIN urm_dispatch_token t ON t.child_id = d.child_id LEFT JOIN builds b ON b.build_id = t.parent_session_id"
+        "SELECT t.child_id, b.name, t.work, d.budget_lane, CAST(sum(d.amount) AS BIGINT)"
+        " FROM budget_debits d"
+        " JOIN urm_dispatch_token t ON t.child_id = d.child_id"
+        " LEFT JOIN builds b ON b.build_id = t.parent_session_id"
         " GROUP BY t.child_id, b.name, t.work, d.budget_lane"
     )
 
@@ -172,7 +179,8 @@ def lane_totals(rows: Reads) -> list[tuple[str, int]]:
 def debits_since(rows: Reads, moment: int) -> Mapping[str, int]:
     """What was spent since, by lane."""
     found = rows.read(
-        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE at >= ? GROUP BY budget_lane"
+        "SELECT budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits WHERE at >= ?"
+        " GROUP BY budget_lane"
         " ORDER BY budget_lane",
         (moment,),
     )
@@ -182,7 +190,8 @@ def debits_since(rows: Reads, moment: int) -> Mapping[str, int]:
 def debits_of(rows: Reads, session_id: str) -> list[Row]:
     """Every debit of a session in its order: when, in which lane, how much."""
     return rows.read(
-        "SELECT at, budget_lane, amount FROM budget_debits WHERE parent_session_id = ? ORDER BY budget_lane, debit_seq",
+        "SELECT at, budget_lane, amount FROM budget_debits WHERE parent_session_id = ?"
+        " ORDER BY budget_lane, debit_seq",
         (session_id,),
     )
 
@@ -190,6 +199,7 @@ def debits_of(rows: Reads, session_id: str) -> list[Row]:
 def debits_by_day(rows: Reads, micros: int) -> list[Row]:
     """Day since 1970 in UTC, lane and sum, the newest day first."""
     return rows.read(
-        "SELECT at / ?, budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits GROUP BY 1, 2 ORDER BY 1 DESC",
+        "SELECT at / ?, budget_lane, CAST(sum(amount) AS BIGINT) FROM budget_debits GROUP BY 1, 2"
+        " ORDER BY 1 DESC",
         (micros,),
     )

@@ -168,7 +168,8 @@ class Changes:
     def newest(
         self, limit: int, statuses: Sequence[str] = (), author: str = "", before: str = ""
     ) -> list[tuple[Entry, Micros]]:
-        """The newest first, some statuses' or one author's if asked; those older than one, for the next page."""
+        """The newest first, some statuses' or one author's if asked; those older than one, for
+        the next page."""
         where: list[str] = ["1 = 1"]
         params: list[Any] = []
         if before:
@@ -181,7 +182,8 @@ class Changes:
             where.append("author = ?")
             params.append(author)
         found = self._rows.read(
-            f"SELECT {ENTRIES.columns}, created_at FROM decision_backlog_entry WHERE {' AND '.join(where)}"
+            f"SELECT {ENTRIES.columns}, created_at FROM decision_backlog_entry"
+            f" WHERE {' AND '.join(where)}"
             # Ids are sortable by time.
             " ORDER BY entry_id DESC LIMIT ?",
             (*params, limit),
@@ -209,7 +211,8 @@ class Changes:
 
     def depends_on(self, entry_id: str) -> list[Entry]:
         found = self._rows.read(
-            "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ? ORDER BY depends_on",
+            "SELECT depends_on FROM decision_backlog_dependency WHERE entry_id = ?"
+            " ORDER BY depends_on",
             (entry_id,),
         )
         return [self.get(row[0]) for row in found]
@@ -291,7 +294,8 @@ class Changes:
     def carried_out_since(self, cutter: str, position: int) -> list[Affected]:
         """The files that a cutter changed after a position, in order."""
         found = self._rows.read(
-            f"SELECT {AFFECTED.columns_of('a')} FROM cut_change_set c JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
+            f"SELECT {AFFECTED.columns_of('a')} FROM cut_change_set c"
+            " JOIN decision_backlog_entry e ON e.entry_id = c.entry_id"
             " JOIN cut_affected_row a ON a.change_set_id = c.change_set_id"
             " WHERE e.cutter = ? AND c.status = 'applied' AND c.position > ?"
             " ORDER BY c.position, a.path",

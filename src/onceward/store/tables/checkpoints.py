@@ -34,8 +34,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The build they were taken over from."""
     error: str | None
     code_version: str | None = None
-    """Of the function that it was done with, as the algorithm before the colon made it; None for a command, and for
-    what was recorded before versions named their algorithm."""
+    """Of the function that it was done with, as the algorithm before the colon made it; None for
+    a command, and for what was recorded before versions named their algorithm."""
     environment_hash: str | None = None
     """Of Python and the packages that it was done with."""
     updated_at: Micros = 0
@@ -95,8 +95,10 @@ def find_checkpoint(rows: Reads, build_id: str, stage: str, target: str) -> Chec
 def put_checkpoint(tx: Writes, checkpoint: Checkpoint, now: Micros) -> None:
     *values, _ = msgspec.structs.astuple(checkpoint)
     tx.write(
-        f"{CHECKPOINTS.insert_sql} ON CONFLICT (build_id, stage, target) DO UPDATE SET context_hash = excluded.context_hash,"
-        " status = excluded.status, how = excluded.how, outputs = excluded.outputs, cost = excluded.cost,"
+        f"{CHECKPOINTS.insert_sql} ON CONFLICT (build_id, stage, target)"
+        " DO UPDATE SET context_hash = excluded.context_hash,"
+        " status = excluded.status, how = excluded.how, outputs = excluded.outputs,"
+        " cost = excluded.cost,"
         " tokens = excluded.tokens, attempt = excluded.attempt, child_id = excluded.child_id,"
         " origin = excluded.origin, error = excluded.error, code_version = excluded.code_version,"
         " environment_hash = excluded.environment_hash, updated_at = excluded.updated_at",
@@ -143,8 +145,8 @@ def reusable(
     but: str,
     only: str | None = None,
 ) -> dict[str, Checkpoint]:
-    """For each context hash the newest result that another build has of it in the environment that is named with it
-    (None for any), or that one build has."""
+    """For each context hash the newest result that another build has of it in the environment
+    that is named with it (None for any), or that one build has."""
     found: dict[str, Checkpoint] = {}
     hashes = sorted(environments)
     how, builds = (" AND build_id <> ?", but) if only is None else (" AND build_id = ?", only)
@@ -165,9 +167,11 @@ def reusable(
 
 
 def recorded_costs(rows: Reads, name: str, stage: str, limit: int) -> list[tuple[int, int]]:
-    """What the newest executed steps of a stage cost, in every build of that name: micro-dollars and tokens."""
+    """What the newest executed steps of a stage cost, in every build of that name: micro-dollars
+    and tokens."""
     found = rows.read(
-        "SELECT c.cost, c.tokens FROM builds b JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ?"
+        "SELECT c.cost, c.tokens FROM builds b"
+        " JOIN checkpoints c ON c.build_id = b.build_id AND c.stage = ?"
         " WHERE b.name = ? AND c.status = 'SUCCESS' AND c.how = 'executed'"
         " ORDER BY b.build_id DESC, c.updated_at DESC LIMIT ?",
         (stage, name, limit),
@@ -178,7 +182,8 @@ def recorded_costs(rows: Reads, name: str, stage: str, limit: int) -> list[tuple
 def last_success(
     rows: Reads, name: str, stage: str, target: str, before: str = ""
 ) -> Checkpoint | None:
-    """A step's newest result in the builds of that name; only in those that were begun before the one given."""
+    """A step's newest result in the builds of that name; only in those that were begun before
+    the one given."""
     values = [stage, target, name]
     older = ""
     if before:

@@ -87,13 +87,15 @@ class Sessions:
         if self.find(prefix) is not None:
             return [prefix]
         found = self._rows.read(
-            "SELECT session_id FROM sessions WHERE session_id >= ? AND session_id < ? ORDER BY session_id LIMIT 2",
+            "SELECT session_id FROM sessions WHERE session_id >= ? AND session_id < ?"
+            " ORDER BY session_id LIMIT 2",
             (prefix, prefix + "\U0010ffff"),
         )
         return [session_id for (session_id,) in found] if prefix else []
 
     def all(self, limit: int) -> list[tuple[str, int, int, int, Micros]]:
-        """The newest sessions: id, children, those not ended, those that did not complete, when it was opened."""
+        """The newest sessions: id, children, those not ended, those that did not complete, when
+        it was opened."""
         rows = self._rows.read(
             "SELECT s.session_id, count(t.child_id),"
             " CAST(sum(CASE WHEN t.phase <> 'terminal' THEN 1 ELSE 0 END) AS BIGINT),"
@@ -122,14 +124,18 @@ class Tokens:
         return found
 
     def next_queued(self, session_id: str, slot: int, now: Micros) -> tuple[Token, int, int] | None:
-        """The child whose turn it is, lowest place in the queue among those that are due; the session's mark of the
-        last dispatch number, and the number that comes next. A slot beyond the session's cap gets none."""
+        """The child whose turn it is, lowest place in the queue among those that are due; the
+        session's mark of the last dispatch number, and the number that comes next. A slot beyond
+        the session's cap gets none."""
         found = self._rows.read(
             f"SELECT {DISPATCH_TOKENS.columns_of('t')}, s.dispatch_high,"
-            " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id)"
+            " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m"
+            " WHERE m.parent_session_id = s.session_id)"
             " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
-            " WHERE t.parent_session_id = ? AND t.phase = 'queued' AND t.phase <> 'terminal' AND t.due_at <= ?"
-            # A slot holds one child, so as many slots as the cap are the cap: as persisted, not as remembered (C-5).
+            " WHERE t.parent_session_id = ? AND t.phase = 'queued' AND t.phase <> 'terminal'"
+            " AND t.due_at <= ?"
+            # A slot holds one child, so as many slots as the cap are the cap: as persisted, not as
+            # remembered (C-5).
             " AND s.max_active_children >= ?"
             " ORDER BY t.queue_seq LIMIT 1",
             (session_id, now, slot),
@@ -143,16 +149,21 @@ class Tokens:
         """What may have changed about a running child and its session since it began."""
         ((asked, joined, state, *lane, queue_mark, dispatch_mark, queued, dispatched, waiting),) = (
             self._rows.read(
-                "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane, b.limit_amount, b.total, b.carried,"
+                "SELECT t.cancel_request_id, t.joined_request_ids, d.state, b.budget_lane,"
+                " b.limit_amount, b.total, b.carried,"
                 " b.accounting_mode,"
                 " s.queue_high, s.dispatch_high,"
-                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
-                " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id),"
-                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m WHERE m.parent_session_id = s.session_id"
+                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m"
+                " WHERE m.parent_session_id = s.session_id),"
+                " (SELECT max(m.dispatch_seq) FROM urm_dispatch_token m"
+                " WHERE m.parent_session_id = s.session_id),"
+                " (SELECT max(m.queue_seq) FROM urm_dispatch_token m"
+                " WHERE m.parent_session_id = s.session_id"
                 "  AND m.phase = 'queued' AND m.phase <> 'terminal')"
                 " FROM urm_dispatch_token t JOIN sessions s ON s.session_id = t.parent_session_id"
                 " LEFT JOIN budget_totals b ON b.parent_session_id = t.parent_session_id"
-                " AND b.budget_lane = 'duration_secs' LEFT JOIN builds d ON d.build_id = t.parent_session_id"
+                " AND b.budget_lane = 'duration_secs'"
+                " LEFT JOIN builds d ON d.build_id = t.parent_session_id"
                 " WHERE t.child_id = ?",
                 (child_id,),
             )
@@ -171,7 +182,8 @@ class Tokens:
     def next_due(self, session_id: str) -> Micros | None:
         """When the next queued child is due, if any is queued."""
         ((due,),) = self._rows.read(
-            "SELECT min(due_at) FROM urm_dispatch_token WHERE parent_session_id = ? AND phase = 'queued'"
+            "SELECT min(due_at) FROM urm_dispatch_token"
+            " WHERE parent_session_id = ? AND phase = 'queued'"
             " AND phase <> 'terminal'",
             (session_id,),
         )
@@ -195,7 +207,8 @@ class Tokens:
     def asked_to_end(self, session_id: str) -> list[str]:
         """Children that have not ended and were asked to."""
         found = self._rows.read(
-            "SELECT child_id FROM urm_dispatch_token WHERE parent_session_id = ? AND phase <> 'terminal'"
+            "SELECT child_id FROM urm_dispatch_token"
+            " WHERE parent_session_id = ? AND phase <> 'terminal'"
             " AND cancel_request_id IS NOT NULL",
             (session_id,),
         )
@@ -204,7 +217,8 @@ class Tokens:
     def times(self, session_id: str) -> dict[str, tuple[Micros, Micros | None]]:
         """When each child of a session was started, and when it ended."""
         found = self._rows.read(
-            "SELECT child_id, started_at, CASE WHEN phase = 'terminal' THEN updated_at END FROM urm_dispatch_token"
+            "SELECT child_id, started_at, CASE WHEN phase = 'terminal' THEN updated_at END"
+            " FROM urm_dispatch_token"
             " WHERE parent_session_id = ? AND started_at IS NOT NULL"
             # Of one that its kernel's death cut off nobody knows when it ended.
             " AND (reason IS NULL OR reason NOT IN ('terminated_on_restart', 'lease_orphaned'))",
@@ -213,12 +227,14 @@ class Tokens:
         return {child_id: (started, ended) for child_id, started, ended in found}
 
     def left_behind(self, fence: int) -> Iterator[Token]:
-        """Every open child of an older fence, session after session, in the order of its dispatch (C-20)."""
+        """Every open child of an older fence, session after session, in the order of its
+        dispatch (C-20)."""
         return iter(
             DISPATCH_TOKENS.read(
                 self._rows,
                 "WHERE phase <> 'terminal' AND owner_fence < ?"
-                " ORDER BY parent_session_id, CASE WHEN dispatch_seq IS NULL THEN 1 ELSE 0 END, dispatch_seq, queue_seq",
+                " ORDER BY parent_session_id, CASE WHEN dispatch_seq IS NULL THEN 1"
+                " ELSE 0 END, dispatch_seq, queue_seq",
                 (fence,),
             )
         )
@@ -271,12 +287,14 @@ def function_runs(rows: Reads) -> bool:
 
 
 def resolve(rows: Reads, prefix: str) -> list[str]:
-    """The children that an id, or the one beginning of an id, means: a child, or all that a session has open."""
+    """The children that an id, or the one beginning of an id, means: a child, or all that a
+    session has open."""
     sessions = Sessions(rows).named(prefix)
     if len(sessions) == 1:
         return [token.child_id for token in Tokens(rows).open_in(sessions[0])]
     found = rows.read(
-        "SELECT child_id FROM urm_dispatch_token WHERE child_id >= ? AND child_id < ? ORDER BY child_id LIMIT 2",
+        "SELECT child_id FROM urm_dispatch_token WHERE child_id >= ? AND child_id < ?"
+        " ORDER BY child_id LIMIT 2",
         (prefix, prefix + "\U0010ffff"),
     )
     if len(found) != 1:
@@ -290,7 +308,8 @@ def resolve(rows: Reads, prefix: str) -> list[str]:
 def open_session(tx: Writes, session_id: str, cap: int, now: Micros) -> None:
     """A new session, or a new cap for one that is there."""
     tx.write(
-        "INSERT INTO sessions (session_id, max_active_children, queue_high, dispatch_high, created_at)"
+        "INSERT INTO sessions (session_id, max_active_children, queue_high, dispatch_high,"
+        " created_at)"
         " VALUES (?, ?, 0, 0, ?) ON CONFLICT (session_id) DO UPDATE SET"
         " max_active_children = excluded.max_active_children",
         (session_id, cap, now),
@@ -300,7 +319,8 @@ def open_session(tx: Writes, session_id: str, cap: int, now: Micros) -> None:
 def last_queued(rows: Reads, session_id: str) -> tuple[int, int]:
     """A session's mark of the last number in its queue, and the last number ever given there."""
     found = rows.read(
-        "SELECT queue_high, (SELECT max(queue_seq) FROM urm_dispatch_token WHERE parent_session_id = ?)"
+        "SELECT queue_high, (SELECT max(queue_seq) FROM urm_dispatch_token"
+        " WHERE parent_session_id = ?)"
         " FROM sessions WHERE session_id = ?",
         (session_id, session_id),
     )
@@ -311,7 +331,8 @@ def last_queued(rows: Reads, session_id: str) -> tuple[int, int]:
 
 
 def set_high(tx: Writes, session_id: str, kind: str, before: int, now: int) -> None:
-    """Keep the last `queue` or `dispatch` number at once; two who counted from the same mark cannot both (C-2, X26)."""
+    """Keep the last `queue` or `dispatch` number at once; two who counted from the same mark
+    cannot both (C-2, X26)."""
     tx.write(
         f"UPDATE sessions SET {kind}_high = ? WHERE session_id = ? AND {kind}_high = ?",
         (now, session_id, before),
@@ -336,7 +357,8 @@ def set_highs(tx: Writes, session_id: str, before: tuple[int, int], now: tuple[i
 def ask_to_end(tx: Writes, child_id: str, cancel_request_id: str) -> None:
     """Mark a child as one that is to end; whoever runs it looks for the mark."""
     tx.write(
-        "UPDATE urm_dispatch_token SET cancel_request_id = ? WHERE child_id = ? AND cancel_request_id IS NULL",
+        "UPDATE urm_dispatch_token SET cancel_request_id = ?"
+        " WHERE child_id = ? AND cancel_request_id IS NULL",
         (cancel_request_id, child_id),
     )
 
@@ -352,7 +374,8 @@ def join_request_to_end(tx: Writes, child_id: str, joined_request_ids: str) -> N
 def note_last_seen(tx: Writes, fence: int, last_seen: Micros) -> None:
     """For the children a dead kernel left running: how long they ran for certain."""
     tx.write(
-        "UPDATE urm_dispatch_token SET last_seen = ? WHERE phase = 'started' AND phase <> 'terminal'"
+        "UPDATE urm_dispatch_token SET last_seen = ?"
+        " WHERE phase = 'started' AND phase <> 'terminal'"
         " AND owner_fence < ? AND last_seen IS NULL",
         (last_seen, fence),
     )
@@ -398,7 +421,8 @@ def checked_position(rows: Reads) -> int:
 
 
 def ended_after(rows: Reads, position: int) -> Iterator[tuple[str, str | None]]:
-    """Every child whose token came to its end after a position, and the body of the event it names, if there is one.
+    """Every child whose token came to its end after a position, and the body of the event it names,
+    if there is one.
 
     A child that never had an event is at position 0; one that ended there is always among them."""
     eventless = rows.read(
@@ -426,7 +450,8 @@ def note_recovery(
 ) -> None:
     """Recovery is done under this fence; it has checked the events up to a position."""
     tx.write(
-        "INSERT INTO recoveries (fence, at, recovered, unconfirmed, position) VALUES (?, ?, ?, ?, ?)"
+        "INSERT INTO recoveries (fence, at, recovered, unconfirmed, position)"
+        " VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (fence) DO NOTHING",
         (fence, now, recovered, unconfirmed, position),
     )

@@ -20,7 +20,8 @@ _FIELDS = "e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
 
 
 def event_of(row: Row) -> Event:
-    """The event of a row: the name of its stream, then its own columns in the order of `_FIELDS`."""
+    """The event of a row: the name of its stream, then its own columns in the order of
+    `_FIELDS`."""
     stream, seq, at, source, body, prev_hash, hash_, position = row
     return Event(
         stream=stream,
@@ -37,7 +38,8 @@ def event_of(row: Row) -> Event:
 def streams(rows: Reads) -> list[tuple[str, int]]:
     """Every stream and how many events it has."""
     found = rows.read(
-        "SELECT s.stream, count(e.position) FROM streams s LEFT JOIN events e ON e.stream_no = s.stream_no"
+        "SELECT s.stream, count(e.position) FROM streams s"
+        " LEFT JOIN events e ON e.stream_no = s.stream_no"
         " GROUP BY s.stream ORDER BY s.stream"
     )
     return [(stream, count) for stream, count in found]
@@ -62,11 +64,12 @@ def events_of(rows: Reads, stream: str, after: int = 0) -> Iterator[Event]:
 
 
 def events_by_name(rows: Reads) -> Iterator[Event]:
-    """Every event, streams in the order of their names, each in order: one pass in flat memory. What belongs to no
-    stream comes first."""
+    """Every event, streams in the order of their names, each in order: one pass in flat memory.
+    What belongs to no stream comes first."""
     unnamed = rows.read(
         f"SELECT '', {_FIELDS}, e.stream_no FROM events e"
-        " WHERE NOT EXISTS (SELECT 1 FROM streams s WHERE s.stream_no = e.stream_no) ORDER BY e.position LIMIT 100"
+        " WHERE NOT EXISTS (SELECT 1 FROM streams s WHERE s.stream_no = e.stream_no)"
+        " ORDER BY e.position LIMIT 100"
     )
     page = unnamed + _from(rows, "")
     while page:
@@ -95,7 +98,8 @@ def events_named(rows: Reads, names: Sequence[str]) -> Iterator[Event]:
 
 def _from(rows: Reads, stream: str) -> list[Row]:
     return rows.read(
-        f"SELECT s.stream, {_FIELDS}, e.stream_no FROM streams s JOIN events e ON e.stream_no = s.stream_no"
+        f"SELECT s.stream, {_FIELDS}, e.stream_no FROM streams s"
+        " JOIN events e ON e.stream_no = s.stream_no"
         " WHERE s.stream > ? ORDER BY s.stream, e.seq LIMIT ?",
         (stream, _PAGE),
     )
@@ -123,7 +127,8 @@ def newest_of(rows: Reads, stream: str, source: str, limit: int) -> list[Event]:
 def head_of(rows: Reads, stream: str) -> tuple[int, bytes]:
     """Seq and hash of a stream's last event; zeros where there is none."""
     found = rows.read(
-        "SELECT e.seq, e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ?"
+        "SELECT e.seq, e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        " WHERE s.stream = ?"
         " ORDER BY e.seq DESC LIMIT 1",
         (stream,),
     )
@@ -135,7 +140,8 @@ def hash_at(rows: Reads, stream: str, seq: int) -> bytes | None:
     if seq == 0:
         return ZERO_HASH
     found = rows.read(
-        "SELECT e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ? AND e.seq = ?",
+        "SELECT e.hash FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        " WHERE s.stream = ? AND e.seq = ?",
         (stream, seq),
     )
     return found[0][0] if found else None
@@ -144,7 +150,8 @@ def hash_at(rows: Reads, stream: str, seq: int) -> bytes | None:
 def told(rows: Reads, stream: str, event: str, step: str) -> bool:
     """Whether a stream has an event of that name about a step."""
     found = rows.read(
-        "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE s.stream = ? AND e.body LIKE ?",
+        "SELECT e.body FROM events e JOIN streams s ON s.stream_no = e.stream_no"
+        " WHERE s.stream = ? AND e.body LIKE ?",
         (stream, f'%"{event}"%'),
     )
     return any(msgspec.json.decode(body)["detail"].get("step") == step for (body,) in found)
@@ -171,7 +178,8 @@ def events_after(rows: Reads, position: int, limit: int) -> list[Event]:
     """The events after a place, in the order they were committed."""
     found = rows.read(
         "SELECT s.stream, e.seq, e.at, e.source, e.body, e.prev_hash, e.hash, e.position"
-        " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position > ? ORDER BY e.position LIMIT ?",
+        " FROM events e JOIN streams s ON s.stream_no = e.stream_no WHERE e.position > ?"
+        " ORDER BY e.position LIMIT ?",
         (position, limit),
     )
     return [event_of(row) for row in found]

@@ -41,8 +41,10 @@ OUTBOX_USED: Final[Table[Any]] = Table(None, "outbox_used", key=("sink", "dedupe
 def parcels(rows: Reads, sink: str, after: int, limit: int) -> list[Parcel]:
     """Undelivered events of a sink in commit order."""
     found = rows.read(
-        "SELECT o.dedupe_key, o.attempts, o.due_at, o.parked_at, s.stream, e.seq, e.at, e.source, e.body,"
-        " e.prev_hash, e.hash, e.position FROM event_outbox o JOIN events e ON e.position = o.position"
+        "SELECT o.dedupe_key, o.attempts, o.due_at, o.parked_at, s.stream, e.seq, e.at, e.source,"
+        " e.body,"
+        " e.prev_hash, e.hash, e.position FROM event_outbox o"
+        " JOIN events e ON e.position = o.position"
         " JOIN streams s ON s.stream_no = e.stream_no"
         " WHERE o.sink = ? AND o.position > ? ORDER BY o.position LIMIT ?",
         (sink, after, limit),
@@ -90,6 +92,7 @@ def make_due(tx: Writes, now: int) -> None:
 def backlogs(rows: Reads) -> list[SinkBacklog]:
     found = rows.read(
         "SELECT o.sink, count(*), count(o.parked_at), min(e.at), max(o.last_error)"
-        " FROM event_outbox o JOIN events e ON e.position = o.position GROUP BY o.sink ORDER BY o.sink"
+        " FROM event_outbox o JOIN events e ON e.position = o.position GROUP BY o.sink"
+        " ORDER BY o.sink"
     )
     return [SinkBacklog(*row) for row in found]

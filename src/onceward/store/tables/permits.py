@@ -1,4 +1,5 @@
-"""Permits as rows: consumed by one conditional update, or not at all (B-10; grants share the code, not the table)."""
+"""Permits as rows: consumed by one conditional update, or not at all (B-10; grants share the
+code, not the table)."""
 
 from __future__ import annotations
 
@@ -38,9 +39,11 @@ _FIELDS = "permit_id, build_id, transition_seq, token_hash, expires_at, consumed
 def mint_confirmation(
     tx: Writes, permit: Permit, spent: int, now: Micros, statement: str | None = None
 ) -> None:
-    """A new confirmation token of a build; those before it are void. `statement` is what asked for it."""
+    """A new confirmation token of a build; those before it are void. `statement` is what asked
+    for it."""
     tx.write(
-        "UPDATE confirmation_tokens SET voided_at = ? WHERE build_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
+        "UPDATE confirmation_tokens SET voided_at = ?"
+        " WHERE build_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
         (now, permit.subject),
     )
     tx.write(
@@ -86,7 +89,8 @@ def find_confirmation(rows: Reads, secret_hash: str) -> Permit | None:
 def consume(tx: Writes, table: str, permit: Permit, now: Micros) -> None:
     """Use a permit up; whoever comes second is refused by the database."""
     tx.write(
-        f"UPDATE {table} SET consumed_at = ? WHERE permit_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
+        f"UPDATE {table} SET consumed_at = ?"
+        " WHERE permit_id = ? AND consumed_at IS NULL AND voided_at IS NULL",
         (now, permit.permit_id),
         lambda: PermitInvalid(
             "the permit was used a moment ago", context={"permit_id": permit.permit_id}

@@ -54,12 +54,14 @@ class Principals:
 def add_principal(tx: Writes, name: str, roles: Iterable[str], by: str, now: int) -> None:
     """A new principal, or more roles for a known one."""
     tx.write(
-        "INSERT INTO principals (name, added_at, added_by) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
+        "INSERT INTO principals (name, added_at, added_by) VALUES (?, ?, ?)"
+        " ON CONFLICT (name) DO NOTHING",
         (name, now, by),
     )
     for role in sorted(roles):
         tx.write(
-            "INSERT INTO principal_roles (name, role) VALUES (?, ?) ON CONFLICT (name, role) DO NOTHING",
+            "INSERT INTO principal_roles (name, role) VALUES (?, ?)"
+            " ON CONFLICT (name, role) DO NOTHING",
             (name, role),
         )
 

@@ -1,4 +1,5 @@
-"""The registry as rows: collections and their values (S-5). The schema itself refuses what must not be."""
+"""The registry as rows: collections and their values (S-5). The schema itself refuses what must
+not be."""
 
 from __future__ import annotations
 

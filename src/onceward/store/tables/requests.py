@@ -13,8 +13,8 @@ from onceward.store.port import Reads, Writes
 from onceward.store.table import Table
 
 UNTOLD: Final = frozenset({"outbox.flush"})
-"""What may be asked without an event that tells of the answer: it says nothing that anything depends on, and an event
-would only be one more to deliver."""
+"""What may be asked without an event that tells of the answer: it says nothing that anything
+depends on, and an event would only be one more to deliver."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -36,7 +36,8 @@ class Ledger(msgspec.Struct, frozen=True):
     expires_at: int | None
 
     def told(self) -> dict[str, str]:
-        """What the event of its answer says of it: who asked, and digests of what was asked and answered."""
+        """What the event of its answer says of it: who asked, and digests of what was asked and
+        answered."""
         signature = sha256_hex(self.signature) if self.signature is not None else None
         terms = (self.resource_id, self.asked_at, self.expires_at)
         return {
@@ -82,7 +83,8 @@ class Requests:
         self._rows = rows
 
     def find(self, request: Request) -> Ledger | None:
-        """The ledger's row of this id; URM_IDEMPOTENCY_KEY_CONFLICT if it was for another payload."""
+        """The ledger's row of this id; URM_IDEMPOTENCY_KEY_CONFLICT if it was for another
+        payload."""
         found = self.under(request.verb, request.request_id)
         if found is None:
             return None
@@ -113,7 +115,8 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
     """Put a request into the ledger, still unanswered; one already there stays as it is."""
     payload = request.check().decode()
     tx.write(
-        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, signature, resource_id, asked_at,"
+        "INSERT INTO requests (verb, request_id, payload, payload_hash, principal, signature,"
+        " resource_id, asked_at,"
         " expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (verb, request_id) DO NOTHING",
         (
             request.verb,
@@ -130,10 +133,12 @@ def file_request(tx: Writes, request: Request, resource_id: str, now: int) -> No
 
 
 def answer_request(tx: Writes, asked: Ledger, value: Any, now: int) -> Ledger:
-    """Record what a request came to, in the transaction that did it; answers its row as it is then."""
+    """Record what a request came to, in the transaction that did it; answers its row as it is
+    then."""
     answer = bounded(value, "the answer").decode()
     tx.write(
-        "UPDATE requests SET answered_at = ?, answer = ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
+        "UPDATE requests SET answered_at = ?, answer = ?"
+        " WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
         (now, answer, asked.verb, asked.request_id),
     )
     return msgspec.structs.replace(asked, answered_at=now, answer=answer)
@@ -142,6 +147,7 @@ def answer_request(tx: Writes, asked: Ledger, value: Any, now: int) -> Ledger:
 def count_take(tx: Writes, request: Request, change: int) -> None:
     """A kernel begins to take a request (1), or gives it back without an answer (-1)."""
     tx.write(
-        "UPDATE requests SET takes = takes + ? WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
+        "UPDATE requests SET takes = takes + ?"
+        " WHERE verb = ? AND request_id = ? AND answered_at IS NULL",
         (change, request.verb, request.request_id),
     )

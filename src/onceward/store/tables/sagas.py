@@ -64,7 +64,8 @@ class Runs:
     def newest(self, limit: int = 100) -> list[tuple[Run, Micros]]:
         """The newest first, each with when it began."""
         found = self._rows.read(
-            f"SELECT {RUNS.columns}, created_at FROM saga_runs ORDER BY created_at DESC, saga_id DESC LIMIT ?",
+            f"SELECT {RUNS.columns}, created_at FROM saga_runs"
+            " ORDER BY created_at DESC, saga_id DESC LIMIT ?",
             (limit,),
         )
         return [(Run(*row[:-1]), row[-1]) for row in found]
@@ -88,7 +89,8 @@ def put_step(tx: Writes, step: SagaStep) -> None:
     """The last word on an action or a compensation."""
     tx.write(
         f"{STEPS.insert_sql} ON CONFLICT (saga_id, step, side) DO UPDATE SET"
-        " status = excluded.status, outputs = excluded.outputs, child_id = excluded.child_id, error = excluded.error",
+        " status = excluded.status, outputs = excluded.outputs, child_id = excluded.child_id,"
+        " error = excluded.error",
         (step.saga_id, step.step, step.side, step.status, step.outputs, step.child_id, step.error),
     )
 
@@ -98,8 +100,8 @@ def find_lease(rows: Reads, name: str) -> Lease | None:
 
 
 def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> Lease | None:
-    """A lease, if nobody has it, its time has passed, or it is the same holder's who comes again; None if not. Every
-    taking is an epoch of its own."""
+    """A lease, if nobody has it, its time has passed, or it is the same holder's who comes
+    again; None if not. Every taking is an epoch of its own."""
     known = find_lease(tx, name)
     until = now + LEASE_SECONDS * 1_000_000
     if known is None:
@@ -113,14 +115,16 @@ def take_lease(tx: Writes, name: str, holder: str, token: str, now: Micros) -> L
         return None
     lease = Lease(name=name, holder=holder, token=token, fence=known.fence + 1, expires_at=until)
     tx.write(
-        "UPDATE run_leases SET holder = ?, token = ?, fence = ?, expires_at = ? WHERE name = ? AND fence = ?",
+        "UPDATE run_leases SET holder = ?, token = ?, fence = ?, expires_at = ?"
+        " WHERE name = ? AND fence = ?",
         (holder, token, lease.fence, until, name, known.fence),
     )
     return lease
 
 
 def renew_lease(tx: Writes, lease: Lease, now: Micros) -> bool:
-    """Go on holding a lease; False if it is somebody else's by now. Written only when a quarter of its time is gone."""
+    """Go on holding a lease; False if it is somebody else's by now. Written only when a quarter
+    of its time is gone."""
     known = find_lease(tx, lease.name)
     if known is None or (known.holder, known.token, known.fence) != (
         lease.holder,
@@ -131,7 +135,8 @@ def renew_lease(tx: Writes, lease: Lease, now: Micros) -> bool:
     until = now + LEASE_SECONDS * 1_000_000
     if known.expires_at < until - LEASE_SECONDS * 250_000:
         tx.write(
-            "UPDATE run_leases SET expires_at = ? WHERE name = ? AND holder = ? AND token = ? AND fence = ?",
+            "UPDATE run_leases SET expires_at = ?"
+            " WHERE name = ? AND holder = ? AND token = ? AND fence = ?",
             (until, lease.name, lease.holder, lease.token, lease.fence),
         )
     return True
@@ -140,7 +145,8 @@ def renew_lease(tx: Writes, lease: Lease, now: Micros) -> bool:
 def release_lease(tx: Writes, name: str, holder: str, token: str) -> None:
     """Give a lease back; what somebody else holds by now is left alone."""
     tx.write(
-        "UPDATE run_leases SET holder = '', token = '', expires_at = 0 WHERE name = ? AND holder = ? AND token = ?",
+        "UPDATE run_leases SET holder = '', token = '', expires_at = 0"
+        " WHERE name = ? AND holder = ? AND token = ?",
         (name, holder, token),
     )
 

@@ -71,14 +71,16 @@ def take_lock(
     values = msgspec.structs.astuple(taken)
     if seen is None:
         tx.write(
-            f"INSERT INTO singleton_lock (lock_id, {WRITER_LOCK.columns}) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f"INSERT INTO singleton_lock (lock_id, {WRITER_LOCK.columns})"
+            " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (lock_id) DO NOTHING",
             values,
             lost,
         )
         return
     tx.write(
-        "UPDATE singleton_lock SET token = ?, build_id = ?, acquired_by_pid = ?, process_name = ?, exe_sha256 = ?,"
+        "UPDATE singleton_lock SET token = ?, build_id = ?, acquired_by_pid = ?, process_name = ?,"
+        " exe_sha256 = ?,"
         " acquired_at = ?, last_heartbeat_at = ?, fence = ?, hostname = ?, boot_id = ?, process_start = ?"
         " WHERE lock_id = 1 AND token = ? AND last_heartbeat_at = ? AND fence = ?",
         (*values, seen.token, seen.last_heartbeat_at, seen.fence),
@@ -96,7 +98,8 @@ def beat(
 ) -> None:
     """Show that the tenure lives: only while the lock is still ours, and still this program's."""
     tx.write(
-        "UPDATE singleton_lock SET last_heartbeat_at = ? WHERE lock_id = 1 AND token = ? AND exe_sha256 = ?",
+        "UPDATE singleton_lock SET last_heartbeat_at = ?"
+        " WHERE lock_id = 1 AND token = ? AND exe_sha256 = ?",
         (now, tenure.token, exe_sha256),
         lost,
     )
@@ -106,8 +109,10 @@ def beat(
 def show_beat(tx: Writes, fence: int, shown: tuple[str, int, int]) -> None:
     boot_id, steady, progress = shown
     tx.write(
-        "INSERT INTO kernel_beat (one, fence, boot_id, steady, progress) VALUES (1, ?, ?, ?, ?) ON CONFLICT (one)"
-        " DO UPDATE SET fence = excluded.fence, boot_id = excluded.boot_id, steady = excluded.steady,"
+        "INSERT INTO kernel_beat (one, fence, boot_id, steady, progress) VALUES (1, ?, ?, ?, ?)"
+        " ON CONFLICT (one)"
+        " DO UPDATE SET fence = excluded.fence, boot_id = excluded.boot_id,"
+        " steady = excluded.steady,"
         " progress = excluded.progress",
         (fence, boot_id, steady, progress),
     )
@@ -141,7 +146,8 @@ def show_build(tx: Writes, fence: int, build_id: str) -> None:
 def retire_lock(tx: Writes, token: str) -> None:
     """End a tenure for good: whatever still carries its fence can no longer be committed."""
     tx.write(
-        "UPDATE singleton_lock SET token = '', build_id = NULL, fence = fence + 1 WHERE lock_id = 1 AND token = ?",
+        "UPDATE singleton_lock SET token = '', build_id = NULL, fence = fence + 1"
+        " WHERE lock_id = 1 AND token = ?",
         (token,),
     )
 
