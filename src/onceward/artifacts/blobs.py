@@ -141,10 +141,10 @@ class Artifacts:
         found: set[str] = set()
         marks: dict[str, str] = {}
         for start in range(0, len(digests), _BATCH):
-            some = digests[start : start + _BATCH]
+            batch = digests[start : start + _BATCH]
             with self.store.read() as rows:
-                known = rows_of.find_many(rows, some)
-            for digest in some:
+                known = rows_of.find_many(rows, batch)
+            for digest in batch:
                 row = known.get(digest)
                 if row is None or not self._whole(digest, row, marks):
                     found.add(digest)

@@ -60,8 +60,8 @@ class Keeper:
         """What a function returned and what it left in its folder, by name."""
         kept = self.value(value)
         if out is not None:
-            told = value.values() if isinstance(value, Mapping) else [value]
-            returned = {item.absolute() for item in told if isinstance(item, Path)}
+            values = value.values() if isinstance(value, Mapping) else [value]
+            returned = {item.absolute() for item in values if isinstance(item, Path)}
             kept += self.folder(out, returned)
         return _by_name(kept)
 

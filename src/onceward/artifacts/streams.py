@@ -125,8 +125,10 @@ class Streams:
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".ndjson"):
-                    told = entry.stat(follow_symlinks=False)
-                    found.append(f"{entry.name}\0{told.st_size}\0{told.st_mtime_ns}\0{told.st_ino}")
+                    status = entry.stat(follow_symlinks=False)
+                    found.append(
+                        f"{entry.name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+                    )
         return hashlib.sha256(
             "\n".join(sorted(found)).encode("utf-8", "surrogateescape")
         ).hexdigest()

@@ -168,7 +168,7 @@ def children_may(name: str) -> bool:
 def signed_events() -> frozenset[str]:
     """Events that only a signed act makes; from the workspace's first key on they carry its
     signature."""
-    return frozenset(event for one in all_acts().values() for event in one.makes)
+    return frozenset(event for act in all_acts().values() for event in act.makes)
 
 
 def disagreement(claim: SignedEvent, statement: Mapping[str, Any]) -> str | None:

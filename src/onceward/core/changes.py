@@ -218,7 +218,7 @@ def said_of_pair(
     row: PairSignature, change_set: ChangeSet, result: VerifyResult | None
 ) -> dict[str, Any]:
     """The fields that a signed statement on a change must have."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "signature_id": row.signature_id,
         "entry_id": row.entry_id,
         "role": row.role,
@@ -229,9 +229,9 @@ def said_of_pair(
         "decision_id": change_set.decision_id,
     }
     if result is not None:
-        said |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}
-        said |= {"passed": bool(result.passed)}
-    return said
+        fields |= {"verify_result_id": result.verify_result_id, "result": result_digest(result)}
+        fields |= {"passed": bool(result.passed)}
+    return fields
 
 
 def _fits(place: str, glob: str) -> bool:

@@ -63,9 +63,9 @@ class BundlePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 def header(name: str, size: int) -> bytes:
     """The one tar header that a member of this name and size can have: no time, no owner, no
     choice."""
-    told = tarfile.TarInfo(name)
-    told.size = size
-    return told.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
+    tar_info = tarfile.TarInfo(name)
+    tar_info.size = size
+    return tar_info.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
 
 
 def padding(size: int) -> bytes:
@@ -183,14 +183,14 @@ class Reader:
         self._file.seek(at)
         block = self._file.read(_BLOCK)
         try:
-            told = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-            if header(told.name, told.size) != block:
+            tar_info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+            if header(tar_info.name, tar_info.size) != block:
                 raise ValueError
         except (tarfile.TarError, ValueError, UnicodeError):
             raise BadBundle(
                 "its header is not the one it should have", context={"rule": "bundle"}
             ) from None
-        return told.name, told.size
+        return tar_info.name, tar_info.size
 
     def _rest(self, at: int, end: int) -> bytes:
         self._file.seek(at)
@@ -209,16 +209,16 @@ def line_of(record: msgspec.Struct) -> bytes:
     if isinstance(record, Signature):
         envelope = Envelope(record.statement.encode(), record.fingerprint, record.signature)
         return canonical({"envelope": envelope.document(), "seq": record.seq}) + b"\n"
-    said = {
+    fields = {
         name: value.hex() if isinstance(value, bytes) else value
         for name, value in msgspec.structs.asdict(record).items()
         if value is not None
     }
     if isinstance(record, ChildRecord):
-        said["schema"] = "scheduler_dispatch_token@1"
+        fields["schema"] = "scheduler_dispatch_token@1"
         if record.worker_run_id is not None:
-            said["lease_id"] = record.worker_run_id
-    return canonical(said) + b"\n"
+            fields["lease_id"] = record.worker_run_id
+    return canonical(fields) + b"\n"
 
 
 def record_of(kind: type[T], line: bytes) -> T:
@@ -261,16 +261,16 @@ def record_of(kind: type[T], line: bytes) -> T:
 def event_of(line: bytes) -> Event:
     """The event of a line, byte for byte."""
     try:
-        said = parse(line)
-        body = canonical({name: said[name] for name in ("context", "detail", "event")})
+        fields = parse(line)
+        body = canonical({name: fields[name] for name in ("context", "detail", "event")})
         event = Event(
-            stream=said["stream_id"],
-            seq=said["seq"],
-            at=from_iso(said["ts"]),
-            source=said["source"],
+            stream=fields["stream_id"],
+            seq=fields["seq"],
+            at=from_iso(fields["ts"]),
+            source=fields["source"],
             body=body,
-            prev_hash=bytes.fromhex(said["prev_hash"]),
-            hash=bytes.fromhex(said["hash"]),
+            prev_hash=bytes.fromhex(fields["prev_hash"]),
+            hash=bytes.fromhex(fields["hash"]),
         )
         if event.line() != line:
             raise ValueError

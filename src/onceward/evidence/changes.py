@@ -180,7 +180,9 @@ class ChangeStreams:
 
     def _note_escalation(self, entry_id: str, detail: dict[str, Any]) -> None:
         manifest = detail.get("manifest")
-        proposers = [one.author for one in self._proposed if one.manifest == manifest]
+        proposers = [
+            proposal.author for proposal in self._proposed if proposal.manifest == manifest
+        ]
         escalation = _Escalation(
             entry_id, manifest, self._author, proposers[-1] if proposers else None
         )

@@ -50,7 +50,7 @@ class Life(msgspec.Struct, frozen=True):
     def spent(self) -> dict[str, int]:
         """By lane; a lane that nothing was taken from is left out."""
         sums: dict[str, int] = {}
-        for one in self.debits:
-            if one.amount:
-                sums[one.lane] = sums.get(one.lane, 0) + one.amount
+        for debit in self.debits:
+            if debit.amount:
+                sums[debit.lane] = sums.get(debit.lane, 0) + debit.amount
         return sums

@@ -47,18 +47,18 @@ def replay(
             continue
         missing.discard(session)
         count += 1
-        one = SessionReplay(records, session, row, progress)
-        found = _outcome(one)
+        session_replay = SessionReplay(records, session, row, progress)
+        found = _outcome(session_replay)
         if found is not None:
             return ReplayResult(
-                sha256=one.made.hexdigest(),
-                events=events + one.events,
-                children=children + one.ended,
+                sha256=session_replay.made.hexdigest(),
+                events=events + session_replay.events,
+                children=children + session_replay.ended,
                 sessions=count,
                 difference=found,
             )
-        whole.update(one.made.digest())
-        events, children = events + one.events, children + one.ended
+        whole.update(session_replay.made.digest())
+        events, children = events + session_replay.events, children + session_replay.ended
     lost = _lost(records, missing, sessions is None, events)
     return ReplayResult(
         sha256=whole.hexdigest(), events=events, children=children, sessions=count, difference=lost
@@ -108,9 +108,11 @@ def _lost(records: Records, missing: set[str], whole: bool, events: int) -> Diff
     """Sessions that are not there, and events that belong to none."""
     if missing:
         return Difference(f"session {min(missing)}", "session", None, "a session of that id")
-    told = records.told() if whole else events
+    recorded = records.told() if whole else events
     return (
-        Difference("events", "of sessions and children", told, events) if told != events else None
+        Difference("events", "of sessions and children", recorded, events)
+        if recorded != events
+        else None
     )
 
 

@@ -225,14 +225,14 @@ def _left_by_children(records: Records, findings: Findings) -> None:
 def _permits(records: Records, findings: Findings, walk: Walk) -> None:
     for permit in records.all(PermitRow):
         findings.count("permits")
-        told = walk.minted.pop(permit.permit_id, None)
-        if told is None:
+        stated = walk.minted.pop(permit.permit_id, None)
+        if stated is None:
             findings.fault("permit", permit.permit_id, "no event of its build minted it")
-        elif told != permit:
+        elif stated != permit:
             names = ", ".join(
                 name
                 for name in PermitRow.__struct_fields__
-                if getattr(told, name) != getattr(permit, name)
+                if getattr(stated, name) != getattr(permit, name)
             )
             findings.fault("permit", permit.permit_id, f"its events say otherwise: {names}")
     for permit_id in walk.minted:
@@ -241,8 +241,8 @@ def _permits(records: Records, findings: Findings, walk: Walk) -> None:
 
 def _refs(records: Records, findings: Findings) -> None:
     """Every artifact that is referred to is known."""
-    for some in batches(records.all(RefRow)):
-        findings.count("refs", len(some))
+    for batch in batches(records.all(RefRow)):
+        findings.count("refs", len(batch))
     if not isinstance(records, StoreRecords):
         return
     lost = records.rows.read(
@@ -271,23 +271,23 @@ def _requests(records: StoreRecords, findings: Findings, walk: Walk) -> None:
 
 def _name_answers(records: StoreRecords, findings: Findings) -> None:
     """Which requests are not what the events of their answers say."""
-    told = {}
+    marks = {}
     for event in records.stream("workspace"):
         body = decode_body(event.body)
         if body.event in ("REQUEST_ANSWERED", "REQUEST_REFUSED"):
             place = (body.detail.verb, body.detail.request_id)
-            told[place] = answer_mark(event.at, body.detail)
+            marks[place] = answer_mark(event.at, body.detail)
     for request in records.all(Ledger):
-        said = told.pop((request.verb, request.request_id), None)
-        if said is None and (request.answered_at is None or request.verb in UNTOLD):
+        mark = marks.pop((request.verb, request.request_id), None)
+        if mark is None and (request.answered_at is None or request.verb in UNTOLD):
             continue
-        if said != answer_mark(request.answered_at or 0, request.told()):
+        if mark != answer_mark(request.answered_at or 0, request.told()):
             findings.fault(
                 "request",
                 f"{request.verb} {request.request_id}",
                 "it was not asked or answered so, by the event of its answer",
             )
-    for verb, request_id in sorted(told):
+    for verb, request_id in sorted(marks):
         findings.fault("request", f"{verb} {request_id}", "it was answered, and is not there")
 
 

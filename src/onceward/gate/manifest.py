@@ -108,13 +108,13 @@ def written(metrics: Mapping[str, Sequence[LockedFixture]]) -> bytes:
         metric: sorted(metrics.get(metric, []), key=lambda entry: entry.fixture)
         for metric in METRICS
     }
-    said = {
+    document = {
         "schema": SCHEMA,
         "runs": RUNS,
         "metrics": msgspec.to_builtins(listed),
         HASH: manifest_hash(listed),
     }
-    return (json.dumps(said, indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -173,8 +173,8 @@ def judge(
         if outcome.error:
             return failed("did_not_end", f"run {number}: {outcome.error}")
     if len(set(runs)) != 1:
-        one, other = _two(outcomes)
-        return failed("runs_disagree", apart(one.lines, other.lines))
+        first, other = _two(outcomes)
+        return failed("runs_disagree", apart(first.lines, other.lines))
     for number, outcome in enumerate(outcomes, 1):
         if outcome.wrong:
             return failed("records_disagree", f"run {number}: {outcome.wrong}")
@@ -238,8 +238,8 @@ def report(
     is made."""
     metrics = {}
     for metric in METRICS:
-        own = [one for one in judged if one.metric == metric]
-        metrics[metric] = 100.0 * sum(one.passed for one in own) / len(own)
+        own = [row for row in judged if row.metric == metric]
+        metrics[metric] = 100.0 * sum(row.passed for row in own) / len(own)
     return {
         "schema": REPORT,
         HASH: manifest.vnext_plus9_manifest_hash,
@@ -249,5 +249,5 @@ def report(
         "all_passed": all(value >= THRESHOLD for value in metrics.values()),
         "store": store,
         "runs": [dict(run) for run in runs],
-        "fixtures": [msgspec.to_builtins(one) for one in judged],
+        "fixtures": [msgspec.to_builtins(row) for row in judged],
     }

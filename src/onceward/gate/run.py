@@ -112,14 +112,14 @@ def _start(
         for key, value in os.environ.items()
         if not key.startswith(("ONCEWARD_", "LC_", "LANG"))
     }
-    told = {key: value for key, value in world.items() if key != "umask"}
+    settings = {key: value for key, value in world.items() if key != "umask"}
     # The code that is judged is the code that runs here, wherever it was found.
     paths = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, _paths())]
     words = [sys.executable, "-m", "onceward", "gate", "play", "--json", *map(str, fixtures)]
     return subprocess.Popen(
         words,
         cwd=cwd,
-        env={**ours, **told, "PYTHONPATH": os.pathsep.join(paths), "ONCEWARD_STORE": store},
+        env={**ours, **settings, "PYTHONPATH": os.pathsep.join(paths), "ONCEWARD_STORE": store},
         umask=int(world["umask"], 8),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -202,8 +202,8 @@ def read_fixture(data: bytes, what: str) -> Fixture:
         raise InvalidConfig(f"{what}: its script is empty", context={"field": "script"})
     for number, op in enumerate(found.script, 1):
         _check(op, f"{what}, line {number} of the script")
-    for some in found.rows:
-        _check_rows(some, what)
+    for table in found.rows:
+        _check_rows(table, what)
     return found
 
 
@@ -223,9 +223,9 @@ def _from_one(why: str) -> str:
 
 def written(fixture: Fixture) -> bytes:
     """A fixture as text that a person can read and compare: one line of script a line."""
-    said: Mapping[str, Any] = msgspec.to_builtins(fixture)
+    fields: Mapping[str, Any] = msgspec.to_builtins(fixture)
     parts = []
-    for key, value in said.items():
+    for key, value in fields.items():
         if isinstance(value, list) and value:
             inner = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
             parts.append(f" {msgspec.json.encode(key).decode()}: [\n  {inner}\n ]")

@@ -118,9 +118,9 @@ class Telling:
     def _attempts(self, child: ChildRecord) -> int:
         root = self.names[child.child_id]
         own = [
-            one.attempt
-            for one in self.children.values()
-            if self.names[one.child_id].partition(".")[0] == root
+            other.attempt
+            for other in self.children.values()
+            if self.names[other.child_id].partition(".")[0] == root
         ]
         return 1 + max(own) - min(own)
 

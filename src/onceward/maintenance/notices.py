@@ -117,10 +117,10 @@ class CommandNotice:
         self.deadline = Deadline(NOTICE_SECONDS, LEAVING_SECONDS)
 
     def send(self, parcel: Parcel) -> None:
-        told = notice(self._store, parcel)
-        env = {**os.environ, "ONCEWARD_NOTICE": told["text"]}
+        message = notice(self._store, parcel)
+        env = {**os.environ, "ONCEWARD_NOTICE": message["text"]}
         with tempfile.TemporaryFile() as body:
-            body.write(canonical(told) + b"\n")
+            body.write(canonical(message) + b"\n")
             body.seek(0)
             try:
                 process = subprocess.Popen(

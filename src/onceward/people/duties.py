@@ -27,12 +27,12 @@ def unseparated(may: Mapping[str, Set[str]]) -> tuple[tuple[str, ...], tuple[str
     """The most duties that fewer people share than there are duties, and who they are; both
     empty where each duty can be somebody else's. `may` says who has which role."""
     for size in range(len(DUTIES), 1, -1):
-        for some in combinations(DUTIES, size):
+        for duties in combinations(DUTIES, size):
             able = {
                 name
                 for name, roles in may.items()
-                if "admin" in roles or not roles.isdisjoint(some)
+                if "admin" in roles or not roles.isdisjoint(duties)
             }
             if len(able) < size:
-                return some, tuple(sorted(able))
+                return duties, tuple(sorted(able))
     return (), ()

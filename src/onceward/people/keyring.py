@@ -143,11 +143,11 @@ class Keyring:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
-                told = os.fstat(descriptor)
+                status = os.fstat(descriptor)
                 data = file.read(10_000)
         except OSError as error:
             raise InvalidConfig(f"cannot read the key file {path}: {error.strerror}") from error
-        if stat.S_IMODE(told.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & 0o077:
             raise InvalidConfig(
                 f"others may read the key file {path}; it is used only while they may not",
                 context={"file": str(path)},

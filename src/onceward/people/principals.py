@@ -106,20 +106,20 @@ def take_roles(tx: Transaction, name: str, roles: Sequence[str], by: str) -> Non
 def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: str) -> str:
     """A key for a principal who showed to have it; no key ever belongs to two."""
     require_sound(public)
-    found = fingerprint(public)
-    envelope = Envelope(possession(workspace_id(tx), principal, public), found, proof)
+    key_name = fingerprint(public)
+    envelope = Envelope(possession(workspace_id(tx), principal, public), key_name, proof)
     if not genuine(public, envelope):
         raise PermissionDenied(
-            f"nothing shows that {principal} has the key {found[:16]}: its proof is for another key, name or workspace",
-            context={"principal": principal, "key": found},
+            f"nothing shows that {principal} has the key {key_name[:16]}: its proof is for another key, name or workspace",
+            context={"principal": principal, "key": key_name},
         )
-    known = find_key(tx, found)
+    known = find_key(tx, key_name)
     if known is not None and (known.principal, known.revoked_seq) == (principal, None):
-        return found
-    said = {"principal": principal, "key": found, "public": public.hex(), "proof": proof.hex()}
-    event = tx.append("workspace", "KEY_ADDED", by, said)
+        return key_name
+    detail = {"principal": principal, "key": key_name, "public": public.hex(), "proof": proof.hex()}
+    event = tx.append("workspace", "KEY_ADDED", by, detail)
     key = KeyRow(
-        fingerprint=found,
+        fingerprint=key_name,
         public_key=public,
         principal=principal,
         proof=proof,
@@ -127,7 +127,7 @@ def add_key(tx: Transaction, principal: str, public: bytes, proof: bytes, by: st
         revoked_seq=None,
     )
     put_key(tx, key)
-    return found
+    return key_name
 
 
 def revoke(tx: Transaction, prefix: str, reason: str, by: str) -> dict[str, Any]:

@@ -55,8 +55,10 @@ def principal_list(store: Store) -> list[PrincipalView]:
         keys = {key.principal: key.fingerprint for key in all_keys(rows) if key.revoked_seq is None}
         found = Principals(rows).all()
     return [
-        PrincipalView(name=one.name, roles=sorted(one.roles), key=keys.get(one.name))
-        for one in found
+        PrincipalView(
+            name=principal.name, roles=sorted(principal.roles), key=keys.get(principal.name)
+        )
+        for principal in found
     ]
 
 

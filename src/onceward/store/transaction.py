@@ -292,12 +292,12 @@ class Transaction:
         check_stream(stream)
         check_name(actor, "actor")
         check_event(name)
-        said = dict(detail)
-        check(said, _DETAIL_DEPTH)
+        checked = dict(detail)
+        check(checked, _DETAIL_DEPTH)
         kind, _, subject = stream.partition(":")
         context = self._context(context_of(subject) if kind == "session" else {}, actor)
         event, linked = self._link(
-            stream=stream, source=kind, name=name, context=context, detail=said
+            stream=stream, source=kind, name=name, context=context, detail=checked
         )
         self.write_together([linked, *self._posts(event, name, stream, event.seq, name)])
         return event
@@ -378,10 +378,10 @@ class Transaction:
         if not self._sinks:
             return []
         key = dedupe_key(name, subject, seq, target)
-        told = [sink for sink, wanted in self._sinks.items() if wanted is None or name in wanted]
+        sinks = [sink for sink, wanted in self._sinks.items() if wanted is None or name in wanted]
         return [
             Write("move.outbox", _INSERT_PARCEL, (sink, event.position, key, sink, key))
-            for sink in told
+            for sink in sinks
         ]
 
 

@@ -383,14 +383,14 @@ def note_last_seen(tx: Writes, fence: int, last_seen: Micros) -> None:
 
 def last_event_of(rows: Reads, child_id: str) -> str | None:
     """The name of what a child's stream says last."""
-    said = _last(rows, child_id)
-    return None if said is None else str(said["event"])
+    facts = _last(rows, child_id)
+    return None if facts is None else str(facts["event"])
 
 
 def last_detail_of(rows: Reads, child_id: str) -> dict[str, Any]:
     """The detail of what a child's stream says last."""
-    said = _last(rows, child_id)
-    return {} if said is None else dict(said["detail"])
+    facts = _last(rows, child_id)
+    return {} if facts is None else dict(facts["detail"])
 
 
 def _last(rows: Reads, child_id: str) -> Any:
