@@ -33,7 +33,7 @@ BASE: Final = "base"
 TAKEN: Final = "BASE_TAKEN"
 
 
-class BlobReader(Protocol):
+class ContentReader(Protocol):
     def read(self, digest: str) -> Iterator[bytes]: ...
 
 
@@ -97,7 +97,7 @@ def take_base(
     return TakenBase(tree=tree_name(home, own, root), blob=blob, files=len(state.files))
 
 
-def base_of(rows: Reads, artifacts: BlobReader, build_id: str) -> Base | None:
+def base_of(rows: Reads, artifacts: ContentReader, build_id: str) -> Base | None:
     """The base that a build took, or the one that it was forked from; None if neither took one."""
     builds = Builds(rows)
     while True:
@@ -120,7 +120,7 @@ def base_of(rows: Reads, artifacts: BlobReader, build_id: str) -> Base | None:
 
 
 def _read(
-    rows: Reads, artifacts: BlobReader, build_id: str, detail: Mapping[str, str], position: int
+    rows: Reads, artifacts: ContentReader, build_id: str, detail: Mapping[str, str], position: int
 ) -> Base:
     def read(digest: str) -> bytes:
         return b"".join(artifacts.read(digest))
