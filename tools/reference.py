@@ -145,7 +145,7 @@ def bounds() -> str:
         ):
             name = node.target.id
             text.append(
-                f"| `{name}` | {getattr(limits, name):,} | {ast.literal_eval(following.value)} |"
+                f"| `{name}` | {getattr(limits, name):,} | {' '.join(ast.literal_eval(following.value).split())} |"
             )
     return "\n".join(text) + "\n"
 
