@@ -60,7 +60,7 @@ gate: $(VENV)/dev.stamp ## play the locked scripts through the engine: has anyth
 	@$(BIN)/onceward gate run fixtures/gate/manifest.json --expect $(GATE)
 
 mutants: $(VENV)/dev.stamp ## plant every known bug once: the gate must catch each, for its own reason
-	@ONCEWARD_MUTANTS=1 $(BIN)/python -m pytest -q tests/replays/test_mutants.py -n $(N)
+	@ONCEWARD_MUTANTS=1 ONCEWARD_PART=all $(BIN)/python -m pytest -q tests/replays/test_mutants.py -n $(N)
 
 explore: $(VENV)/dev.stamp ## N=20000 SEED=1: random schedules of the engine against a model; a bad one is made small
 	@$(BIN)/python tools/explore.py --count $(if $(filter command line,$(origin N)),$(N),20000) --seed $(SEED)
@@ -86,10 +86,10 @@ screenshot: $(VENV)/dev.stamp ## take docs/dashboard.png anew (needs Chromium)
 	@$(BIN)/python tools/screenshot.py
 
 pages: $(VENV)/dev.stamp ## every page, light and dark, wide and narrow, into test-output/pages, to be looked at
-	@ONCEWARD_PAGES=1 $(BIN)/python -m pytest -q tests/server/test_pages.py -n $(N)
+	@ONCEWARD_PAGES=1 ONCEWARD_PART=all $(BIN)/python -m pytest -q tests/server/test_pages.py -n $(N)
 
 fuzz: $(VENV)/dev.stamp ## the API held against its description for longer, on both stores
-	@ONCEWARD_FUZZ=$${EXAMPLES:-100} $(BIN)/python -m pytest -q tests/server/test_openapi.py -n $(N) --timeout 3600
+	@ONCEWARD_FUZZ=$${EXAMPLES:-100} ONCEWARD_PART=all $(BIN)/python -m pytest -q tests/server/test_openapi.py -n $(N) --timeout 3600
 
 bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/run.py
@@ -102,20 +102,20 @@ bench: $(VENV)/bench.stamp ## measure ratios against the raw limit and the peers
 	@$(BIN)/python benchmarks/serving.py
 
 crash: $(VENV)/dev.stamp ## the long crash campaign: ROUNDS=2000 SEED=1
-	@ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
+	@ONCEWARD_PART=all ONCEWARD_CRASH_ROUNDS=$${ROUNDS:-2000} ONCEWARD_PROCESS_ROUNDS=20 ONCEWARD_CANCEL_ROUNDS=1000 ONCEWARD_SEED=$${SEED:-1} \
 	  ONCEWARD_BUILD_MOMENTS=$${MOMENTS:-200} ONCEWARD_BUILD_TARGETS=13 ONCEWARD_SAGA_DEATHS=0 ONCEWARD_CHANGE_DEATHS=0 ONCEWARD_CHANGE_FILES=200 ONCEWARD_HTTP_REQUESTS=1000 \
 	  $(BIN)/python -m pytest -q tests/crashes tests/server/test_killed.py tests/dispatch/test_children.py -n $(N)
 
 powercut: $(VENV)/dev.stamp ## cut the power of a real ext4: ROUNDS=300 SEED=1 SLICE=1/1 (root); counts go to test-output/powercut.ndjson
 	@mkdir -p test-output
-	@ONCEWARD_POWER_CUTS=$${ROUNDS:-300} ONCEWARD_SEED=$${SEED:-1} ONCEWARD_SLICE=$${SLICE:-1/1} ONCEWARD_RESULTS=$(CURDIR)/test-output/powercut.ndjson \
+	@ONCEWARD_PART=all ONCEWARD_POWER_CUTS=$${ROUNDS:-300} ONCEWARD_SEED=$${SEED:-1} ONCEWARD_SLICE=$${SLICE:-1/1} ONCEWARD_RESULTS=$(CURDIR)/test-output/powercut.ndjson \
 	  $(BIN)/python -m pytest -q tests/crashes/test_power_cut.py
 
 tamper: $(VENV)/dev.stamp ## the long tamper campaign: every byte of a scene and of its bundle, on both stores
-	@ONCEWARD_TAMPER=1 ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/evidence -n $(N) --timeout 3600
+	@ONCEWARD_PART=all ONCEWARD_TAMPER=1 ONCEWARD_SEED=$${SEED:-1} $(BIN)/python -m pytest -q tests/evidence -n $(N) --timeout 3600
 
 contend: $(VENV)/dev.stamp ## the long contention campaign of the target lock
-	@ONCEWARD_CONTENTION="$${PROCESSES:-16} $${TARGETS:-50} $${WANTED:-100000}" ONCEWARD_SEED=$${SEED:-1} \
+	@ONCEWARD_PART=all ONCEWARD_CONTENTION="$${PROCESSES:-16} $${TARGETS:-50} $${WANTED:-100000}" ONCEWARD_SEED=$${SEED:-1} \
 	  $(BIN)/python -m pytest -q -s tests/locks/test_contention.py
 
 clean: ## remove the virtual environment and caches
