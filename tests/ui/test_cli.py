@@ -414,7 +414,7 @@ def test_output_that_cannot_be_written_is_not_called_a_failure_of_the_work(oncew
     command = f"{sys.executable} -m onceward principals add bob --role viewer > /dev/full"
     done = subprocess.run(["bash", "-c", command], cwd=place, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "its answer could not be written" in done.stderr
+    assert "its output could not be written" in done.stderr
     assert len(onceward("principals", "list", "--json").json) == 2
 
 

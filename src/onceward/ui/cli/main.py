@@ -21,55 +21,65 @@ from onceward.errors import OncewardError
 if TYPE_CHECKING:
     from onceward.workspace import Workspace
 
-# Where each command lives; none is imported before it is asked for.
-COMMANDS = {
-    "init": ("workspace", "make a workspace here"),
-    "doctor": ("workspace", "look everything over and say what to fix"),
-    "run": ("builds", "carry out a plan: checkpointed, budgeted, resumable"),
-    "resume": ("builds", "go on with a build that crashed or was paused"),
-    "list": ("builds", "the newest builds"),
-    "confirm": ("builds", "make a new confirmation token for a paused build"),
-    "approve": ("builds", "approve or refuse a step that waits for a person"),
-    "abandon": ("builds", "give a build up"),
-    "saga": ("sagas", "work that must reach several places: done, or stopped and undone"),
-    "grant": ("grants", "an authority for exactly one thing, used once"),
-    "registry": ("registry", "operations that mean one thing for ever, by version"),
-    "change": (
-        "changes",
-        "what is proposed, as it was approved, once, and checked by somebody else",
-    ),
-    "logs": ("logs", "print what a step or child said"),
-    "output": ("output", "write what a build made into a folder"),
-    "why": ("explain", "why a step ran, or did not"),
-    "explain": ("explain", "anything here in plain words, with the next command"),
-    "spend": ("spend", "what was spent, by build, stage or day"),
-    "spawn": ("spawn", "run a command with budgets, a lock, a time limit and evidence"),
-    "serve": ("serve", "serve the workspace: its kernel, its API, its pages"),
-    "open": ("serve", "open the pages of the server that runs here"),
-    "status": ("status", "how builds, sessions and their children stand"),
-    "cancel": ("children", "ask a build, a session's children or a child to end"),
-    "report": ("children", "inside a child: say what it spends and how far it is"),
-    "artifacts": ("children", "list, print and fetch what children left"),
-    "gc": ("children", "remove artifacts that nothing refers to"),
-    "verify": ("evidence", "check everything recorded, or a bundle, offline"),
-    "replay": ("replay", "make everything again from the records alone, and compare"),
-    "gate": ("gate", "play locked scripts through the engine: has anything become different?"),
-    "export": ("evidence", "write what proves a build or session into one file"),
-    "seal": ("evidence", "sign the heads of all streams"),
-    "events": ("look", "print a stream's events, or list the streams"),
-    "outbox": ("outbox", "see and flush what waits for delivery"),
-    "principals": ("principals", "who may act here, and as what"),
-    "keys": ("keys", "the keys people act with"),
-    "tokens": ("tokens", "what programs show the server to act as somebody"),
-    "locks": ("locks", "who holds which target; clear what nobody holds"),
-    "machines": ("look", "show the lifecycles as tables or diagrams"),
-    "canon": ("look", "print the canonical bytes or digest of a JSON file"),
-    "backup": ("workspace", "write a verified copy of the store into one file"),
-    "restore": ("workspace", "fill an empty workspace from a backup"),
-    "migrate": ("workspace", "bring the store to this version's schema"),
-    "completion": ("look", "print the shell completion script"),
-    "version": ("look", "print the version"),
+# Where each command lives; none is imported before it is asked for. `--help` lists them in these groups.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run work": {
+        "run": ("builds", "run a plan; steps that are done are not repeated"),
+        "resume": ("builds", "continue a build that crashed or was paused"),
+        "spawn": ("spawn", "run one command with a budget, a lock and a time limit"),
+        "saga": ("sagas", "run actions in order; undo them if one fails"),
+        "cancel": ("children", "stop a build, a session or a child"),
+        "abandon": ("builds", "give up a build for good"),
+        "report": ("children", "inside a child: report spending and progress"),
+    },
+    "Watch and understand": {
+        "status": ("status", "show builds, sagas, sessions and changes"),
+        "list": ("builds", "list the newest builds"),
+        "explain": ("explain", "describe anything by its id, with the next command"),
+        "why": ("explain", "show why a step ran or was skipped"),
+        "logs": ("logs", "print the output of a step, action or child"),
+        "events": ("look", "print the events of a stream, or list all streams"),
+        "spend": ("spend", "show costs by build, stage or day"),
+        "artifacts": ("children", "list, print and save stored files"),
+        "output": ("output", "write the results of a build to a folder"),
+    },
+    "Decide and approve": {
+        "approve": ("builds", "approve or refuse a step that waits for a person"),
+        "confirm": ("builds", "create a confirmation token for a paused build"),
+        "grant": ("grants", "draft, issue and revoke single-use permissions"),
+        "principals": ("principals", "manage people and programs, and their roles"),
+        "keys": ("keys", "manage signing keys"),
+        "tokens": ("tokens", "manage access tokens for the server"),
+    },
+    "Changes": {
+        "change": ("changes", "propose, review, apply and verify changes to files"),
+        "registry": ("registry", "manage the registry of versioned operations"),
+    },
+    "Evidence": {
+        "verify": ("evidence", "check all records, or an exported file, offline"),
+        "replay": ("replay", "recompute states from the records and compare"),
+        "export": ("evidence", "export the evidence of a build or session to a file"),
+        "seal": ("evidence", "sign the current end of every stream"),
+        "gate": ("gate", "replay locked fixtures; fail if the engine behaves differently"),
+    },
+    "Workspace and server": {
+        "init": ("workspace", "create a workspace"),
+        "serve": ("serve", "run the server: kernel, API and web pages"),
+        "open": ("serve", "open the pages of the running server in a browser"),
+        "doctor": ("workspace", "check the workspace and report what to fix"),
+        "locks": ("locks", "list target locks; clear abandoned ones"),
+        "outbox": ("outbox", "show and flush events that wait for delivery"),
+        "gc": ("children", "delete artifacts that nothing refers to"),
+        "backup": ("workspace", "write a verified backup of the store to a file"),
+        "restore": ("workspace", "restore a backup into an empty workspace"),
+        "migrate": ("workspace", "upgrade the database schema"),
+        "machines": ("look", "show the lifecycles as tables or diagrams"),
+        "canon": ("look", "print the canonical form or digest of a JSON file"),
+        "completion": ("look", "print a shell completion script"),
+        "version": ("look", "print the version"),
+    },
 }
+COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 
 
 class Globals:
@@ -149,7 +159,7 @@ def global_options(*, outermost: bool = False) -> list[click.Option]:
             envvar=variable("ONCEWARD_WORKSPACE"),
             expose_value=False,
             callback=_keep("workspace_folder"),
-            help="The workspace folder itself, such as project/.onceward [default: the nearest .onceward].",
+            help="The workspace folder, such as project/.onceward [default: the nearest .onceward].",
         ),
         click.Option(
             ["--store"],
@@ -157,7 +167,7 @@ def global_options(*, outermost: bool = False) -> list[click.Option]:
             envvar=variable("ONCEWARD_STORE"),
             expose_value=False,
             callback=_keep("store_url"),
-            help="Where the rows are: sqlite or postgresql://….",
+            help="The database: sqlite or a postgresql://… URL.",
         ),
         click.Option(
             ["--as"],
@@ -172,7 +182,7 @@ def global_options(*, outermost: bool = False) -> list[click.Option]:
             is_flag=True,
             expose_value=False,
             callback=_keep("json"),
-            help="Answer in JSON.",
+            help="Print JSON.",
         ),
     ]
 
@@ -218,7 +228,7 @@ def wait_option(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SECONDS",
         expose_value=False,
         callback=_keep("wait"),
-        help="How long to wait for a live kernel.",
+        help="How long to wait for the running kernel to answer.",
     )
     return wait(command)
 
@@ -230,7 +240,7 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="ID",
         expose_value=False,
         callback=_keep("request_id"),
-        help="Ask again under this id and get the same answer.",
+        help="Idempotency key: the same ID again has no second effect and returns the same answer.",
     )
     expires = click.option(
         "--expires",
@@ -238,7 +248,7 @@ def asking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SECONDS",
         expose_value=False,
         callback=_keep("expires"),
-        help="Refuse it if no kernel has taken it within this time.",
+        help="Refuse the request if no kernel has started it within this time.",
     )
     return wait_option(request_id(expires(command)))
 
@@ -260,8 +270,13 @@ class LazyGroup(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """The commands by task; the column of names is as wide in every group."""
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl(
+                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
+                )
 
 
 @click.command(
@@ -272,7 +287,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(VERSION, prog_name="onceward", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Runs costly, consequential work: nothing paid for is lost, nothing runs twice, everything is provable."""
+    """Run agents, model calls and other paid work durably: checkpoints, budgets, approvals and signed evidence."""
 
 
 def run(argv: list[str]) -> int:
@@ -309,8 +324,8 @@ def run(argv: list[str]) -> int:
         if os.environ.get("ONCEWARD_TRACEBACK"):
             raise
         text = (
-            f"Onceward met an error of its own: {type(bug).__name__}. Set ONCEWARD_TRACEBACK=1 to see where, and please"
-            " report it. If something was being done, ask again with the same --request-id to learn its outcome."
+            f"Internal error in Onceward: {type(bug).__name__}. Set ONCEWARD_TRACEBACK=1 for a traceback, and please"
+            " report it. If a request was under way, repeat it with the same --request-id to learn its outcome."
         )
         render.problem("EXECUTION_FAILED", text, as_json)
         return 1
@@ -323,7 +338,7 @@ def _system_error(failure: OSError, as_json: bool) -> int:
     if failure.filename is None:
         render.problem(
             "EXECUTION_FAILED",
-            f"the command ran, but its answer could not be written: {failure.strerror}",
+            f"the command ran, but its output could not be written: {failure.strerror}",
             as_json,
         )
         return 1
