@@ -308,8 +308,8 @@ def test_a_session_that_really_ran_is_recorded_and_locked(gate, tmp_path):
     again = onceward(None, "gate", "record", manifest, cwd=work)
     assert (
         again.returncode == 0
-        and "locked anew" not in again.stdout
-        and again.stdout.count("as it was") == sum(locked.values()) + 2
+        and "locked again" not in again.stdout
+        and again.stdout.count("unchanged") == sum(locked.values()) + 2
     )
 
 

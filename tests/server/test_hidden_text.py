@@ -125,7 +125,7 @@ def test_a_step_is_approved_by_what_flows_into_it_and_all_of_it_is_shown(tab, ru
     said = running.cli("approve", build, "look", "--show", check=0).stdout
     assert "Send it?" in said and "Dear⟨U+202E⟩ all" in said and "THE END" in said
     refused = running.cli("approve", build, "look", check=2)
-    assert "say which were looked at" in refused.stderr
+    assert "needs the digest of the exact bytes" in refused.stderr
     digest = running.client.show_build(build)["approvals"][0]["digest"]
     assert digest in said
     running.cli("approve", build, "look", "--digest", digest, check=0)

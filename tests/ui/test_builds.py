@@ -59,7 +59,7 @@ def result(done):
 @pytest.mark.rule("I-1", "B-14")
 def test_run_makes_the_workspace_and_says_what_happens(cli):
     done = cli("run", "plan.toml", check=0)
-    assert "made the workspace" in done.stderr and "extract:b c" in done.stderr
+    assert "created the workspace" in done.stderr and "extract:b c" in done.stderr
     assert "4 steps: 4 run; paid 0.30 usd" in done.stderr and done.stdout == ""
     done = cli("run", "plan.toml", check=0)
     assert "4 reused; paid 0.00 usd, 0.30 usd not paid again" in done.stderr
@@ -433,7 +433,7 @@ def test_a_dry_run_refuses_what_a_run_would_and_sees_what_the_workspace_has_left
     (cli.folder / "onceward.toml").write_text('[budget]\nusd = "0.35"\n')
     cli("run", "plan.toml", check=0)
     told = cli("run", "plan.toml", "--no-reuse", "--dry-run", check=0).stdout
-    assert "estimated usd: 0.30 of 0.05 that may be spent; it would pause" in told
+    assert "estimated usd: 0.30 of the 0.05 left in the budget; it would pause" in told
     (cli.folder / "p.toml").write_text(
         'name = "p"\n[[stage]]\nname = "s"\nenv = ["NOT_THERE"]\nrun = ["true"]\n'
     )
@@ -471,7 +471,7 @@ def test_changed_code_is_named_when_a_build_goes_on_and_refused_on_request(cli):
     file = cli.folder / "plan.py"
     file.write_text(CHANGING.replace("VALUE", "1"))
     said = "work calls import_module: what it brings in is not known"
-    assert f"not followed in work: {said}" in cli("run", "plan.py", "--dry-run", check=0).stdout
+    assert f"code not tracked in work: {said}" in cli("run", "plan.py", "--dry-run", check=0).stdout
     told = json.loads(cli("run", "plan.py", "--dry-run", "--json", check=0).stdout)
     assert told["unfollowed"] == {"work": [said]}
     paused = cli("run", "plan.py", "--json", "--jobs", "1", check=3).stdout.splitlines()[-1]

@@ -49,10 +49,10 @@ def test_a_change_from_proposal_to_proof(folder, onceward):
     )
     assert shown.status == 0, shown.err
     assert "-    return a - b\n+    return a + b\n" in shown.out and "- old.txt" in shown.out
-    assert "3 files, 2 lines more, 2 less" in shown.out
+    assert "3 files, 2 lines added, 2 removed" in shown.out
     entry, digest = marked(onceward, "--reason", "add was wrong", "--check", CHECK)
     assert entry in shown.out and digest in shown.out, "the same proposal is the same entry"
-    assert onceward("change", "sweep").out.startswith("1 entry brought up; 1 wait")
+    assert onceward("change", "sweep").out.startswith("1 entry queued for review; 1 waiting")
     refused = onceward("change", "review", entry, "--approve", ONCEWARD_AS="rob")
     assert refused.status == 2 and "--digest D" in refused.err
     early = onceward("change", "cut", entry, ONCEWARD_AS="max")
@@ -105,13 +105,17 @@ def test_what_fails_is_taken_back_and_comes_up_again(folder, onceward):
     onceward("change", "review", entry, "--approve", "--digest", digest, ONCEWARD_AS="rob")
     assert onceward("change", "cut", entry, ONCEWARD_AS="max").status == 0
     failed = onceward("change", "verify", entry, ONCEWARD_AS="vic")
-    assert failed.status == 1 and "its check failed" in failed.out and "is taken back" in failed.out
+    assert (
+        failed.status == 1
+        and "its check failed" in failed.out
+        and "files it had changed are restored" in failed.out
+    )
     assert (folder / "repo/calc.py").read_text() == BASE["calc.py"] and (
         folder / "repo/old.txt"
     ).exists()
     (escalation,) = onceward("change", "show", entry, "--json").json["escalations"]
     told = onceward("change", "show", escalation)
-    assert f"asks about {entry}" in told.out and "next: onceward change sweep" in told.out
+    assert f"follows {entry}" in told.out and "next: onceward change sweep" in told.out
     listed = onceward("change", "list", "--status", "marked", "--json").json
     assert [one["entry_id"] for one in listed] == [escalation]
     assert onceward("status", "--json").json["changes"][0]["entry_id"] == escalation
@@ -186,8 +190,8 @@ def test_a_commit_names_who_answers_for_it_and_holds_nothing_else(folder, oncewa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say what to propose"),
-        (("--tree", "wanted", "--patch", "x"), "by one of"),
+        ((), "give exactly one of"),
+        (("--tree", "wanted", "--patch", "x"), "give exactly one of"),
         (("--tree", "absent", "--base", "repo"), "no folder"),
         (("--tree", "wanted", "--base", "wanted"), "lie in each other"),
         (("--tree", "wanted", "--base", "."), "lie in each other"),
@@ -225,7 +229,7 @@ def test_careless_words_are_refused_with_the_right_status(folder, onceward):
         ("max", ("verify", entry), "PERMISSION_DENIED"),
         ("rob", ("abandon", entry, "--reason", "x"), "PERMISSION_DENIED"),
         ("rob", ("abandon", entry), "--reason"),
-        ("rob", ("list", "--status", "open"), "no status"),
+        ("rob", ("list", "--status", "open"), "is not a status"),
         ("rob", ("sweep", "--every", "soon"), "is a time"),
         ("vic", ("verify", entry), "G-VERIFY-CUT"),
     ):

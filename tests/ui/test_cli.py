@@ -33,7 +33,7 @@ def test_a_first_workspace(onceward, place):
     assert (place / ".onceward").stat().st_mode & 0o777 == 0o700
     again = onceward("init")
     assert again.status == 0
-    assert "already there" in again.out
+    assert "already exists" in again.out
     looked = onceward("doctor", "--json").json
     assert looked["ok"], looked
     assert {c["name"] for c in looked["checks"]} >= {
@@ -131,7 +131,7 @@ def test_a_command_asks_the_live_kernel_and_follows_its_answer(onceward, place, 
         words = ("principals", "add", "bob", "--role", "viewer", "--request-id", "r1")
         waiting = onceward(*words, "--wait", "0")
         assert waiting.status == 3
-        assert "filed as r1" in waiting.out
+        assert "stored as r1" in waiting.out
         assert json.loads(onceward(*words, "--wait", "0", "--json").out) == {
             "request_id": "r1",
             "status": "asked",

@@ -133,7 +133,7 @@ def test_an_agent_edits_a_repository_and_its_first_try_is_taken_back():
     assert done.returncode == 0, done.stderr + done.stdout
     assert "its check failed: AssertionError: twenty percent off" in done.stdout
     assert (
-        done.stdout.count("is taken back") == 1
+        done.stdout.count("files it had changed are restored") == 1
         and done.stdout.count("it is verified_complete") == 1
     )
     assert done.stdout.count("sound: ") == 2

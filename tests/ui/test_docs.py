@@ -55,13 +55,13 @@ def test_the_readme_can_be_typed_in(tmp_path):
         script = script.replace(text, instead)
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Nothing was done." in done.stdout
+    assert "Nothing was run." in done.stdout
     assert (
         "3 steps: 2 run, 1 skipped; paid 0.01 usd now (0.02 in all), 0.01 usd not paid again"
         in done.stderr
     )
     assert "3 steps: 3 reused; paid 0.00 usd, 0.02 usd not paid again" in done.stderr
-    assert "because    config.tone" in done.stdout and "in all: 0.04 usd" in done.stdout
+    assert "because    config.tone" in done.stdout and "total: 0.04 usd" in done.stdout
     assert (tmp_path / "first" / "result" / "handoff.html").exists()
 
 
@@ -87,7 +87,7 @@ def test_the_guide_to_budgets_can_be_typed_in(tmp_path):
     assert (
         "5 steps: 2 run, 3 skipped; paid 0.06 usd now (0.15 and 6,000 tokens in all)" in done.stderr
     )
-    assert "in all: 0.15 usd" in done.stdout
+    assert "total: 0.15 usd" in done.stdout
 
 
 @pytest.mark.thorough
@@ -106,7 +106,7 @@ def test_the_guide_to_replay_and_the_gate_can_be_typed_in(tmp_path):
 @pytest.mark.rule("B-8", "B-11", "L-23", "K-8")
 def test_the_guide_to_crashes_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "resume-after-a-crash")
-    assert "ACTIVE (nobody runs it)" in done.stdout
+    assert "ACTIVE (no kernel runs it)" in done.stdout
     assert "a person has to decide about send:all" in done.stderr
     assert "exit 2" in done.stdout and done.stderr.count("SUCCESS") == 2
     assert "exit 137" in done.stdout, "the process killed itself"
@@ -147,7 +147,7 @@ def test_the_guide_to_proof_can_be_typed_in(tmp_path):
 @pytest.mark.rule("S-1", "S-8")
 def test_the_guide_to_sagas_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "undo-what-half-happened")
-    assert done.stderr.count("DONE") == 2 and "this root has run already" in done.stderr
+    assert done.stderr.count("DONE") == 2 and "this root has already run" in done.stderr
     assert (
         len(re.findall(r"^exit 1$", done.stdout, re.MULTILINE)) == 2
         and "exit 3" in done.stdout
@@ -164,7 +164,7 @@ def test_the_guide_to_sagas_can_be_typed_in(tmp_path):
 @pytest.mark.rule("S-2", "S-3", "S-5", "S-7")
 def test_the_guide_to_grants_and_the_registry_can_be_typed_in(tmp_path):
     done = guide(tmp_path, "say-what-may-be-done")
-    assert "nothing stands against it" in done.stdout and done.stderr.count("DONE: assembly") == 3
+    assert "no objections; next" in done.stdout and done.stderr.count("DONE: assembly") == 3
     assert "ABORT_NO_LEASE: assembly stopped before it changed anything" in done.stderr
     assert done.stdout.count("+ refund@1.0.0  WRITE  finance-policy-7") == 3
     assert (
@@ -184,7 +184,9 @@ def test_the_guide_to_changes_can_be_typed_in(tmp_path):
     assert "BASE_DRIFT: " in done.stderr and "backdoor.py (added): not as it was" in done.stderr
     assert "it is verified_complete" in done.stdout and "its check failed" in done.stdout
     assert "made on the tree as it was before build bld_" in done.stdout
-    assert "what it had changed is taken back" in done.stdout and done.stdout.count("sound: ") == 2
+    assert (
+        "the files it had changed are restored" in done.stdout and done.stdout.count("sound: ") == 2
+    )
     assert (tmp_path / "repo/prices.py").read_text().endswith("// 100\n")
 
 

@@ -283,7 +283,7 @@ def test_a_command_says_how_long_its_request_may_wait(cli, workspace):
     try:
         said = cli("principals", "add", "bob", "--role", "viewer", "--wait", "0", "--expires", "0")
         assert said.returncode == 3
-        asked = ("principals.add", said.stdout.split("filed as ")[1].split(";")[0])
+        asked = ("principals.add", said.stdout.split("stored as ")[1].split(";")[0])
         kernel.carry_out()
     finally:
         kernel.close()

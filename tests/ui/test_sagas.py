@@ -129,7 +129,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(place, onceward, 
     ]:
         done = saga(*words)
         assert done.status == 2 and why in done.err, (words, done.err)
-    assert saga("list").out == "No saga has run yet.\n"
+    assert saga("list").out == "No sagas yet.\n"
     assert saga("run", "order.py", "--input", INPUT, "--root", "one").status == 0
     other = saga("run", "order.py", "--input", '{"item": "milk"}', "--root", "one")
     assert other.status == 2 and "URM_IDEMPOTENCY_KEY_CONFLICT" in other.err
@@ -256,7 +256,7 @@ def test_grants_are_given_by_granters_and_taken_back(place, onceward, saga):
     until(lambda: onceward("grant", "show", short, "--json").json["status"] == "expired")
     late = onceward("registry", "apply", "pay.toml", "--grant", short, "--as", "ann")
     assert late.status == 1 and "the grant is expired" in late.err
-    assert onceward("grant", "expire", "--as", "ann").out == "No grant's time has passed.\n", (
+    assert onceward("grant", "expire", "--as", "ann").out == "No grant has expired.\n", (
         "the run has said so"
     )
     assert onceward("grant", "list", "--json").json[0]["status"] == "expired"

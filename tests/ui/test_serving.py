@@ -172,7 +172,7 @@ def test_whoever_stops_following_has_not_stopped_the_work(cli, served):
     until(lambda: list(cli.folder.rglob("witness")))
     following.send_signal(signal.SIGINT)
     _, said = following.communicate(timeout=600)
-    assert following.returncode == 130 and "goes on at the server" in said
+    assert following.returncode == 130 and "continues on the server" in said
     (build,) = json.loads(cli("list", "--json", check=0).stdout)
     assert build["state"] == "ACTIVE"
     cli("cancel", build["build_id"], check=0)

@@ -124,7 +124,7 @@ def test_ctrl_c_says_what_is_being_stopped_and_how_to_go_on(folder):
         terminal.keys("C-c")
         screen = terminal.end()
         (build,) = builds(folder)
-        assert "stopping read:in/c.txt; Ctrl-C again waits no longer" in screen
+        assert "stopping read:in/c.txt; press Ctrl-C again to stop immediately" in screen
         assert (
             f"next: onceward resume {build}" in screen
             and "STOPPED (as asked; it can be resumed)" in screen
@@ -166,7 +166,7 @@ def test_many_steps_and_stages_are_drawn_on_one_screen_that_does_not_scroll_away
         lines = picture.splitlines()
         assert len(lines) <= 20
         assert sum(line.startswith("first ") for line in lines) == 1, picture
-        assert "done or yet to come" in picture
+        assert "finished or not started" in picture
     assert sum(line.startswith("first ") for line in screen.splitlines()) == 1, screen
     assert "2,030 steps: 1,999 run, 1 failed, 30 blocked by that" in screen
 

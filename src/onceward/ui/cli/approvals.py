@@ -33,26 +33,27 @@ def looked_at(given: Globals, build: str, step: str, *, refuse: bool) -> str:
     name, digest = wanted.step, wanted.digest
     if given.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidConfig(
-            "an approval is of exact bytes: say which were looked at",
+            "an approval needs the digest of the exact bytes you looked at",
             context={"field": "--digest", "digest": digest},
             recovery=[
                 Recovery("look at them", f"onceward approve {build} {name} --show"),
-                Recovery("then name their digest", f"onceward approve {build} {name} --digest D"),
+                Recovery("then give their digest", f"onceward approve {build} {name} --digest D"),
             ],
         )
     _show(wanted, flowing)
     unseen = [one.name for one in flowing if one.cut_off]
     if unseen and not refuse:
         raise InvalidConfig(
-            f"{render.plain(unseen[0])} is too large to be shown here, and only what was seen is approved",
+            f"{render.plain(unseen[0])} is too large to show here, and what was not shown cannot be approved here",
             context={"files": unseen[:100]},
-            recovery=[Recovery("look at it elsewhere, then name its digest", f"--digest {digest}")],
+            recovery=[Recovery("look at it elsewhere, then give the digest", f"--digest {digest}")],
         )
     word = "refuse" if refuse else "approve"
     typed = click.prompt(f"to {word} exactly this, type the first 8 letters of the digest")
     if len(typed.strip()) < 8 or not digest.startswith(typed.strip().lower()):
         raise InvalidConfig(
-            "that is not what was shown; nothing was decided", context={"field": "digest"}
+            "those are not the first 8 letters of the digest; nothing was decided",
+            context={"field": "digest"},
         )
     return digest
 
@@ -68,7 +69,7 @@ def _wanted(given: Globals, build: str, step: str) -> tuple[WantedApproval, list
             raise InvalidConfig(
                 f"step {step[:80]!a} of {found.build_id} does not wait for an approval",
                 context={"step": step[:200]},
-                recovery=[Recovery("see what waits", f"onceward status {found.build_id}")],
+                recovery=[Recovery("list the steps", f"onceward status {found.build_id}")],
             )
         return wanted[-1], to_approve(artifacts, found, whole=True)[wanted[-1].step]
 
@@ -83,6 +84,6 @@ def _show(wanted: WantedApproval, flowing: list[Flowing]) -> None:
         else:
             render.say(marked(one.text).rstrip("\n"))
             if one.cut_off:
-                render.say(click.style(f"... only its beginning: {about}", dim=True))
+                render.say(click.style(f"... truncated: {about}", dim=True))
     digest = wanted.digest
     render.say(f"digest {click.style(digest[:8], bold=True)}{digest[8:]}")

@@ -73,8 +73,8 @@ def pending(given: Globals, asked: Asked) -> int:
         render.document({"request_id": asked.request_id, "status": "asked"})
     else:
         render.say(
-            f"The kernel has not answered yet. The request is filed as {asked.request_id};"
-            " ask again with --request-id to get its answer."
+            f"The kernel has not answered yet. The request is stored as {asked.request_id};"
+            " repeat the command with --request-id to get its answer."
         )
     return 3
 
@@ -105,7 +105,7 @@ def _ask(engine: Engine, request: Request, wait: float) -> Answer | Pending:
         if not isinstance(engine, Kernel):
             render.problem(
                 "EXECUTION_FAILED",
-                f"The request is filed as {request.request_id} and may still be carried out.",
+                f"The request is stored as {request.request_id} and may still be carried out.",
                 as_json=False,
             )
         raise

@@ -85,7 +85,7 @@ class BuildDisplay:
         if "confirmation_token" in outcome:
             seconds = outcome["confirmation_seconds"]
             lasts = "an hour" if seconds == 3600 else render.duration(seconds)
-            self._say(f"confirmation token, shown once, good for {lasts}:")
+            self._say(f"confirmation token, shown once, valid for {lasts}:")
             self._say(outcome["confirmation_token"], self._out)
         if outcome.get("unread"):
             warning = "the cost may be higher: some reported amounts could not be read"
@@ -128,7 +128,7 @@ class BuildDisplay:
                 self._say(line)
         elif said["status"] == "STALE":
             self._say(
-                f"{render.plain(said['step'])}: an input changed while it ran; its result will not be reused"
+                f"{render.plain(said['step'])}: an input changed while it ran; other builds will not reuse its result"
             )
         elif said["status"] == "OVERDUE":
             self._say(overdue(said))
@@ -216,16 +216,16 @@ def step_line(said: Mapping[str, Any]) -> str:
 def overdue(said: Mapping[str, Any]) -> str:
     """A function that outlives its time limit."""
     return (
-        f"{render.plain(said['step'])} timed out after {said['limit']:g} s, but its thread goes on;"
-        " its slot is given up soon, and what it returns while this process lives is kept"
+        f"{render.plain(said['step'])} timed out after {said['limit']:g} s, but its thread is still running;"
+        " its slot is freed soon, and its result is kept if it returns while this process lives"
     )
 
 
 def waiting_for_threads(said: Mapping[str, Any]) -> str:
     """The last thing before a program ends whose threads go on."""
     return (
-        f"waiting up to {said['limit']:g} s for {_named(said['waiting'])}: the result may be paid for, and is kept if"
-        " it comes; press Ctrl-C to stop waiting"
+        f"waiting up to {said['limit']:g} s for {_named(said['waiting'])}: the result may already be paid for, and is"
+        " kept if it arrives; press Ctrl-C to stop waiting"
     )
 
 
@@ -246,7 +246,10 @@ def _named(names: Sequence[str]) -> str:
 
 def _stopping(said: Mapping[str, Any], build_id: str) -> str:
     what = _named(said["waiting"])
-    return f"stopping {what}; Ctrl-C again waits no longer\ngo on later with: onceward resume {build_id}"
+    return (
+        f"stopping {what}; press Ctrl-C again to stop immediately\n"
+        f"continue later with: onceward resume {build_id}"
+    )
 
 
 def _summary(outcome: Mapping[str, Any]) -> str:

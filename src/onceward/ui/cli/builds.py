@@ -39,21 +39,21 @@ def _work_options(command: Any) -> Any:
         click.option(
             "--jobs",
             type=click.IntRange(1, 1000),
-            help="How many steps run at once [default: the plan's, or 2].",
+            help="Maximum number of steps at a time [default: the plan's, or 2].",
         ),
         click.option(
             "--budget",
             "budgets",
             multiple=True,
             metavar="LANE=N",
-            help="A limit: usd tokens solver_calls duration_secs.",
+            help="Limit a lane: usd, tokens, solver_calls or duration_secs.",
         ),
         click.option(
             "--keep-going",
             is_flag=True,
-            help="After a failure, carry on with what does not depend on it.",
+            help="After a failure, run the steps that do not depend on it.",
         ),
-        click.option("--no-reuse", is_flag=True, help="Do not take over results of other builds."),
+        click.option("--no-reuse", is_flag=True, help="Do not reuse results of other builds."),
     ):
         command = option(command)
     return command
@@ -62,29 +62,35 @@ def _work_options(command: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("plan", type=click.Path())
 @click.option(
-    "--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run, why, and the estimated cost; run nothing.",
 )
 @click.option(
-    "--only", multiple=True, metavar="STAGE[:TARGET]", help="These steps, and what they need."
+    "--only",
+    multiple=True,
+    metavar="STAGE[:TARGET]",
+    help="Run only these steps and the steps they need.",
 )
 @click.option(
-    "--force", is_flag=True, help="Run what is chosen even if its result is there already."
+    "--force", is_flag=True, help="Run the chosen steps even if their results exist already."
 )
 @click.option(
     "--set",
     "config",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Another value for a key of the config.",
+    help="Override a config key.",
 )
 @_work_options
 @pass_globals
 def run(
     given: Globals, /, plan: str, jobs: int | None, keep_going: bool, no_reuse: bool, **asked: Any
 ) -> int:
-    """Carry out PLAN, a .toml or .py file, as a new build. What was done before, by content, is not done again.
+    """Run PLAN, a .toml or .py file, as a new build.
 
-    Makes the workspace if there is none. Exits 0 when all is done, 1 when a step failed, 3 when the budget paused it.
+    A step whose inputs, config and code are unchanged is not run again: its stored result is reused. Creates the
+    workspace if there is none. Exit status: 0 all steps done, 1 a step failed, 3 paused by the budget.
     """
     from onceward import running
     from onceward.builds.acts import RunBuild
@@ -104,7 +110,7 @@ def run(
     made = workspace.ensure()
     if made and not given.json:
         with suppress(OSError):
-            click.secho(f"made the workspace {workspace.folder}", dim=True, err=True)
+            click.secho(f"created the workspace {workspace.folder}", dim=True, err=True)
     display = build_display(given.json)
     if serves(workspace):
         order = RunBuild(
@@ -131,29 +137,35 @@ def run(
 @click.option(
     "--token", metavar="TOKEN", default="", help="The confirmation token of a paused build."
 )
-@click.option("--plan", metavar="FILE", help="Where the plan is, if it was moved.")
+@click.option("--plan", metavar="FILE", help="The plan's file, if it was moved.")
 @click.option(
-    "--dry-run", is_flag=True, help="Only say what would run, why, and what it would cost."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run, why, and the estimated cost; run nothing.",
 )
 @click.option(
     "--fork",
     is_flag=True,
-    help="If the plan changed: make a new build that reuses what still fits.",
+    help="If the plan changed: start a new build that reuses the results that still apply.",
 )
 @click.option(
     "--strict-code",
     is_flag=True,
-    help="Refuse if the code of a step changed, instead of keeping what is done.",
+    help="Refuse if the code of a finished step changed; by default its result is kept.",
 )
 @click.option(
-    "--rerun", "rerun", multiple=True, metavar="STEP", help="Run this step in doubt again."
+    "--rerun",
+    "rerun",
+    multiple=True,
+    metavar="STEP",
+    help="Run this step, which is in doubt, again.",
 )
 @click.option(
     "--accept",
     "accept",
     multiple=True,
     metavar="STEP=FILE",
-    help="Take this step in doubt as done, with FILE.",
+    help="Accept this step, which is in doubt, as done, with FILE as its result.",
 )
 @_work_options
 @pass_globals
@@ -166,9 +178,9 @@ def resume(
     no_reuse: bool,
     **asked: Any,
 ) -> int:
-    """Go on with BUILD, which crashed or was paused. Steps with a checkpoint are skipped.
+    """Continue BUILD, which crashed or was paused.
 
-    Without BUILD: the one build that can be resumed, if there is only one.
+    Steps with a checkpoint are skipped. Without BUILD, resumes the only build that can be resumed.
     """
     from onceward import running
     from onceward.builds.acts import ResumeBuild
@@ -244,11 +256,13 @@ def _the_one(workspace: Any) -> str:
         ways = ", ".join(f"{build.build_id} ({build.state})" for build in found[:5])
         give_up = Recovery("or give one up", f"onceward abandon {found[-1].build_id}", "medium")
         raise InvalidConfig(
-            f"name the build: {ways}", context={"field": "build"}, recovery=[give_up]
+            f"more than one build can be resumed; name one: {ways}",
+            context={"field": "build"},
+            recovery=[give_up],
         )
     running = [build.build_id for build in builds if build.state == "ACTIVE"]
     raise InvalidConfig(
-        f"{running[0]} is running" if running else "no build waits to be resumed",
+        f"{running[0]} is running" if running else "there is no build to resume",
         context={"field": "build"},
     )
 
@@ -307,13 +321,13 @@ def build_table(builds: Sequence[BuildSummary]) -> None:
 
 def state_of(build: BuildSummary) -> str:
     """A build's state, and whether that is only what its dead kernel left."""
-    return f"{build.state} (nobody runs it)" if build.orphaned else build.state
+    return f"{build.state} (no kernel runs it)" if build.orphaned else build.state
 
 
 @click.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """The newest builds: how they stand and what they cost."""
+    """List the newest builds, with their states and costs."""
     from onceward.builds.views import build_list
 
     with given.workspace().reading() as store:
@@ -331,7 +345,10 @@ def list_(given: Globals) -> None:
 @wait_option
 @pass_globals
 def confirm(given: Globals, build: str) -> int:
-    """Make a new confirmation token for BUILD, which is paused. Older ones are void. It is shown once."""
+    """Create a confirmation token for BUILD, which is paused.
+
+    The token is shown once. Earlier tokens become void.
+    """
     from onceward.people.permits import hash_of
 
     secret = secrets.token_hex(32)
@@ -341,11 +358,11 @@ def confirm(given: Globals, build: str) -> int:
         waiting = {"request_id": asked.request_id, "status": "asked"} if asked.pending else {}
         render.document({**asked.value, **waiting, "confirmation_token": secret})
     elif asked.pending:
-        click.echo("The kernel has not answered yet; when it does, this token is good:", err=True)
+        click.echo("The kernel has not answered yet. Once it does, this token is valid:", err=True)
         render.say(secret)
     else:
         click.echo(
-            f"good until {asked.value['expires_at'][:19]} UTC; resume with --token", err=True
+            f"valid until {asked.value['expires_at'][:19]} UTC; resume with --token", err=True
         )
         render.say(secret)
     return 3 if asked.pending else 0
@@ -354,10 +371,10 @@ def confirm(given: Globals, build: str) -> int:
 @click.command(cls=Command)
 @build_argument()
 @click.argument("step")
-@click.option("--digest", metavar="D", help="Of exactly what flows into the step, as shown.")
-@click.option("--show", is_flag=True, help="Show what flows into the step; decide nothing.")
-@click.option("--refuse", is_flag=True, help="Refuse it: the step fails.")
-@click.option("--note", default="", metavar="TEXT", help="Why, for the record.")
+@click.option("--digest", metavar="D", help="The digest of the inputs you approve, as shown.")
+@click.option("--show", is_flag=True, help="Show the inputs of the step; decide nothing.")
+@click.option("--refuse", is_flag=True, help="Refuse: the step fails.")
+@click.option("--note", default="", metavar="TEXT", help="The reason, for the record.")
 @asking_options
 @pass_globals
 def approve(
@@ -369,8 +386,11 @@ def approve(
     refuse: bool,
     note: str,
 ) -> int:
-    """Approve STEP of BUILD, which waits for a person: exactly what flows into it, and nothing else. Without --digest it
-    is shown, on a terminal, and you type the beginning of what you approve."""
+    """Approve or refuse STEP of BUILD, which waits for a person.
+
+    An approval is for exactly the inputs with the given digest. Without --digest, the inputs are shown on the terminal
+    and you type the first letters of their digest.
+    """
     if show:
         show_approval(given, build, step)
         return 0
@@ -388,11 +408,14 @@ def _say_decided(answer: dict[str, Any]) -> None:
 
 @click.command(cls=Command)
 @build_argument()
-@click.option("--failed", is_flag=True, help="Of a paused build: it failed for want of money.")
+@click.option("--failed", is_flag=True, help="Record a paused build as failed for lack of budget.")
 @asking_options
 @pass_globals
 def abandon(given: Globals, build: str, failed: bool) -> int:
-    """Give BUILD up for good. What it finished stays, and other builds may reuse it."""
+    """Give up BUILD for good.
+
+    Results of finished steps are kept, and other builds can reuse them.
+    """
     asked = ask(given, "builds.abandon", {"build": build, "failed": failed})
     return tell(
         given, asked, lambda answer: render.say(f"{answer['build_id']} is {answer['state']}")

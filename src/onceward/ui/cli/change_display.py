@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from onceward.changes.views import ChangeSummary, ChangeView, ResultView, VerdictView
 
 _STEPS = {
-    "C0_CHECK": "checked: everything is what it was approved on",
-    "C1_KEEP": "kept: what will be replaced",
-    "C2_STAGE": "staged: what comes in its place",
-    "C3_APPLY": "in its place",
+    "C0_CHECK": "checked: the files are as they were when approved",
+    "C1_KEEP": "kept a copy of the files to be replaced",
+    "C2_STAGE": "staged the new files",
+    "C3_APPLY": "moved the new files into place",
     "C4_RECORD": "recorded and signed",
 }
 _MOST = 20
@@ -50,25 +50,25 @@ def show_change(view: ChangeView) -> None:
     say(f"manifest {view.manifest}{revision}")
     _units(view)
     if view.check:
-        say(render.plain(f"its own check: {shlex.join(view.check)}"))
+        say(render.plain(f"check: {shlex.join(view.check)}"))
     if view.origin is not None:
         _origin(view, view.origin)
     for entry in view.depends_on or ():
         say(f"depends on {entry.entry_id} ({entry.status})")
     if view.escalates:
-        say(f"asks about {view.escalates}, which failed its verification")
+        say(f"follows {view.escalates}, which failed verification")
     for one in view.decisions or ():
         why = f": {one.reason}" if one.reason else ""
-        say(render.plain(f"{one.decided_at[:19]}  {one.reviewer} said {one.decision}{why}"))
+        say(render.plain(f"{one.decided_at[:19]}  {one.reviewer}: {one.decision}{why}"))
     if view.lacks:
-        say(render.plain(f"still lacks: {view.lacks}"))
+        say(render.plain(f"still needed: {view.lacks}"))
     for change_set in view.sets():
         status = status_of(change_set.status)
         say(f"{change_set.change_set_id}  {change_set.kind} by {change_set.executor}: {status}")
     for result in view.results or ():
         word = _word_of(result)
         by = render.plain(result.verifier)
-        say(f"{result.verify_result_id}  {word}, found by {by}{_wrong(result.detail)}")
+        say(f"{result.verify_result_id}  {word}, verified by {by}{_wrong(result.detail)}")
     for escalation in view.escalations or ():
         say(f"escalated: {escalation}")
     if view.waits_for:
@@ -94,7 +94,7 @@ def _origin(view: ChangeView, origin: Origin) -> None:
     own = {unit.path for unit in view.units}
     render.say(base_line(origin.build, {unit.path for unit in origin.drift} & own))
     for unit in origin.drift[:_MOST]:
-        render.say(render.plain(f"  changed since then, not by a recorded cut: {unit.path}"))
+        render.say(render.plain(f"  changed since then by no recorded cut: {unit.path}"))
 
 
 def _word_of(result: ResultView) -> str:
@@ -106,8 +106,8 @@ def _word_of(result: ResultView) -> str:
 def base_line(build: str, edited: Set[str]) -> str:
     """What a proposal was made on, in a line; `edited` are files of it that were changed since."""
     if edited:
-        return f"made on the tree as it is now, and not as it was before build {build} began"
-    return f"made on the tree as it was before build {build} began"
+        return f"based on the tree as it is now, not as it was before build {build}"
+    return f"based on the tree as it was before build {build}"
 
 
 def change_table(found: Sequence[ChangeSummary]) -> None:
@@ -172,7 +172,7 @@ class CutDisplay:
             click.echo(json.dumps(document(view), sort_keys=True))
         elif unfinished:
             how = "is stuck: somebody else changed its files" if view.stuck else "was stopped"
-            render.say(f"{view.entry_id} {how}; the same command goes on with it")
+            render.say(f"{view.entry_id} {how}; repeat the command to continue")
         else:
             files = render.counted(len(view.units), "file")
             render.say(f"{view.entry_id} is {click.style(view.status, fg='green')}: {files}")
@@ -196,15 +196,16 @@ def verified(view: VerdictView, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(document(view), sort_keys=True))
         return status
-    before = "" if view.fresh else " (found before)"
+    before = "" if view.fresh else " (verified earlier)"
     render.say(f"{view.entry_id} {_word_of(view.result)}{before}{_wrong(view.result.detail)}")
     render.say(f"it is {status_of(view.status)}")
     _committed(view)
     if view.undo == "applied":
-        render.say("what it had changed is taken back")
+        render.say("the files it had changed are restored")
     elif stuck:
         render.say(
-            "some of it could not be taken back, for somebody else changed it; put that back as the change left it, then:"
+            "some files could not be restored because somebody else changed them; put them back as the change left"
+            " them, then:"
         )
         render.say(f"  onceward change verify {view.entry_id}")
     if not passed and view.escalation:

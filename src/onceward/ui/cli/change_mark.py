@@ -18,63 +18,73 @@ from onceward.ui.cli.main import Command, Globals, asking_options, file_argument
 
 
 @click.command(cls=Command)
-@click.option("--tree", metavar="DIR", help="A folder as the tree is to become.")
+@click.option("--tree", metavar="DIR", help="Propose a folder as the new state of the tree.")
 @click.option(
-    "--patch", metavar="FILE", help="A unified diff, such as git diff makes; - for standard input."
+    "--patch",
+    metavar="FILE",
+    help="Propose a unified diff, as from git diff; - for standard input.",
 )
 @click.option(
-    "--build", metavar="BUILD", help="What a build made: each file at the path that is its name."
+    "--build",
+    metavar="BUILD",
+    help="Propose the outputs of a build; each output's name is its path.",
 )
 @click.option(
-    "--stage", "stages", multiple=True, metavar="STAGE", help="With --build: only of these stages."
+    "--stage",
+    "stages",
+    multiple=True,
+    metavar="STAGE",
+    help="With --build: only this stage's outputs.",
 )
-@click.option("--registry", metavar="PLAN", help="A .toml plan for the registry.")
+@click.option("--registry", metavar="PLAN", help="Propose a .toml plan for the registry.")
 @click.option(
     "--base",
     "--into",
     "base",
     metavar="DIR",
     default=".",
-    help="The tree that is to change [default: here].",
+    help="The tree to change [default: the current folder].",
 )
 @click.option(
     "--cutter",
     metavar="NAME",
     default="",
-    help="A place of your own instead of a tree; --tree says what goes there.",
+    help="Apply the change with this cutter of your own instead of to a tree; --tree has the contents.",
 )
-@click.option("--target", metavar="NAME", default="", help="Which one, for --cutter.")
-@click.option("--delete", multiple=True, metavar="PATH", help="Something that is to go.")
+@click.option("--target", metavar="NAME", default="", help="With --cutter: the target to change.")
+@click.option("--delete", multiple=True, metavar="PATH", help="Propose to delete PATH.")
 @click.option(
     "--check",
     metavar="COMMAND",
-    help="The entry's own check: runs in the tree when it is verified.",
+    help="A command that verification runs in the tree.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever reviews it.")
-@click.option("--depends-on", multiple=True, metavar="ENTRY", help="What must be verified first.")
-@click.option("--links", is_flag=True, help="Symbolic links are meant, and stay inside the tree.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, for the reviewers.")
+@click.option(
+    "--depends-on", multiple=True, metavar="ENTRY", help="An entry that must be verified first."
+)
+@click.option("--links", is_flag=True, help="Allow symbolic links that stay inside the tree.")
 @click.option(
     "--key",
     metavar="KEY",
-    help="The same key is the same entry [default: what is proposed, and by whom].",
+    help="Idempotency key: the same key is the same entry [default: from the content and the author].",
 )
 @click.option(
-    "--revise", metavar="ENTRY", help="Propose it in the place of what ENTRY proposes now."
+    "--revise", metavar="ENTRY", help="Replace the proposal of ENTRY instead of adding an entry."
 )
 @click.option(
     "--since",
     metavar="BUILD",
-    help="The tree before BUILD began is the base; what else changed since is shown [default: of --build].",
+    help="Use the tree as it was before BUILD as the base, and show other changes since [default: --build].",
 )
 @click.option(
     "--accept-drift",
     default="",
     metavar="DIGEST",
     callback=drift_digest,
-    help="Accept that files of the proposal were changed since; the refusal names the digest.",
+    help="Accept that files of the proposal changed since then; the refusal names the digest.",
 )
-@click.option("--stat", is_flag=True, help="Show which files, not every line.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be proposed.")
+@click.option("--stat", is_flag=True, help="List the files only, without their lines.")
+@click.option("--dry-run", is_flag=True, help="Show the proposal; record nothing.")
 @asking_options
 @pass_globals
 def mark(
@@ -99,9 +109,10 @@ def mark(
     stat: bool,
     dry_run: bool,
 ) -> int:
-    """Propose a change: of a file tree, of the registry, or of a place of your own. Nothing is changed yet.
+    """Propose a change to files, the registry or a target of your own.
 
-    Say what from: --tree, --patch, --build, --registry or --delete. The same proposal again is the same entry.
+    Give one of --tree, --patch, --build, --registry or --delete. Nothing is changed yet. The same proposal again is the
+    same entry.
     """
     from onceward import changing
 
@@ -110,7 +121,7 @@ def mark(
     _require_fitting(stages, build, target, cutter, depends_on, revise, delete, found)
     if len(found) > 1 or (not found and not delete):
         raise click.UsageError(
-            f"say what to propose, by one of {', '.join(named)}{' or --delete' if not found else ''}"
+            f"give exactly one of {', '.join(named)}{' or --delete' if not found else ''}"
         )
     workspace = given.workspace()
     if not dry_run:
@@ -140,7 +151,7 @@ def mark(
         show_terms(manifest.target, manifest.check, manifest.origin, set(manifest.paths()))
         if build is not None and manifest.origin is None:
             render.say(
-                "made on the tree as it is now; with `tree` in the plan its state is kept before the build begins"
+                "based on the tree as it is now; with `tree` in the plan, its state before the build is recorded"
             )
     digest = proposal.manifest.content_hash()
     if dry_run:
@@ -173,15 +184,15 @@ def _require_fitting(
 ) -> None:
     """Refuse words that would be passed over."""
     for odd, why in (
-        (bool(stages) and build is None, "--stage is for --build"),
-        (bool(target) and not cutter, "--target is for --cutter"),
+        (bool(stages) and build is None, "--stage needs --build"),
+        (bool(target) and not cutter, "--target needs --cutter"),
         (
             bool(depends_on) and revise is not None,
-            "what an entry depends on is said when it is marked, not revised",
+            "--depends-on cannot be used with --revise; dependencies are set when the entry is marked",
         ),
         (
             bool(delete) and bool(found) and not cutter,
-            f"--delete stands alone, without {', '.join(found)}",
+            f"--delete cannot be combined with {', '.join(found)}",
         ),
     ):
         if odd:
@@ -189,8 +200,13 @@ def _require_fitting(
 
 
 def _marked(value: Mapping[str, Any], revised: bool) -> None:
-    how = "revised" if revised else "known already, and" if value.get("known") else "marked:"
-    render.say(f"{value['entry_id']} {how} {status_of(value['status'])}")
+    status = status_of(value["status"])
+    if revised:
+        render.say(f"{value['entry_id']} revised: {status}")
+    elif value.get("known"):
+        render.say(f"{value['entry_id']} already exists: {status}")
+    else:
+        render.say(f"{value['entry_id']} marked: {status}")
     render.say(f"manifest {value['manifest']}")
     if value["status"] in ("marked", "reviewed_deferred"):
         render.say("next: onceward change sweep")

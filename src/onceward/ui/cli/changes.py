@@ -25,7 +25,10 @@ _PASS = 1000
 
 @click.group(cls=Group)
 def change() -> None:
-    """What somebody proposes reaches the world exactly as a person approved it, once, and somebody else has checked."""
+    """Propose, review, apply and verify changes to files.
+
+    A change is marked (proposed), reviewed, cut (applied exactly as approved, once) and verified by somebody else.
+    """
 
 
 change.add_command(mark)
@@ -49,11 +52,13 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 
 
 @change.command(cls=Command)
-@click.option("--every", metavar="TIME", help="Go on until interrupted, such as every 5m.")
+@click.option(
+    "--every", metavar="TIME", help="Repeat at this interval, such as 5m, until interrupted."
+)
 @asking_options
 @pass_globals
 def sweep(given: Globals, every: str | None) -> int:
-    """Bring up for review what was marked or deferred. Each pass is on the record."""
+    """Queue marked and deferred changes for review. Each pass is recorded."""
     from onceward.dispatch.stage_words import duration_of
 
     pause = (
@@ -69,8 +74,8 @@ def sweep(given: Globals, every: str | None) -> int:
             render.document(asked.value)
         else:
             render.say(
-                f"{render.counted(asked.value['promoted'], 'entry').replace('entrys', 'entries')} brought up;"
-                f" {asked.value['waiting']:,} wait for a review"
+                f"{render.counted(asked.value['promoted'], 'entry').replace('entrys', 'entries')} queued for review;"
+                f" {asked.value['waiting']:,} waiting"
             )
             for entry in asked.value["entries"][:20]:
                 render.say(f"  onceward change review {entry}")
@@ -87,25 +92,32 @@ def sweep(given: Globals, every: str | None) -> int:
     "statuses",
     multiple=True,
     metavar="STATUS",
-    help="Only these, such as review_pending.",
+    help="Only changes with this status, such as review_pending. May be repeated.",
 )
-@click.option("--author", default="", metavar="NAME", help="Only what somebody proposed.")
+@click.option("--author", default="", metavar="NAME", help="Only changes by this author.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="Maximum number of changes.",
 )
 @click.option(
-    "--before", default="", metavar="ENTRY", help="Only older than this one, for the next page."
+    "--before",
+    default="",
+    metavar="ENTRY",
+    help="Only changes older than ENTRY, for the next page.",
 )
 @pass_globals
 def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, before: str) -> None:
-    """The newest changes and how they stand."""
+    """List the newest changes and their states."""
     from onceward.changes.machine import CHANGE
     from onceward.changes.views import change_list
 
     odd = [status for status in statuses if status not in CHANGE.persistent]
     if odd:
         raise InvalidConfig(
-            f"{odd[0][:40]!a} is no status; there are {', '.join(CHANGE.persistent)}",
+            f"{odd[0][:40]!a} is not a status; choose from {', '.join(CHANGE.persistent)}",
             context={"field": "--status"},
         )
     with given.workspace().reading() as store:
@@ -116,19 +128,19 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
         render.say(
             "No changes.  Next: onceward change mark --tree DIR --base DIR"
             if not statuses
-            else "None."
+            else "No matching changes."
         )
     else:
         change_table(found)
         if len(found) == limit:
-            render.say(f"more: --before {found[-1].entry_id}")
+            render.say(f"next page: --before {found[-1].entry_id}")
 
 
 @change.command(cls=Command)
 @_entry
 @pass_globals
 def show(given: Globals, entry: str) -> None:
-    """How ENTRY stands: what it proposes, who said what of it, what was cut and found, and the next command."""
+    """Show ENTRY: its proposal, reviews, results and the next command."""
     from onceward.changes.views import change_view
     from onceward.ui.cli.change_display import show_change
 
@@ -141,10 +153,10 @@ def show(given: Globals, entry: str) -> None:
 @change.command(cls=Command)
 @_entry
 @click.argument("paths", nargs=-1)
-@click.option("--stat", is_flag=True, help="Show which files, not every line.")
+@click.option("--stat", is_flag=True, help="List the files only, without their lines.")
 @pass_globals
 def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None:
-    """What ENTRY would do, line by line, and the digest that an approval of it is for."""
+    """Show ENTRY line by line, with the digest to approve."""
     import msgspec
 
     from onceward.changes.views import change_diff
@@ -163,7 +175,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
 @_entry
 @pass_globals
 def history(given: Globals, entry: str) -> None:
-    """Every arrow of ENTRY's life: when, what, by whom, why."""
+    """List the state changes of ENTRY: when, what, by whom, why."""
     from onceward.changes.views import change_history
 
     with given.workspace().reading() as store:
@@ -186,21 +198,24 @@ def history(given: Globals, entry: str) -> None:
 
 @change.command(cls=Command)
 @_entry
-@click.option("--approve", "decision", flag_value="approve", help="Let it be cut.")
-@click.option("--defer", "decision", flag_value="defer", help="Not now: it comes up again.")
-@click.option("--reject", "decision", flag_value="reject", help="Never.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+@click.option("--approve", "decision", flag_value="approve", help="Approve: it can be cut.")
 @click.option(
-    "--digest", metavar="D", help="Of exactly what was looked at, as `change diff` shows it."
+    "--defer", "decision", flag_value="defer", help="Defer: it comes up for review again."
+)
+@click.option("--reject", "decision", flag_value="reject", help="Reject for good.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, for the record.")
+@click.option(
+    "--digest", metavar="D", help="The digest of what you looked at, as `change diff` shows it."
 )
 @asking_options
 @pass_globals
 def review(
     given: Globals, entry: str, decision: str | None, reason: str, digest: str | None
 ) -> int:
-    """Say what is to become of ENTRY: for exactly the bytes it proposes now, and no others.
+    """Approve, defer or reject ENTRY.
 
-    In a terminal the difference is shown, and the beginning of its digest typed back.
+    The decision is for exactly the bytes with the given digest. Without --digest, the difference is shown on the
+    terminal and you type the first letters of its digest.
     """
     from onceward.changes.views import change_hash
 
@@ -210,7 +225,7 @@ def review(
     if digest is None:
         decision, digest = _look(given, entry_id, current, decision)
     elif decision is None:
-        raise click.UsageError("say --approve, --defer or --reject")
+        raise click.UsageError("give --approve, --defer or --reject")
     elif len(digest) >= 8 and current.startswith(digest.lower()):
         digest = current
     payload = {"entry": entry_id, "decision": decision, "digest": digest, "reason": reason}
@@ -229,11 +244,11 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
 
     if given.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidConfig(
-            "a review is of exact bytes: say which were looked at",
+            "a review needs the digest of the exact bytes you looked at",
             context={"field": "--digest", "manifest": current},
             recovery=[
                 Recovery("look at them", f"onceward change diff {entry_id}"),
-                Recovery("then name their digest", "--digest D"),
+                Recovery("then give their digest", "--digest D"),
             ],
         )
     with given.workspace().artifacts() as artifacts:
@@ -244,9 +259,9 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
     unseen = [file.path for file in found.files if file.cut_off]
     if unseen and decision != "reject":
         raise InvalidConfig(
-            f"{render.plain(unseen[0])} is too large to be shown here, and only what was seen is approved",
+            f"{render.plain(unseen[0])} is too large to show here, and what was not shown cannot be approved here",
             context={"files": unseen[:100]},
-            recovery=[Recovery("look at it elsewhere, then name its digest", "--digest D")],
+            recovery=[Recovery("look at it elsewhere, then give the digest", "--digest D")],
         )
     render.say(f"manifest {click.style(current[:8], bold=True)}{current[8:]}")
     while decision is None:
@@ -255,7 +270,8 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
     typed = click.prompt(f"to {decision} exactly this, type the first 8 letters of the manifest")
     if len(typed.strip()) < 8 or not current.startswith(typed.strip().lower()):
         raise InvalidConfig(
-            "that is not what was shown; nothing was decided", context={"field": "digest"}
+            "those are not the first 8 letters of the manifest; nothing was decided",
+            context={"field": "digest"},
         )
     return decision, current
 
@@ -263,7 +279,7 @@ def _look(given: Globals, entry_id: str, current: str, decision: str | None) -> 
 def _reviewed(value: Mapping[str, Any]) -> None:
     render.say(f"{value['entry_id']} is {status_of(value['status'])}")
     if value.get("lacks"):
-        render.say(f"your word counts, but more is needed: {render.plain(value['lacks'])}")
+        render.say(f"your review is recorded; still needed: {render.plain(value['lacks'])}")
     elif value["status"] == "reviewed_approved":
         render.say(f"next: onceward change cut {value['entry_id']}")
 
@@ -271,16 +287,19 @@ def _reviewed(value: Mapping[str, Any]) -> None:
 @change.command(cls=Command)
 @_entry
 @click.option(
-    "--grant", metavar="GRANT", help="For a change of the registry: the grant for exactly its plan."
+    "--grant", metavar="GRANT", help="For a registry change: the grant for exactly its plan."
 )
 @click.option(
     "--git-commit",
     is_flag=True,
-    help="Commit what was changed, and nothing else, naming entry and signatures.",
+    help="Commit the changed files to git; the message names the entry and the signatures.",
 )
 @pass_globals
 def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
-    """Carry ENTRY out exactly as it was approved, once. After a crash, the same command finishes it, or undoes it."""
+    """Apply ENTRY exactly as it was approved, once.
+
+    After a crash, repeat the command: it finishes the cut, or undoes it.
+    """
     from onceward import changing
     from onceward.changes.acts import CutChange
     from onceward.changes.views import change_view
@@ -306,13 +325,13 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
 @click.option(
     "--again",
     is_flag=True,
-    help="Look again, though it was verified: one more result follows the last.",
+    help="Verify again an entry that is verified already; adds one more result.",
 )
-@click.option("--timeout", metavar="TIME", help="How long its check may take [default: 5m].")
+@click.option("--timeout", metavar="TIME", help="Time limit of its check [default: 5m].")
 @click.option(
     "--git-commit",
     is_flag=True,
-    help="If it passes: commit what was changed, naming entry and signatures.",
+    help="If it passes: commit the changed files to git, naming the entry and the signatures.",
 )
 @click.option(
     "--accept-drift",
@@ -330,10 +349,10 @@ def verify(
     git_commit: bool,
     accept_drift: str,
 ) -> int:
-    """Compare the tree with what the cut of ENTRY left, file by file, and run its check.
+    """Compare the tree with what ENTRY wrote, and run its check.
 
-    Another principal than the one who cut it must do this. A failed verification restores the files and opens a new
-    entry. If another file of the tree changed after the cut, the command refuses (BASE_DRIFT) and changes nothing.
+    This must be done by another principal than the one who cut it. A failed verification restores the files and opens a
+    new entry. If another file of the tree changed after the cut, the command refuses (BASE_DRIFT) and changes nothing.
     Exit status: 0 passed, 1 failed or refused for drift, 3 could not be restored.
     """
     from onceward import changing
@@ -376,11 +395,14 @@ def verify(
 
 @change.command(cls=Command)
 @_entry
-@click.option("--reason", required=True, metavar="TEXT", help="Why, for the record.")
+@click.option("--reason", required=True, metavar="TEXT", help="The reason, for the record.")
 @asking_options
 @pass_globals
 def abandon(given: Globals, entry: str, reason: str) -> int:
-    """Give ENTRY up for good, from wherever it is. What was cut stays; a cut that was cut off is closed first."""
+    """Give up ENTRY for good, in whatever state it is.
+
+    Files that were cut stay as they are. An interrupted cut is closed first.
+    """
     asked = ask(given, "changes.abandon", {"entry": entry, "reason": reason})
     return tell(
         given,

@@ -18,7 +18,10 @@ from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_g
 @asking_options
 @pass_globals
 def cancel(given: Globals, subject: str) -> int:
-    """Ask a child, or all children of a session or build, to end. Works from anywhere, whoever runs them."""
+    """Stop a child, a session or a build.
+
+    The kernel that runs it ends its processes. Works from any process and machine.
+    """
     request_id = given.request_id = given.new_request_id()
     asked = ask(given, "children.cancel", {"subject": subject, "cancel_request_id": request_id})
     if asked.pending:
@@ -42,14 +45,14 @@ def _receipt(receipt: dict[str, str]) -> tuple[str, str]:
 
 @click.group(cls=Group)
 def artifacts() -> None:
-    """What children and builds left: logs and outputs, by content."""
+    """List, print and save stored files: logs and outputs, by content."""
 
 
 @artifacts.command("list", cls=Command)
 @click.argument("owner", required=False)
 @pass_globals
 def list_(given: Globals, owner: str | None) -> None:
-    """The artifacts of OWNER (a child or build), or the newest of all."""
+    """List the artifacts of OWNER (a child or build), or the newest."""
     from onceward.artifacts.views import artifact_list
     from onceward.core.steps import step_name
 
@@ -80,7 +83,7 @@ def list_(given: Globals, owner: str | None) -> None:
 @click.argument("digest")
 @pass_globals
 def cat(given: Globals, digest: str) -> None:
-    """Print an artifact's bytes; DIGEST may be its first letters."""
+    """Print an artifact. DIGEST can be shortened to its first letters."""
     with given.workspace().artifacts() as kept:
         for piece in kept.read(digest):
             sys.stdout.buffer.write(piece)
@@ -92,11 +95,11 @@ def cat(given: Globals, digest: str) -> None:
 @click.argument("file")
 @pass_globals
 def get(given: Globals, digest: str, file: str) -> None:
-    """Write an artifact's bytes into FILE, which must not be there yet."""
+    """Write an artifact to FILE, which must not exist."""
     path = Path(file).expanduser()
     if path.exists():
         raise InvalidConfig(
-            f"{path} is there already; nothing was written", context={"file": str(path)}
+            f"{path} already exists; nothing was written", context={"file": str(path)}
         )
     if not path.parent.is_dir():
         raise InvalidConfig(
@@ -120,7 +123,7 @@ def get(given: Globals, digest: str, file: str) -> None:
 @click.command(cls=Command)
 @pass_globals
 def gc(given: Globals) -> None:
-    """Remove artifacts that nothing refers to any more. Never one that something does."""
+    """Delete artifacts that nothing refers to."""
     kernel = given.workspace().kernel()
     try:
         count, freed = kernel.gc()
@@ -133,26 +136,31 @@ def gc(given: Globals) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--usd", metavar="AMOUNT", help="Money, as in 0.01.")
-@click.option("--tokens", metavar="N")
-@click.option("--solver-calls", metavar="N")
-@click.option("--settled", is_flag=True, help="It is spent already.")
+@click.option("--usd", metavar="AMOUNT", help="Money in US dollars, such as 0.01.")
+@click.option("--tokens", metavar="N", help="Number of tokens.")
+@click.option("--solver-calls", metavar="N", help="Number of solver calls.")
 @click.option(
-    "--progress", type=click.IntRange(0, 1000), metavar="N", help="How far, in thousandths."
+    "--settled", is_flag=True, help="It is already spent: record it even if there is no room."
 )
-@click.option("--note", metavar="TEXT", help="What is going on.")
+@click.option(
+    "--progress", type=click.IntRange(0, 1000), metavar="N", help="Progress in thousandths."
+)
+@click.option("--note", metavar="TEXT", help="A short status text.")
 @pass_globals
 def report(
     given: Globals, /, settled: bool, progress: int | None, note: str | None, **lanes: str | None
 ) -> int:
-    """Inside a child: say what it spends and how far it is. Exits 3 when there is no room for the debit."""
+    """Inside a child: report spending and progress.
+
+    Without --settled, call it before spending. Exit status: 3 if the budget has no room; nothing is debited then.
+    """
     from onceward import child
     from onceward.errors import BudgetExceeded
 
     spend = {lane: amount for lane, amount in lanes.items() if amount is not None}
     if not spend and progress is None and note is None:
         raise InvalidConfig(
-            "say at least one of --usd, --tokens, --solver-calls, --progress and --note"
+            "give at least one of --usd, --tokens, --solver-calls, --progress and --note"
         )
     try:
         child.say(spend=spend, settled=settled, progress=progress, note=note or "")

@@ -37,7 +37,7 @@ def show_diffs(diffs: Sequence[FileDiff], stat: bool) -> None:
         )
     added, removed = sum(diff.added for diff in diffs), sum(diff.removed for diff in diffs)
     click.echo(
-        f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} more, {removed:,} less"
+        f"{render.counted(len(diffs), 'file')}, {render.counted(added, 'line')} added, {removed:,} removed"
     )
 
 
@@ -46,9 +46,8 @@ def show_terms(target: str, check: Sequence[str], origin: Origin | None, paths: 
     click.echo(f"into {click.style(render.plain(target), bold=True)}")
     if check:
         click.echo(
-            f"its check, run there when it is verified: {click.style(render.plain(shlex.join(check)), bold=True)}"
+            f"check, run there at verification: {click.style(render.plain(shlex.join(check)), bold=True)}"
         )
-
     if origin is not None:
         click.echo(base_line(origin.build, {unit.path for unit in origin.drift} & paths))
         show_drift(origin)
@@ -57,7 +56,7 @@ def show_terms(target: str, check: Sequence[str], origin: Origin | None, paths: 
 def drift_digest(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """The digest of a list of files, as a refusal names it."""
     if value and not re.fullmatch("[0-9a-f]{64}", value):
-        raise click.BadParameter("it is 64 letters and digits, as the refusal names it")
+        raise click.BadParameter("expected 64 hexadecimal digits, as the refusal prints them")
     return value
 
 
@@ -66,11 +65,11 @@ def show_drift(origin: Origin) -> None:
     if not origin.drift:
         return
     many = render.counted(len(origin.drift), "file")
-    click.secho(f"{many} changed since then, not by a recorded cut:", fg="red")
+    click.secho(f"{many} changed since then by no recorded cut:", fg="red")
     for unit in origin.drift[:_MOST_DRIFT]:
         click.secho(f"  {render.plain(unit.path)} ({kind_of(unit)})", fg="red")
     if len(origin.drift) > _MOST_DRIFT:
-        click.secho(f"  and {len(origin.drift) - _MOST_DRIFT:,} more (--json has all)", fg="red")
+        click.secho(f"  and {len(origin.drift) - _MOST_DRIFT:,} more (--json lists all)", fg="red")
 
 
 def _name(diff: FileDiff) -> str:

@@ -170,7 +170,7 @@ class Display:
 def _why(how: Ended) -> str:
     """What a person wants to know about an end, in a few words."""
     left = how.detail.get("strays")
-    also = f" (it left {render.counted(left, 'process')} behind, ended too)" if left else ""
+    also = f" (it left {render.counted(left, 'process')} running, now ended)" if left else ""
     return f"{explain(how.reason, how.detail)}{also}"
 
 
@@ -183,7 +183,7 @@ def explain(reason: str, detail: Mapping[str, Any]) -> str:
         )
         asked = amount(lane, detail.get("asked", 0))
         return f": {name} is at {total} of {limit}" + (
-            f", {asked} more asked" if detail.get("asked") else ""
+            f", {asked} more requested" if detail.get("asked") else ""
         )
     if detail.get("message"):
         return f": {render.plain(' '.join(str(detail['message']).split()))}"

@@ -35,22 +35,23 @@ _SHOWN = 20
     "seals",
     multiple=True,
     metavar="SEAL",
-    help="A seal kept elsewhere. May be repeated.",
+    help="A seal that you stored elsewhere. May be repeated.",
 )
 @click.option(
     "--key",
     "trusted",
     multiple=True,
     metavar="KEY",
-    help="For a bundle: accept only signatures of this key.",
+    help="For a bundle: accept signatures of this key only. May be repeated.",
 )
 @pass_globals
 def verify(
     given: Globals, file: str | None, seals: tuple[str, ...], trusted: tuple[str, ...]
 ) -> int:
-    """Check everything that is recorded against everything else, offline; or a bundle or seal FILE, with nothing else.
+    """Check all records of the workspace, or a bundle or seal FILE.
 
-    Exit 5 where something is wrong: each fault with its rule and its place.
+    Works offline; a FILE needs no workspace. Every fault is printed with its rule and its place. Exit status: 5 if
+    there is a fault.
     """
     with progress_bar(given) as progress:
         if file is not None:
@@ -59,7 +60,9 @@ def verify(
             )
         else:
             if trusted:
-                raise click.UsageError("--key is for a bundle; a workspace knows its keys")
+                raise click.UsageError(
+                    "--key is for a bundle; a workspace has its own list of keys"
+                )
             found = given.workspace().verify([file_argument(seal) for seal in seals], progress)
     if given.json:
         render.document(found.document())
@@ -80,7 +83,7 @@ def _say(found: Findings) -> None:
         render.say(f"{rule} {render.plain(fault.subject)}: {render.plain(fault.detail)}")
     left = len(found.faults) + found.more - _SHOWN
     if left > 0:
-        render.say(f"... and {left:,} more; --json lists them")
+        render.say(f"... and {left:,} more (--json lists all)")
     render.say(f"{render.counted(len(found.faults) + found.more, 'fault')} in {looked}")
 
 
@@ -112,13 +115,13 @@ def _verify_file(
     if trusted and not newer.envelope.fingerprint.startswith(
         tuple(key.strip().lower() for key in trusted)
     ):
-        findings.fault("signature", path.name, "nobody who is trusted signed it")
+        findings.fault("signature", path.name, "not signed by a trusted key")
     findings.count("seals")
     findings.count("heads", len(newer.heads))
     for older in seals:
         findings.count("seals")
         if not follows(read_receipt(older.read_bytes(), older.name), newer):
-            findings.fault("seal", path.name, f"it does not show that it follows {older.name}")
+            findings.fault("seal", path.name, f"nothing in it proves that it follows {older.name}")
     return findings
 
 
@@ -152,12 +155,15 @@ def progress_bar(given: Globals) -> Iterator[Callable[[str, int, int], None] | N
 @click.option(
     "--out",
     metavar="FILE",
-    help="Keep the seal here too, best on another machine; an older one is replaced.",
+    help="Also write the seal to FILE, best on another machine; replaces an older seal.",
 )
 @asking_options
 @pass_globals
 def seal(given: Globals, out: str | None) -> int:
-    """Sign the heads of all streams, so that whoever keeps the seal can tell if the history is cut or written anew."""
+    """Sign the current end of every stream.
+
+    With a seal stored elsewhere, `verify --against` finds a history that was cut or rewritten.
+    """
     from onceward.evidence import sealing
 
     workspace = given.workspace()
@@ -169,7 +175,9 @@ def seal(given: Globals, out: str | None) -> int:
     if given.json and not asked.pending:
         render.document({**asked.value, "receipt": receipt.document()})
         return 0
-    where = f", kept in {render.plain(path)}" if path else "; keep one elsewhere with --out FILE"
+    where = (
+        f", written to {render.plain(path)}" if path else "; store one elsewhere with --out FILE"
+    )
     return tell(
         given,
         asked,
@@ -182,11 +190,14 @@ def seal(given: Globals, out: str | None) -> int:
 
 @click.command(cls=Command)
 @click.argument("subject", metavar="BUILD|SESSION", shell_complete=complete_build)
-@click.option("--out", metavar="FILE", help="Where to [default: ID.bundle.tar here].")
-@click.option("--digests", is_flag=True, help="Without the artifacts' bytes.")
+@click.option("--out", metavar="FILE", help="The file to write [default: ID.bundle.tar].")
+@click.option("--digests", is_flag=True, help="Leave out the artifacts' bytes; keep their digests.")
 @pass_globals
 def export(given: Globals, subject: str, out: str | None, digests: bool) -> None:
-    """Write everything that proves a build or session into one file, which needs nothing else to be verified."""
+    """Export the evidence of a build or session to one file.
+
+    The file can be verified with nothing else: onceward verify FILE
+    """
     path, page = given.workspace().export(
         subject, file_argument(out).absolute() if out else None, not digests
     )
@@ -199,5 +210,5 @@ def export(given: Globals, subject: str, out: str | None, digests: bool) -> None
         return
     render.say(f"{render.plain(path)}: {path.stat().st_size:,} bytes")
     if not page.workspace:
-        render.say("Nobody signed any of it: onceward seal, then export again.")
-    render.say(f"Anybody can check it with: onceward verify {shlex.quote(path.name)}")
+        render.say("It contains no signature. Run onceward seal, then export again.")
+    render.say(f"Verify it with: onceward verify {shlex.quote(path.name)}")

@@ -17,14 +17,16 @@ from onceward.ui.cli.main import Command, Globals, complete_build, pass_globals
 )
 @pass_globals
 def explain(given: Globals, words: tuple[str, ...]) -> None:
-    """Say what something is, why it is in its state, how it got there, what it waits for, who may act, what it cost,
-    and the next command: a build, step, saga, grant,
-    registered value, change, child, session, principal, key, artifact or seal. A STEP alone is one of the
-    newest build."""
+    """Describe anything by its ID, and print the next command.
+
+    Says what it is, why it is in its state, how it got there, what it waits for, who may act and what it cost. Works for
+    a build, step, saga, grant, registered value, change, child, session, principal, key, artifact or seal. A STEP alone
+    is a step of the newest build.
+    """
     from onceward.subjects import explain as explained
 
     if len(words) > 2:
-        raise click.UsageError("name one thing, or a build and a step")
+        raise click.UsageError("give one id, or a build and a step")
     with given.workspace().reading() as store:
         found = explained(store, words)
     if given.json:
@@ -50,15 +52,15 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
 )
 @pass_globals
 def why(given: Globals, words: tuple[str, ...]) -> None:
-    """Say why a STEP of BUILD, or of the newest build, ran or did not: which of its inputs changed.
+    """Show why STEP of BUILD, or of the newest build, ran or was skipped.
 
-    What a run would do now, and why, is told by: onceward run PLAN --dry-run
+    Names the inputs that changed. To see what a run would do now: onceward run PLAN --dry-run
     """
     from onceward.builds.explain import build_of
     from onceward.builds.explain import why as reasons
 
     if len(words) > 2:
-        raise click.UsageError("name a step, or a build and a step")
+        raise click.UsageError("give a step, or a build and a step")
     with given.workspace().reading() as store:
         found = reasons(store, build_of(store, words[0] if len(words) == 2 else None), words[-1])
     if given.json:

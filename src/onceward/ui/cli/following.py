@@ -88,7 +88,7 @@ class Served:
 
 def interrupted(what: str, stop: str) -> int:
     """Whoever stops following has not stopped the work."""
-    click.echo(f"\n{what} goes on at the server; to end it: {stop}", err=True)
+    click.echo(f"\n{what} continues on the server; to end it: {stop}", err=True)
     return 130
 
 
@@ -164,7 +164,7 @@ def follow(
         return served.pending()
     if not given.json:
         click.secho(
-            f"asked the server: {render.plain(', '.join(map(str, served.subject.values())))}",
+            f"sent to the server: {render.plain(', '.join(map(str, served.subject.values())))}",
             dim=True,
             err=True,
         )

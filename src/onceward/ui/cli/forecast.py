@@ -57,11 +57,11 @@ def tell(
         return 0
     _steps(steps)
     said = [f"{count:,} {_WORDS[what]}" for what, count in counts.items() if count]
-    render.say(f"{render.counted(len(steps), 'step')}: {', '.join(said)}. Nothing was done.")
+    render.say(f"{render.counted(len(steps), 'step')}: {', '.join(said)}. Nothing was run.")
     _money(steps, totals, left)
     for stage, unfollowed in _unfollowed(resolved).items():
         for what in unfollowed:
-            render.say(f"not followed in {stage}: {render.plain(what)}")
+            render.say(f"code not tracked in {stage}: {render.plain(what)}")
     return 0
 
 
@@ -89,7 +89,7 @@ def _steps(steps: Sequence[Expected]) -> None:
         cost = "".join(f"  ~{amount} {lane}" for lane, amount in _amounts(estimate))
         render.say(f"{word} {name:{width}s}  {because}{cost}")
     if len(rows) > _EACH:
-        render.say(f"... and {len(rows) - _EACH:,} more lines (--json has every step)")
+        render.say(f"... and {len(rows) - _EACH:,} more lines (--json lists every step)")
 
 
 def _total(steps: Sequence[Expected]) -> dict[str, int]:
@@ -117,9 +117,9 @@ def _money(steps: Sequence[Expected], totals: Mapping[str, int], limits: Mapping
             else ""
         )
         render.say(
-            f"estimated {name}: {total}{f' of {limit} that may be spent' if limit else ''}{beyond}"
+            f"estimated {name}: {total}{f' of the {limit} left in the budget' if limit else ''}{beyond}"
         )
     if guessed and unknown:
         render.say(
-            f"no estimate for {render.counted(unknown, 'step')}: say estimate in the plan, or run it once"
+            f"no estimate for {render.counted(unknown, 'step')}: set `estimate` in the plan, or run it once"
         )

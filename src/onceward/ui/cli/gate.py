@@ -24,7 +24,11 @@ _SHORT = {"scheduler": 0, "orphan": 1, "budget": 2}
 
 @click.group(cls=Group)
 def gate() -> None:
-    """Locked scripts, executed by the real engine and replayed: has anything become different?"""
+    """Replay locked fixtures; fail if the engine behaves differently.
+
+    A fixture is a script of operations with the transcript the engine must produce; a manifest lists fixtures with
+    their hashes.
+    """
 
 
 @gate.command(cls=Command)
@@ -33,16 +37,17 @@ def gate() -> None:
     "--expect",
     default="",
     metavar="HASH",
-    help="The manifest's hash, as somebody kept it elsewhere.",
+    help="Refuse the manifest unless it has this hash.",
 )
 @click.option(
-    "--page", "page_file", metavar="FILE", help="Write the report as a page for people, too."
+    "--page", "page_file", metavar="FILE", help="Also write the report to FILE as an HTML page."
 )
 @pass_globals
 def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> int:
-    """Execute every fixture of MANIFEST three times in fresh processes, and compare with what is locked.
+    """Run every fixture of MANIFEST and compare with the locked results.
 
-    Exit 1 where a metric misses 100.0, 2 where it cannot be run, 5 where the manifest is not the one that was locked.
+    Each fixture runs three times, in new processes. Exit status: 1 a metric is below 100.0, 2 the gate cannot be run, 5
+    the manifest does not have the expected hash.
     """
     if page_file is not None and not file_argument(page_file).parent.is_dir():
         # Whoever cannot have the page hears of it before the work, not after.
@@ -58,7 +63,7 @@ def run(given: Globals, manifest: str, expect: str, page_file: str | None) -> in
     else:
         _say(found)
         if page_file is not None:
-            render.say(f"the report as a page: {render.plain(page_file)}")
+            render.say(f"report written to {render.plain(page_file)}")
     return 0 if found["all_passed"] else 1
 
 
@@ -88,10 +93,10 @@ def _say(found: dict[str, Any]) -> None:
     verdict = (
         "open: every metric is at its threshold"
         if found["all_passed"]
-        else "closed: it did not pass"
+        else "closed: a metric is below its threshold"
     )
     render.say(f"The gate is {click.style(verdict, fg='green' if found['all_passed'] else 'red')}.")
-    render.say(f"{HASH} {found[HASH]} (keep it elsewhere, for --expect)")
+    render.say(f"{HASH} {found[HASH]} (store it elsewhere, for --expect)")
 
 
 def _place(metric: str) -> int:
@@ -102,9 +107,10 @@ def _place(metric: str) -> int:
 @click.argument("fixtures", nargs=-1, required=True, metavar="FIXTURE...")
 @pass_globals
 def play(given: Globals, fixtures: tuple[str, ...]) -> int:
-    """Play fixtures once, here and now: what each line comes to, and whether that is what is locked.
+    """Play fixtures once and show the outcome of each line.
 
-    Exit 1 where it is not, or where replay or verify object. --json prints one document a line.
+    Exit status: 1 if an outcome is not as locked, or replay or verify finds a fault. --json prints one document per
+    line.
     """
     failed = False
     for name in fixtures:
@@ -159,7 +165,7 @@ def _short(outcome: dict[str, Any]) -> str:
 @click.argument("file")
 @pass_globals
 def show(given: Globals, file: str) -> int:
-    """What a manifest locks, what a fixture plays, or what a report (run --json) said."""
+    """Show a manifest, a fixture, or a report of `gate run`."""
     path = _there(file)
     try:
         value = json.loads(path.read_bytes())
@@ -167,7 +173,7 @@ def show(given: Globals, file: str) -> int:
         if schema == REPORT:
             _ = [value[name] for name in ("metrics", "thresholds", "fixtures", "all_passed", HASH)]
     except (ValueError, AttributeError, KeyError, RecursionError):
-        raise InvalidConfig(f"{path} is no manifest, fixture or report") from None
+        raise InvalidConfig(f"{path} is not a manifest, fixture or report") from None
     if given.json:
         render.document(value)
     elif schema == REPORT:
@@ -194,9 +200,7 @@ def _show_manifest(path: Path) -> None:
 def _show_fixture(fixture: Fixture) -> None:
     render.say(f"{fixture.name}: {render.plain(fixture.about)}")
     if fixture.rows:
-        render.say(
-            f"begins with {sum(len(some.rows) for some in fixture.rows)} rows that somebody left"
-        )
+        render.say(f"starts from {sum(len(some.rows) for some in fixture.rows)} existing rows")
     _show_lines(fixture, fixture.expected)
 
 
@@ -206,14 +210,14 @@ def _show_fixture(fixture: Fixture) -> None:
 @click.option(
     "--metric",
     type=click.Choice(list(_SHORT)),
-    help="scheduler: who runs next; orphan: what a dead kernel left; budget: debits and cancels that race.",
+    help="scheduler: dispatch order; orphan: recovery after a dead kernel; budget: concurrent debits and cancels.",
 )
-@click.option("--name", help="What to call it [default: the fixture's own name].")
-@click.option("--about", default="", help="What it is about, in a line.")
+@click.option("--name", help="The fixture's name [default: the name in its file].")
+@click.option("--about", default="", help="A description of the fixture, in one line.")
 @click.option(
     "--rows-after",
     type=click.IntRange(1),
-    help="Play the first N lines now and keep the rows they leave; the rest, from `recover` on, is the script.",
+    help="Play the first N lines now and store the rows they leave; the script is the rest, from `recover` on.",
 )
 @pass_globals
 def record(
@@ -225,10 +229,11 @@ def record(
     about: str,
     rows_after: int | None,
 ) -> int:
-    """Lock a fixture into MANIFEST: a FIXTURE file with a script, or a BUILD or SESSION of this workspace that ran.
+    """Lock a fixture into MANIFEST.
 
-    Its file is written beside MANIFEST. Without a subject everything in MANIFEST is played and locked anew, and what is
-    not there any more is left out: look at the difference before you keep it.
+    The fixture is a FIXTURE file with a script, or a finished BUILD or SESSION of this workspace; its file is written
+    beside MANIFEST. Without a subject, all fixtures of MANIFEST are played and locked again, and missing ones are
+    removed: review the difference before you commit it.
     """
     path = file_argument(manifest)
     play_in = scratches("sqlite")
@@ -242,7 +247,7 @@ def record(
             )
             return 0
         for name, changed in said.items():
-            render.say(f"{name}: {'locked anew' if changed else 'as it was'}")
+            render.say(f"{name}: {'locked again' if changed else 'unchanged'}")
         return 0
     ran = not file_argument(subject).is_file()
     fixture = _fixture(given, subject, name, about)
@@ -279,9 +284,9 @@ def record(
             if '"skipped"' in line
         ]
         if idle:
-            render.say(f"  lines that came to nothing: {', '.join(map(str, idle))}")
+            render.say(f"  lines without effect: {', '.join(map(str, idle))}")
         if before is not None and before != played.sha256:
-            render.say(f"  it took the place of {before[:16]}")
+            render.say(f"  replaces {before[:16]}")
         if known is not None and known != chosen:
             render.say(f"  moved here from {known}")
     return 0
@@ -302,11 +307,11 @@ def _fixture(given: Globals, subject: str, name: str | None, about: str) -> Fixt
             recovery=[Recovery("see what a gate needs", "onceward gate --help")],
         )
     if name is None:
-        raise click.UsageError("a session that ran needs a --name as a fixture")
+        raise click.UsageError("to record a build or session, give a --name")
     (again,) = given.workspace().replay(subject)
     if again.difference is not None:
         raise IntegrityFault(
-            f"{subject} is not what follows from its records, and nothing to lock",
+            f"replay of {subject} differs from its records, so it cannot be locked",
             recovery=[Recovery("see where it differs", f"onceward replay {subject}")],
         )
     return given.workspace().telling(

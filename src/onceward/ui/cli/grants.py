@@ -25,16 +25,19 @@ from onceward.ui.cli.sagas import json_of
 
 @click.group(cls=Group)
 def grant() -> None:
-    """An authority for exactly one thing, given by somebody who may, used once."""
+    """Draft, issue and revoke single-use permissions.
+
+    A grant allows one executor to run exactly one plan or saga with exactly one input, once.
+    """
 
 
 def _subject_options(command: Any) -> Any:
     for option in (
         click.option(
-            "--executor", metavar="PRINCIPAL", help="Who is to carry it out [default: you]."
+            "--executor", metavar="PRINCIPAL", help="Who may use the grant [default: you]."
         ),
         click.option(
-            "--input", "given_", metavar="JSON|@FILE", default="null", help="What a saga is given."
+            "--input", "given_", metavar="JSON|@FILE", default="null", help="The input of a saga."
         ),
     ):
         command = option(command)
@@ -47,8 +50,9 @@ def _subject_options(command: Any) -> Any:
 @asking_options
 @pass_globals
 def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
-    """Write down what would be allowed: to carry out FILE, a registry plan (.toml) or a saga (.py), as it is now.
+    """Draft a grant for FILE, a registry plan (.toml) or a saga (.py).
 
+    The draft is for the file exactly as it is now.
     A draft allows nothing until somebody with the role `granter` issues it.
     """
     asked = ask(given, "grants.draft", _wanted(given, file, executor, given_))
@@ -68,15 +72,15 @@ def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
     default="1h",
     show_default=True,
     metavar="TIME",
-    help="How long: 90s, 15m, 1h, 7d.",
+    help="How long it is valid: 90s, 15m, 1h, 7d.",
 )
 @_subject_options
 @asking_options
 @pass_globals
 def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: str) -> int:
-    """Allow exactly what a drafted GRANT says, or what FILE says now, for a while. Signed with your key.
+    """Issue a drafted GRANT, or a new one for FILE as it is now.
 
-    Needs the role `granter`. What is allowed is shown whole.
+    Needs the role `granter`. The grant is signed with your key, and everything it allows is shown.
     """
     from onceward.dispatch.stage_words import duration_of
 
@@ -112,11 +116,11 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
 
 @grant.command(cls=Command)
 @click.argument("name", metavar="GRANT")
-@click.option("--why", default="", metavar="TEXT", help="What is recorded as the reason.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the record.")
 @asking_options
 @pass_globals
 def revoke(given: Globals, name: str, why: str) -> int:
-    """Take GRANT back before it is used."""
+    """Revoke GRANT before it is used."""
 
     def say(value: dict[str, Any]) -> None:
         render.say(f"{value['grant_id']}  {value['status']}")
@@ -128,10 +132,10 @@ def revoke(given: Globals, name: str, why: str) -> int:
 @asking_options
 @pass_globals
 def expire(given: Globals) -> int:
-    """Mark the grants whose time has passed. They allow nothing in any case."""
+    """Mark expired grants as expired. They allow nothing either way."""
 
     def say(value: dict[str, Any]) -> None:
-        render.say("\n".join(value["expired"]) or "No grant's time has passed.")
+        render.say("\n".join(value["expired"]) or "No grant has expired.")
 
     return tell(given, ask(given, "grants.expire", {}), say)
 
@@ -139,7 +143,7 @@ def expire(given: Globals) -> int:
 @grant.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """The newest grants and how they stand."""
+    """List the newest grants and their states."""
     from onceward.grants.views import grant_list
 
     with given.workspace().reading() as store:
@@ -158,16 +162,16 @@ def list_(given: Globals) -> None:
             )
             for grant in found
         ]
-        render.table(("grant", "status", "for", "executor", "given by", "until"), rows)
+        render.table(("grant", "status", "for", "executor", "issued by", "until"), rows)
     else:
-        render.say("No grant was asked for yet.")
+        render.say("No grants yet.")
 
 
 @grant.command(cls=Command)
 @click.argument("name", metavar="GRANT")
 @pass_globals
 def show(given: Globals, name: str) -> None:
-    """What GRANT allows to whom, who gave it, and which run used it."""
+    """Show what GRANT allows, who issued it and which run used it."""
     from onceward.grants.views import grant_view
 
     with given.workspace().reading() as store:
@@ -179,7 +183,7 @@ def show(given: Globals, name: str) -> None:
     _say_about(view.about)
     _say_scope(document(view.scope))
     for label, value in (
-        ("given by", view.granter),
+        ("issued by", view.granter),
         ("until", view.expires_at),
         ("used by", view.consumed_by_root),
     ):
@@ -211,7 +215,7 @@ def _say_about(about: Mapping[str, Any] | None) -> None:
         for step in about["plan"]["step"]:
             render.say(
                 render.plain(
-                    f"  {step['target']} gives way to {step['successor']} ({step['rollback_ref']})"
+                    f"  {step['target']} is superseded by {step['successor']} ({step['rollback_ref']})"
                 )
             )
     else:

@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def keys() -> None:
-    """The keys people act with; their files stay on this machine. A principal comes with its first one."""
+    """Manage signing keys.
+
+    Principals sign what they do with their key. Key files stay on this machine.
+    """
 
 
 @keys.command(cls=Command)
 @asking_options
 @pass_globals
 def new(given: Globals) -> int:
-    """Make a new key for yourself, or for the principal of --as. The old one stays in force until it is revoked."""
+    """Create a key for yourself, or for the principal of --as.
+
+    The old key stays valid until it is revoked.
+    """
     from onceward.people.views import standing_of
 
     workspace = given.workspace()
@@ -50,7 +56,7 @@ def new(given: Globals) -> int:
         return 3
     role = "" if standing.known else " --role ROLE"
     render.say(
-        f"made the key {said['key'][:16]} of {render.plain(said['principal'])}. It counts once an admin takes it:"
+        f"created the key {said['key'][:16]} of {render.plain(said['principal'])}. An admin must add it before it is valid:"
     )
     render.say(
         f"  onceward principals add {shlex.quote(said['principal'])}{role} --key {said['offer']}"
@@ -59,15 +65,13 @@ def new(given: Globals) -> int:
 
 
 def _say_new(value: dict[str, Any]) -> None:
-    render.say(
-        f"{render.plain(value['principal'])} acts with the key {value['key'][:16]} from now on."
-    )
+    render.say(f"{render.plain(value['principal'])} now signs with the key {value['key'][:16]}.")
 
 
 @keys.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """Every key that was ever in force here, and whether its file is on this machine."""
+    """List all keys, revoked ones included, and their files here."""
     from onceward.people.views import key_list
 
     workspace = given.workspace()
@@ -98,7 +102,10 @@ def _file(key: KeyView, keyring: Keyring) -> str:
 @click.argument("key", required=False)
 @pass_globals
 def show(given: Globals, key: str | None) -> None:
-    """Show the public part of KEY, or of your own: what others need to check what it signed."""
+    """Show the public part of KEY, or of your own key.
+
+    Others need it to check signatures.
+    """
     from onceward.people.views import key_shown
 
     workspace = given.workspace()
@@ -115,18 +122,20 @@ def show(given: Globals, key: str | None) -> None:
 
 _LONGEST = 1000
 _STDIN = click.option(
-    "--passphrase-stdin", is_flag=True, help="Read passphrases from standard input, a line each."
+    "--passphrase-stdin", is_flag=True, help="Read passphrases from standard input, one per line."
 )
 
 
 @keys.command(cls=Command)
-@click.option("--remove", is_flag=True, help="Leave the key file without a passphrase.")
+@click.option("--remove", is_flag=True, help="Remove the passphrase.")
 @_STDIN
 @pass_globals
 def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
     """Encrypt your key file, or that of --as, with a passphrase.
 
-    A program that runs as you can then not use the key by reading the file. Run it again to change the passphrase."""
+    A program that runs as you then cannot use the key by reading its file. Run the command again to change the
+    passphrase.
+    """
     workspace = given.workspace()
     keyring = workspace.keyring
     # All is asked before anything is written.
@@ -137,7 +146,7 @@ def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
             old = _passphrase(f"Passphrase of {fingerprint[:16]} now: ", passphrase_stdin)
         key = keyring.unlock(fingerprint, old)
         asked.append((key, "" if remove else _new_passphrase(fingerprint, passphrase_stdin)))
-    how = "has no passphrase any more" if remove else "has a passphrase"
+    how = "has no passphrase now" if remove else "has a passphrase now"
     for key, fresh in asked:
         keyring.lock(key, workspace.principal, fresh)
         render.say(f"the key {key.fingerprint[:16]} of {render.plain(workspace.principal)} {how}")
@@ -147,9 +156,10 @@ def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
 @_STDIN
 @pass_globals
 def agent(given: Globals, passphrase_stdin: bool) -> None:
-    """Hold an unlocked key in memory and sign for your commands, until Ctrl-C.
+    """Hold an unlocked key in memory and sign for your commands.
 
-    The key is yours, or that of --as. Processes inside a running child are refused, whatever their environment."""
+    The key is yours, or that of --as. The agent runs until Ctrl-C and refuses processes inside a running child, whatever their environment.
+    """
     from onceward.people.key_agent import KeyAgent
     from onceward.processes.ancestry import child_of_process
     from onceward.running import heard
@@ -170,7 +180,7 @@ def agent(given: Globals, passphrase_stdin: bool) -> None:
             keeper.serve(
                 stop,
                 lambda: render.say(
-                    f"holding {names} of {render.plain(workspace.principal)}; Ctrl-C ends it"
+                    f"holding {names} of {render.plain(workspace.principal)}; press Ctrl-C to stop"
                 ),
             )
 
@@ -196,11 +206,12 @@ def _passphrase(prompt: str, from_stdin: bool) -> str:
         size = _LONGEST + 1
     if size > _LONGEST:
         raise InvalidConfig(
-            f"a passphrase is text of at most {_LONGEST} bytes", context={"field": "passphrase"}
+            f"a passphrase must be text of at most {_LONGEST} bytes",
+            context={"field": "passphrase"},
         )
     if not typed:
         raise InvalidConfig(
-            "a passphrase is needed: type it at a terminal, or use --passphrase-stdin",
+            "no passphrase given: type it at a terminal, or use --passphrase-stdin",
             context={"field": "passphrase"},
         )
     return typed
@@ -208,18 +219,18 @@ def _passphrase(prompt: str, from_stdin: bool) -> str:
 
 def _new_passphrase(fingerprint: str, from_stdin: bool) -> str:
     fresh = _passphrase(f"New passphrase of {fingerprint[:16]}: ", from_stdin)
-    if not from_stdin and _passphrase("The same again: ", from_stdin) != fresh:
-        raise InvalidConfig("the two are not the same", context={"field": "passphrase"})
+    if not from_stdin and _passphrase("Repeat the passphrase: ", from_stdin) != fresh:
+        raise InvalidConfig("the two passphrases differ", context={"field": "passphrase"})
     return fresh
 
 
 @keys.command(cls=Command)
 @click.argument("key")
-@click.option("--reason", default="", help="Why, for those who ask later.")
+@click.option("--reason", default="", help="The reason, for the record.")
 @asking_options
 @pass_globals
 def revoke(given: Globals, key: str, reason: str) -> int:
-    """Let KEY be in force no more, from now on. What it signed before stays signed."""
+    """Revoke KEY from now on. Earlier signatures stay valid."""
     asked = ask(given, "keys.revoke", {"key": key.lower(), "reason": reason})
     return tell(
         given,

@@ -212,7 +212,7 @@ class LiveDisplay(BuildDisplay):
         lines: list[RenderableType] = [table]
         hidden = len(self._bars) - len(bars)
         if hidden:
-            what = "more" if last else "done or yet to come"
+            what = "more" if last else "finished or not started"
             lines.append(
                 Text(f"and {render.counted(hidden, 'stage')} {what}", style="bright_black")
             )

@@ -25,14 +25,14 @@ folder_option = click.option(
 
 @click.group(cls=Group)
 def locks() -> None:
-    """Who holds which target."""
+    """List target locks and clear abandoned ones."""
 
 
 @locks.command("list", cls=Command)
 @folder_option
 @pass_globals
 def list_(given: Globals, folder: Path | None) -> None:
-    """Every claim, and whether its holder lives."""
+    """List all claims and whether their holders are alive."""
     from onceward.dispatch.targets import lock_list
 
     found = lock_list(_locks(given, folder))
@@ -53,7 +53,7 @@ def list_(given: Globals, folder: Path | None) -> None:
 @folder_option
 @pass_globals
 def show(given: Globals, target: str, folder: Path | None) -> None:
-    """All that is known of TARGET's claim."""
+    """Show the claim on TARGET."""
     from onceward.dispatch.targets import lock_named
 
     entry = lock_named(_locks(given, folder), target)
@@ -62,22 +62,24 @@ def show(given: Globals, target: str, folder: Path | None) -> None:
         return
     _describe(entry)
     if entry["liveness"] == "dead":
-        render.say("Nothing needs to be done: whoever wants the target next takes it.")
+        render.say(
+            "Nothing needs to be done: the next process that wants the target takes it over."
+        )
 
 
 @locks.command(cls=Command)
 @click.argument("target")
 @folder_option
 @click.option(
-    "--yes", "nonce", metavar="NONCE", help="Do not ask; the claim's nonce, as `show` prints it."
+    "--yes", "nonce", metavar="NONCE", help="Do not prompt; clear the claim with this nonce."
 )
 @asking_options
 @pass_globals
 def clear(given: Globals, target: str, folder: Path | None, nonce: str | None) -> int:
-    """Remove TARGET's claim on your word that nobody works under it.
+    """Remove the claim on TARGET. Be sure that nothing works on it.
 
-    Recorded in the workspace's stream. A folder outside a workspace (--folder) has no stream, and
-    nothing is recorded."""
+    The removal is recorded in the workspace's stream. With --folder, there is no stream and nothing is recorded.
+    """
     from onceward.dispatch.targets import claim_of
 
     if folder is not None:
@@ -122,7 +124,7 @@ def _require_no_workspace(folder: Path, target: str) -> None:
         (workspace / "onceward.db").exists() or (workspace.parent / FILE).exists()
     ):
         raise InvalidConfig(
-            f"{folder} belongs to the workspace {workspace}: clear it there, so that it is recorded",
+            f"{folder} belongs to the workspace {workspace}; clear the claim in the workspace, where it is recorded",
             context={"field": "folder"},
             recovery=[
                 Recovery("clear it there", f"onceward locks clear {target} --workspace {workspace}")

@@ -18,10 +18,12 @@ from onceward.ui.cli.main import Command, Globals, complete_build, pass_globals
     metavar="[BUILD|SAGA] STEP|CHILD",
     shell_complete=complete_build,
 )
-@click.option("--follow", "-f", "follow", is_flag=True, help="Go on until it has ended.")
+@click.option("--follow", "-f", "follow", is_flag=True, help="Print new output until it ends.")
 @pass_globals
 def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
-    """Print what a STEP said, in BUILD or the newest build; or an action of SAGA; or what a CHILD said.
+    """Print the output of a step, an action or a child.
+
+    A STEP is of BUILD, or of the newest build; an action is of SAGA.
 
     \b
     onceward logs extract:a
@@ -33,7 +35,7 @@ def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
     from onceward.processes.spool import Spool
 
     if len(words) > 2:
-        raise click.UsageError("name a step, or a build and a step")
+        raise click.UsageError("give a step, or a build and a step")
     *build, subject = words
     workspace = given.workspace()
     with workspace.artifacts() as kept:
@@ -51,4 +53,4 @@ def logs(given: Globals, words: tuple[str, ...], follow: bool) -> None:
             to.buffer.write(data)
             to.buffer.flush()
     if nothing and not given.json:
-        click.secho(f"{child_id} said nothing", dim=True, err=True)
+        click.secho(f"{child_id} printed nothing", dim=True, err=True)

@@ -22,10 +22,10 @@ def version(given: Globals) -> None:
 
 @click.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--mermaid", is_flag=True, help="Draw them as Mermaid state diagrams.")
+@click.option("--mermaid", is_flag=True, help="Print Mermaid state diagrams.")
 @pass_globals
 def machines(given: Globals, name: str | None, mermaid: bool) -> None:
-    """Show the lifecycles: states, moves, reasons and events."""
+    """Show the lifecycles: states, transitions, reasons and events."""
     from onceward.machines import MACHINES
 
     known = {machine.name: machine for machine in MACHINES}
@@ -51,7 +51,7 @@ def machines(given: Globals, name: str | None, mermaid: bool) -> None:
 @click.option("--digest", is_flag=True, help="Print the SHA-256 of the bytes instead.")
 @pass_globals
 def canon(given: Globals, file: str, digest: bool) -> None:
-    """Print the canonical bytes of a JSON FILE (- for standard input)."""
+    """Print the canonical JSON bytes of FILE (- for standard input)."""
     from onceward.core.canon import canonical, parse, sha256_hex
 
     try:
@@ -82,10 +82,10 @@ def _read(file: str) -> bytes:
 
 @click.command(cls=Command)
 @click.argument("stream", required=False)
-@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option("--follow", is_flag=True, help="Print new events as they arrive, until interrupted.")
 @pass_globals
 def events(given: Globals, stream: str | None, follow: bool) -> None:
-    """Print the events of STREAM, one canonical line each; without STREAM, list the streams."""
+    """Print the events of STREAM, one canonical JSON line each. Without STREAM, list all streams."""
     from onceward.kernel.views import stream_lines, stream_list, stream_named
 
     store = given.workspace().store()
@@ -99,7 +99,7 @@ def events(given: Globals, stream: str | None, follow: bool) -> None:
             sys.stdout.buffer.flush()
             return
         if follow:
-            raise InvalidConfig("say which stream to follow", context={"field": "stream"})
+            raise InvalidConfig("--follow needs a STREAM", context={"field": "stream"})
         found = stream_list(store)
     finally:
         store.close()

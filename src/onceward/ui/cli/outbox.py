@@ -11,13 +11,13 @@ from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_g
 
 @click.group(cls=Group)
 def outbox() -> None:
-    """See and flush what waits for delivery to the configured sinks."""
+    """Show and flush events that wait for delivery to sinks."""
 
 
 @outbox.command(cls=Command)
 @pass_globals
 def status(given: Globals) -> None:
-    """How far behind each sink is."""
+    """Show how many events wait for each sink."""
     from onceward.kernel.views import outbox_status
 
     workspace = given.workspace()
@@ -41,7 +41,7 @@ def status(given: Globals) -> None:
 @asking_options
 @pass_globals
 def flush(given: Globals) -> int:
-    """Deliver everything now, parked events included."""
+    """Deliver all waiting events now, parked ones included."""
     asked = ask(given, "outbox.flush", {}, deliver=True)
     if asked.pending:
         return pending(given, asked)
@@ -59,7 +59,7 @@ def flush(given: Globals) -> int:
         render.document({**asked.value, "sinks": told})
     elif asked.deliveries is None:
         render.say(
-            f"{render.counted(asked.value['due'], 'event')} due; the live kernel delivers them now."
+            f"{render.counted(asked.value['due'], 'event')} due; the running kernel delivers them now."
         )
     else:
         sent = sum(d.delivered for d in asked.deliveries)

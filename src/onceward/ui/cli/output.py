@@ -13,14 +13,19 @@ from onceward.ui.cli.main import Command, Globals, build_argument, file_argument
 @click.command(cls=Command)
 @build_argument(required=False)
 @click.option(
-    "--project", metavar="NAME", default="output", show_default=True, help="What it is kept under."
+    "--project",
+    metavar="NAME",
+    default="output",
+    show_default=True,
+    help="Write to .onceward/output/NAME.",
 )
-@click.option("--to", "to", metavar="DIR", help="Write it as this new folder instead.")
+@click.option("--to", "to", metavar="DIR", help="Write to this new folder instead.")
 @pass_globals
 def output(given: Globals, build: str | None, project: str, to: str | None) -> None:
-    """Write everything BUILD, or the newest build, made into a folder: files, manifest, checksums, a page for people.
+    """Write the results of BUILD, or of the newest build, to a folder.
 
-    It is staged, verified and moved into place whole; `current` beside it points to the newest.
+    Writes the output files, a manifest, checksums and a readable page. The folder is staged, verified and moved into
+    place as a whole; `current` beside it points to the newest.
     """
     from onceward.builds.explain import build_of
     from onceward.builds.output import write_output
@@ -46,5 +51,5 @@ def output(given: Globals, build: str | None, project: str, to: str | None) -> N
     )
     render.say(f"manifest {written.manifest_sha256}")
     there = shlex.quote(str(written.folder))
-    render.say(f"look at it: {render.plain(there)}/handoff.html (or HANDOFF.md)")
-    render.say(f"check it:   (cd {render.plain(there)} && sha256sum --check SHA256SUMS)")
+    render.say(f"read it:  {render.plain(there)}/handoff.html (or HANDOFF.md)")
+    render.say(f"check it: (cd {render.plain(there)} && sha256sum --check SHA256SUMS)")

@@ -16,13 +16,13 @@ from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_g
 
 @click.group(cls=Group)
 def principals() -> None:
-    """Who may act here, and as what."""
+    """Manage people and programs, and their roles."""
 
 
 @principals.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """Everybody this workspace knows, and which duties nobody else could do."""
+    """List all principals, and duties that no second person could do."""
     from onceward.people.views import duties_left, principal_list
 
     with given.workspace().reading() as store:
@@ -43,14 +43,17 @@ def list_(given: Globals) -> None:
     "--key",
     default="",
     metavar="OFFER",
-    help="A key of theirs, as `keys new` or `keys show` printed it.",
+    help="The principal's key, as printed by `keys new` or `keys show`.",
 )
 @asking_options
 @pass_globals
 def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
-    """Make NAME known, or give it more roles or a key. Without --key its first one is made here."""
+    """Add the principal NAME, or give it more roles or a key.
+
+    Without --key, the first key is created here.
+    """
     if not roles and not key:
-        raise click.UsageError("say which --role, or bring a --key")
+        raise click.UsageError("give a --role or a --key")
     payload = {"name": name, "roles": sorted(set(roles)), **({"key": key} if key else {})}
     return tell(given, ask(given, "principals.add", payload), _say)
 
@@ -62,17 +65,17 @@ def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
     "roles",
     multiple=True,
     type=click.Choice(ROLES),
-    help="Take a role away. May be repeated.",
+    help="Remove this role. May be repeated.",
 )
 @asking_options
 @pass_globals
 def roles(given: Globals, name: str | None, roles: tuple[str, ...]) -> int:
-    """What each role may do; or the roles of NAME, and with --take fewer of them."""
+    """Show what each role may do, or show or remove roles of NAME."""
     from onceward.people.views import principal_named
 
     if name is None:
         if roles:
-            raise click.UsageError("say from whom")
+            raise click.UsageError("--take needs a NAME")
         if given.json:
             render.document([{"role": role, "may": ALLOWS[role]} for role in ROLES])
         else:

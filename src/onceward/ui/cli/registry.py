@@ -17,14 +17,20 @@ from onceward.ui.cli.sagas import SagaDisplay
 
 @click.group(cls=Group)
 def registry() -> None:
-    """Operations that mean one thing for ever, by version."""
+    """Manage the registry of versioned operations.
+
+    The meaning of a registered version never changes; a new meaning needs a new version.
+    """
 
 
 @registry.command(cls=Command)
 @click.argument("file", metavar="PLAN")
 @pass_globals
 def plan(given: Globals, file: str) -> int:
-    """Show what PLAN, a .toml file, would do, the digests a grant must name, and what stands against it."""
+    """Show what PLAN, a .toml file, would do, and any objections.
+
+    Also prints the digests that a grant must name. Exit status: 1 if there is an objection.
+    """
     return _foresee(given, file, None)
 
 
@@ -59,18 +65,16 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
             )
         )
     for why in found.objections:
-        click.echo(f"{click.style('against it:', fg='red')} {render.plain(why)}")
+        click.echo(f"{click.style('objection:', fg='red')} {render.plain(why)}")
     if found.objections:
         return 1
     if grant is None:
         render.say(
-            f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT"
+            f"next: onceward grant draft {file}, then by a granter: onceward grant issue GRANT"
         )
         render.say(f"then: onceward registry apply {file} --grant GRANT")
     else:
-        render.say(
-            f"nothing stands against it; carry it out: onceward registry apply {file} --grant {grant}"
-        )
+        render.say(f"no objections; next: onceward registry apply {file} --grant {grant}")
     return 0
 
 
@@ -78,13 +82,15 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
 @click.argument("file", metavar="PLAN")
 @click.option("--grant", metavar="GRANT", help="The grant that allows exactly this plan.")
 @click.option(
-    "--dry-run", is_flag=True, help="Only say what would be done, and whether the grant allows it."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be done and whether the grant allows it; change nothing.",
 )
 @pass_globals
 def apply(given: Globals, file: str, grant: str | None, dry_run: bool) -> int:
-    """Bring the values of PLAN into the registry: all of them, or it stops at a named place.
+    """Register all values of PLAN, or stop at a named state.
 
-    The same PLAN under the same GRANT is the same run: after a crash, the same command goes on with it.
+    The same PLAN under the same GRANT is the same run: after a crash, repeat the command to continue it.
     """
     from onceward import saga_running
     from onceward.registry.jobs import to_apply
@@ -106,8 +112,8 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb:
             "changing the registry needs a grant for exactly this plan",
             recovery=[
                 Recovery("ask for one", f"onceward grant draft {file}"),
-                Recovery("or, as a granter, give it", f"onceward grant issue {file}"),
-                Recovery("then say which", "--grant GRANT"),
+                Recovery("or, as a granter, issue it", f"onceward grant issue {file}"),
+                Recovery("then use it", "--grant GRANT"),
             ],
         )
     display = SagaDisplay(given.json)
@@ -121,7 +127,7 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb:
 @registry.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """Every collection and its values, by version."""
+    """List all collections and their values, by version."""
     from onceward.registry.views import registry_list
 
     with given.workspace().reading() as store:
@@ -144,14 +150,14 @@ def list_(given: Globals) -> None:
     if rows:
         render.table(("collection", "value", "status", "act", "authority", "successor"), rows)
     else:
-        render.say("The registry is empty. A plan fills it: onceward registry plan PLAN.toml")
+        render.say("The registry is empty.  Next: onceward registry plan PLAN.toml")
 
 
 @registry.command(cls=Command)
 @click.argument("value")
 @pass_globals
 def show(given: Globals, value: str) -> None:
-    """What VALUE, as code@version or by its id, means."""
+    """Show VALUE, given as code@version or by its id."""
     from onceward.registry.views import value_view
 
     with given.workspace().reading() as store:
@@ -165,14 +171,20 @@ def show(given: Globals, value: str) -> None:
 
 @registry.group(cls=Group)
 def rollback() -> None:
-    """Take a value out of force by naming what follows it. Nothing is deleted, nothing comes back."""
+    """Replace values in force by named successors.
+
+    Nothing is deleted, and a superseded value cannot be reinstated.
+    """
 
 
 @rollback.command(cls=Command)
 @click.argument("file", metavar="PLAN")
 @pass_globals
 def check(given: Globals, file: str) -> int:
-    """Answer exactly one code for PLAN, and change nothing: exits 0 only for ROLLBACK_CONTRACT_VALID_FOR_REVIEW."""
+    """Check the rollback PLAN and print one verdict code; change nothing.
+
+    Exit status: 0 only for ROLLBACK_CONTRACT_VALID_FOR_REVIEW.
+    """
     from onceward import saga_running
     from onceward.registry.jobs import to_roll_back
     from onceward.registry.views import verdict_on
@@ -191,7 +203,7 @@ def check(given: Globals, file: str) -> int:
             render.say(render.plain(f"  {where}{verdict.why}"))
         if verdict.valid:
             render.say(
-                f"next: onceward grant draft {file}, and by a granter: onceward grant issue GRANT"
+                f"next: onceward grant draft {file}, then by a granter: onceward grant issue GRANT"
             )
             render.say(f"then: onceward registry rollback run {file} --grant GRANT")
     return 0 if verdict.valid else 1
@@ -202,7 +214,10 @@ def check(given: Globals, file: str) -> int:
 @click.option("--grant", metavar="GRANT", help="The grant that allows exactly this plan.")
 @pass_globals
 def run_(given: Globals, file: str, grant: str | None) -> int:
-    """Supersede what PLAN names, with its audit rows, in one transaction; or not at all."""
+    """Supersede the values that PLAN names, in one transaction.
+
+    Either all values and their audit rows are written, or none.
+    """
     from onceward import saga_running
     from onceward.registry.jobs import to_roll_back
 

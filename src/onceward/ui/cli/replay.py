@@ -22,13 +22,18 @@ from onceward.ui.cli.main import Command, Globals, complete_build, means_file, p
     "subject", required=False, metavar="[BUILD|SESSION|BUNDLE]", shell_complete=complete_build
 )
 @click.option(
-    "--runs", type=click.IntRange(1, 100), default=1, show_default=True, help="How often to do it."
+    "--runs",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Number of repetitions.",
 )
 @pass_globals
 def replay(given: Globals, subject: str | None, runs: int) -> int:
-    """Make the order of dispatch, streams, totals and states again, from the records alone, and compare byte by byte.
+    """Recompute states from the records and compare byte by byte.
 
-    Nothing is scheduled or run. A BUNDLE needs no workspace. Exit 5 with the first difference where there is one.
+    Recomputes dispatch order, streams, totals and states; runs no work. A BUNDLE needs no workspace. Exit status: 5 if
+    something differs; the first difference is printed.
     """
     with progress_bar(given) as progress:
         found = _replays(given, subject, runs, progress)
@@ -68,7 +73,7 @@ def _say(found: ReplayResult, identical: bool, subject: str | None, runs: int) -
     often = f" {runs} times" if runs > 1 else ""
     if identical:
         render.say(
-            f"{click.style('identical', fg='green')}: {looked} made again{often}, byte for byte"
+            f"{click.style('identical', fg='green')}: {looked} recomputed{often}, byte for byte"
         )
         render.say(f"sha256 {found.sha256}")
         return

@@ -48,7 +48,11 @@ _COLOURS = {
 
 @click.group(cls=Group)
 def saga() -> None:
-    """Work that must reach several places: done, or stopped at a named place and undone."""
+    """Run actions in order; undo them if one fails.
+
+    A saga lists actions, each with the compensation that undoes it. A run ends DONE, or stops at a named state and
+    compensates the actions before it in reverse order.
+    """
 
 
 def _budget_option(command: Any) -> Any:
@@ -57,21 +61,21 @@ def _budget_option(command: Any) -> Any:
         "budgets",
         multiple=True,
         metavar="LANE=N",
-        help="A limit: usd tokens solver_calls duration_secs.",
+        help="Limit a lane: usd, tokens, solver_calls or duration_secs.",
     )(command)
 
 
 @saga.command(cls=Command)
 @click.argument("file", type=click.Path())
 @click.option(
-    "--input", "given_", metavar="JSON|@FILE", default="null", help="What the run is given."
+    "--input", "given_", metavar="JSON|@FILE", default="null", help="The input of the run."
 )
 @click.option(
     "--root",
     metavar="ROOT",
-    help="The run's own name: the same root is the same run [default: a new one].",
+    help="The run's name and idempotency key: the same root is the same run [default: a new one].",
 )
-@click.option("--grant", metavar="GRANT", help="The grant it runs under.")
+@click.option("--grant", metavar="GRANT", help="The grant to run under.")
 @_budget_option
 @pass_globals
 def run(
@@ -83,10 +87,10 @@ def run(
     grant: str | None,
     budgets: tuple[str, ...],
 ) -> int:
-    """Carry out the saga that FILE, a .py file, makes. Makes the workspace if there is none.
+    """Run the saga that FILE, a .py file, defines.
 
-    The same ROOT is the same run: what is done is not done again. Exits 0 when it is DONE, 1 when it stopped and was
-    undone, 3 when it is stuck.
+    The same ROOT is the same run: finished actions are not repeated. Creates the workspace if there is none. Exit
+    status: 0 DONE, 1 stopped and compensated, 3 stuck.
     """
     from onceward import saga_running
     from onceward.sagas.acts import RunSaga
@@ -95,7 +99,7 @@ def run(
     limits, value = limits_of(budgets), json_of(given_)
     if root == "":
         raise InvalidConfig(
-            "an empty root is nobody's; leave --root out for a new run", context={"field": "--root"}
+            "--root must not be empty; leave it out for a new run", context={"field": "--root"}
         )
     workspace = given.workspace()
     found = saga_in(file_argument(file))
@@ -147,21 +151,21 @@ def _go_on(
 
 @saga.command(cls=Command)
 @click.argument("run_", metavar="RUN")
-@click.option("--file", metavar="FILE", help="Where the saga is, if it was moved.")
+@click.option("--file", metavar="FILE", help="The saga's file, if it was moved.")
 @_budget_option
 @pass_globals
 def resume(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ...]) -> int:
-    """Go on with RUN, by its id or root, at the first state that is not done."""
+    """Continue RUN (an id or a root) at its first unfinished state."""
     return _go_on(given, run_, file, budgets, retry=False)
 
 
 @saga.command(cls=Command)
 @click.argument("run_", metavar="RUN")
-@click.option("--file", metavar="FILE", help="Where the saga is, if it was moved.")
+@click.option("--file", metavar="FILE", help="The saga's file, if it was moved.")
 @_budget_option
 @pass_globals
 def retry(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ...]) -> int:
-    """Try again what RUN is stuck at, a compensation or the state that failed, and go on."""
+    """Retry the compensation or state at which RUN is stuck."""
     return _go_on(given, run_, file, budgets, retry=True)
 
 
@@ -170,18 +174,21 @@ def retry(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ..
 @asking_options
 @pass_globals
 def abandon(given: Globals, run_: str) -> int:
-    """Give RUN up: one on its way stops where it is, to be undone; one that is stuck is taken as it is."""
+    """Give up RUN.
+
+    A run that is not finished stops and is compensated. A stuck run is closed as it is; nothing more is undone.
+    """
 
     def say(value: dict[str, Any]) -> None:
         render.say(f"{value['saga_id']} is at {value['state']}")
         if value["settled"]:
-            render.say(f"taken as it is; not undone: {', '.join(value['not_undone']) or 'nothing'}")
-        elif value["at_work"]:
-            render.say("the kernel that runs it undoes it now")
-        else:
             render.say(
-                f"what it did is still to be undone: onceward saga resume {value['saga_id']}"
+                f"closed as it is; not undone: {', '.join(value['not_undone']) or 'nothing'}"
             )
+        elif value["at_work"]:
+            render.say("the kernel that runs it is compensating it now")
+        else:
+            render.say(f"to undo what it did: onceward saga resume {value['saga_id']}")
 
     return tell(given, ask(given, "sagas.abandon", {"saga": run_}), say)
 
@@ -189,7 +196,7 @@ def abandon(given: Globals, run_: str) -> int:
 @saga.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """The newest runs and how they stand."""
+    """List the newest runs and their states."""
     from onceward.sagas.views import saga_list
 
     with given.workspace().reading() as store:
@@ -199,7 +206,7 @@ def list_(given: Globals) -> None:
     elif found:
         saga_table(found)
     else:
-        render.say("No saga has run yet.")
+        render.say("No sagas yet.")
 
 
 def saga_table(found: Sequence[SagaSummary]) -> None:
@@ -214,7 +221,7 @@ def saga_table(found: Sequence[SagaSummary]) -> None:
 @click.argument("run_", metavar="RUN")
 @pass_globals
 def show(given: Globals, run_: str) -> None:
-    """How RUN stands: every action and compensation, what it spent, and the next command."""
+    """Show RUN: its actions, compensations, costs and the next command."""
     from onceward.sagas.views import saga_view
 
     with given.workspace().reading() as store:
@@ -246,9 +253,9 @@ def _reasons(view: SagaView) -> None:
     """Why it stopped, where that is not an action's own failure, and what is left of it."""
     why = view.why or {}
     if why.get("reason") in ("check_failed", "guard_failed", "write_failed", "abandoned"):
-        render.say(render.plain(f"because of {why['step']}: {why.get('message', why['reason'])}"))
+        render.say(render.plain(f"stopped by {why['step']}: {why.get('message', why['reason'])}"))
     for left in view.left or ():
-        render.say(render.plain(f"left as it is: {left}"))
+        render.say(render.plain(f"left unchanged: {left}"))
     if view.not_undone:
         render.say(render.plain(f"not undone: {', '.join(view.not_undone)}"))
 
@@ -281,7 +288,7 @@ class SagaDisplay:
                 }
             )
             return
-        also = {"": "", "over": " (this root has run already)", "resumed": " (resumed)"}[how]
+        also = {"": "", "over": " (this root has already run)", "resumed": " (resumed)"}[how]
         self._say(click.style(f"saga {render.plain(run.name)}: {run.saga_id}{also}", dim=True))
 
     def told(self, said: Mapping[str, Any]) -> None:
@@ -296,7 +303,7 @@ class SagaDisplay:
             return
         if said["side"] == "compensation" and not self._undoing:
             self._undoing = True
-            self._say("it stops; its compensation:")
+            self._say("an action failed; compensating:")
         if said["status"] == "running":
             return
         name = said["step"] if said["side"] == "action" else f"undo {said['step']}"
@@ -313,7 +320,7 @@ class SagaDisplay:
             self._say(_summary(outcome))
             not_undone = [f"{name} was not undone" for name in outcome.not_undone or ()]
             for left in (*(outcome.left or ()), *not_undone):
-                self._say(click.style(f"  left: {render.plain(left)}", fg="yellow"))
+                self._say(click.style(f"  remains: {render.plain(left)}", fg="yellow"))
             _spent(outcome, err=True)
             if outcome.standing != "done":
                 self._say(f"next: {outcome.next or f'onceward explain {outcome.saga_id}'}")
@@ -345,19 +352,16 @@ def _summary(outcome: SagaView) -> str:
         return f"{click.style('DONE', fg='green')}: {name}"
     if outcome.standing == "stopped":
         untouched = state.startswith("ABORT_")
-        how = " before it changed anything" if untouched else ", and its compensation is done"
+        how = " before it changed anything" if untouched else "; its compensations are done"
         return f"{click.style(state, fg='red')}: {name} stopped{how}"
     label = f"{click.style(state, fg='yellow')}: {name}"
     if outcome.standing == "given up":
-        return f"{label} was given up; not all of it is undone"
+        return f"{label} was given up; not everything is undone"
     if outcome.standing != "stuck":
         return f"{label} is not finished"
     if (outcome.stuck or {}).get("again"):
-        return (
-            f"{label} waits for you: what was done is in force, and the state that failed can be"
-            " tried again"
-        )
-    return f"{label} is stuck; a compensation failed and waits for you"
+        return f"{label} waits for you: the earlier states are in force, and the state that failed can be retried"
+    return f"{label} is stuck: a compensation failed; retry it or give the run up"
 
 
 def json_of(text: str) -> Any:

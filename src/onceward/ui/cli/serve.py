@@ -17,37 +17,42 @@ _SESSION = 12 * 3600
 
 
 @click.command(cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port",
     default=7423,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="0: any that is free.",
+    help="The port to listen on; 0 chooses a free one.",
 )
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="NAME",
-    help="A name it is reached under. May be repeated.",
+    help="A host name under which clients reach the server. May be repeated.",
 )
 @click.option(
     "--tls-cert",
     "certificate",
     metavar="FILE",
     default="",
-    help="A certificate, to be reached safely.",
+    help="The TLS certificate.",
 )
-@click.option("--tls-key", "key", metavar="FILE", default="", help="Its key.")
+@click.option("--tls-key", "key", metavar="FILE", default="", help="The TLS certificate's key.")
 @click.option(
-    "--without-tls", is_flag=True, help="Listen where others can reach it, and read what is said."
+    "--without-tls",
+    is_flag=True,
+    help="Listen on a public address without TLS; others can read the traffic.",
 )
-@click.option("--open", "open_", is_flag=True, help="Open it in a browser.")
+@click.option("--open", "open_", is_flag=True, help="Open the pages in a browser.")
 @pass_globals
 def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> None:
-    """Be the kernel of the workspace and take work from everybody who may ask: in a browser, over HTTP, and from
-    `onceward` commands that find you here. Beside a kernel that lives, wait as its standby."""
+    """Run the server: kernel, API and web pages.
+
+    Takes work from a browser, over HTTP, and from `onceward` commands in the same workspace. If another kernel is
+    running, waits as its standby and takes over when it ends.
+    """
     # Only here: no other command waits for the libraries of the server to load.
     from onceward.ui.http.listening import Place
     from onceward.ui.http.server import Served
@@ -64,12 +69,12 @@ def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> No
             how = (
                 "its kernel"
                 if served.service.state == "kernel"
-                else "a standby of the kernel that lives"
+                else "a standby of the running kernel"
             )
             render.say(
-                f"serving {workspace.folder.parent} at {served.url} as {how}; Ctrl-C ends it"
+                f"serving {workspace.folder.parent} at {served.url} as {how}; press Ctrl-C to stop"
             )
-            render.say(f"sign in (once, within five minutes): {link}")
+            render.say(f"sign in (the link works once, for five minutes): {link}")
         if open_:
             _browse(link)
 
@@ -77,11 +82,13 @@ def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> No
 
 
 @click.command("open", cls=Command)
-@click.option("--link", is_flag=True, help="Only print the link.")
+@click.option("--link", is_flag=True, help="Print the link; open no browser.")
 @pass_globals
 def open_(given: Globals, link: bool) -> None:
-    """Open the pages of the server that runs here in a browser, signed in as you. The link is good once, for five
-    minutes."""
+    """Open the pages of the running server in a browser, signed in as you.
+
+    The link works once, for five minutes.
+    """
     from onceward.client import Client
 
     workspace = given.workspace()
@@ -117,4 +124,4 @@ def _browse(link: str) -> None:
     # Browsers of the terminal would take its place.
     with suppress(webbrowser.Error):
         if not webbrowser.open(link, new=2) and sys.stderr.isatty():
-            click.secho("no browser could be opened: use the link", dim=True, err=True)
+            click.secho("could not open a browser; use the link", dim=True, err=True)

@@ -24,56 +24,66 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 @click.option(
     "--session",
     metavar="ID",
-    help="Go on in this session: its budgets and its stream [default: a new one].",
+    help="Run in this session, with its budgets and its stream [default: a new session].",
 )
-@click.option("--new", "new", is_flag=True, help="The session may be a new one of that ID.")
-@click.option("--jobs", type=click.IntRange(1, 1000), help="How many run at once [default: 2].")
+@click.option(
+    "--new", "new", is_flag=True, help="Create the session of --session if it is missing."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1000),
+    help="Maximum number of commands at a time [default: 2].",
+)
 @click.option(
     "--budget",
     "budgets",
     multiple=True,
     metavar="LANE=N",
-    help="Lanes: usd tokens solver_calls duration_secs.",
+    help="Limit a lane: usd, tokens, solver_calls or duration_secs.",
 )
-@click.option("--target", metavar="NAME", help="Hold this target's lock meanwhile.")
+@click.option("--target", metavar="NAME", help="Hold this target's lock while the command runs.")
 @click.option(
     "--timeout",
     type=Seconds(least=0.001),
     metavar="SECONDS",
-    help="End it after so long [default: no limit].",
+    help="Time limit of the command [default: none].",
 )
 @click.option(
     "--attempts",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Tries, where it exits with 75, 76 or 77.",
+    help="Maximum attempts; only exit statuses 75, 76 and 77 are retried.",
 )
 @click.option(
-    "--env", "env", multiple=True, metavar="NAME", help="Let it see this variable of yours."
+    "--env",
+    "env",
+    multiple=True,
+    metavar="NAME",
+    help="Pass this environment variable to the command.",
 )
 @click.option(
     "--secret",
     "secrets",
     multiple=True,
     metavar="NAME",
-    help="The same, and redact its value everywhere.",
+    help="Like --env, and redact the value in all records.",
 )
 @click.option(
-    "--operation", default="", metavar="CODE@VERSION", help="The registered operation that it is."
+    "--operation", default="", metavar="CODE@VERSION", help="The registered operation it performs."
 )
 @click.option(
     "--effect",
     default="",
     metavar="ACT",
-    help="The kind of act that it is; the operation must be for it.",
+    help="The kind of act it performs, such as WRITE; the operation must be of that kind.",
 )
 @click.option(
     "--each",
     "each",
     multiple=True,
     metavar="VALUE",
-    help="Once per VALUE, put in for {} (- reads lines).",
+    help="Run once per VALUE, which replaces {} (- reads lines from standard input).",
 )
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_globals
@@ -86,10 +96,11 @@ def spawn(
     argv: tuple[str, ...],
     **asked: Any,
 ) -> int:
-    """Run ARGV... in the foreground as a child of a session: with budgets, a time limit, a lock and a record.
+    """Run the command ARGV with a budget, a lock and a time limit.
 
-    The command sees PATH, HOME and a few like them, and an empty standard input. It says what it spends with
-    `onceward report`; when a lane of the budget has no room, it is ended.
+    It runs in the foreground as a child of a session, and everything is recorded. The command sees PATH, HOME and a few
+    other variables, and an empty standard input. It reports its spending with `onceward report`; when a budget lane is
+    used up, it is ended.
 
     \b
     onceward spawn --budget tokens=200000 --timeout 600 --target repo -- my-agent --task fix
@@ -110,7 +121,7 @@ def spawn(
     session = session or workspace.sources.new_id("ses")
     if not _SESSION.fullmatch(session):
         raise InvalidConfig(
-            f"{session[:60]!a} is not a session's id", context={"field": "--session"}
+            f"{session[:60]!a} is not a valid session id", context={"field": "--session"}
         )
     if not new:
         session = workspace.session(session)
@@ -167,7 +178,7 @@ def _values(each: Sequence[str]) -> list[str]:
     found: list[str] = []
     if "-" in each and sys.stdin is None:
         raise InvalidConfig(
-            "--each - reads standard input, and that is closed", context={"field": "--each"}
+            "--each - reads standard input, which is closed", context={"field": "--each"}
         )
     for value in each:
         found += filter(None, sys.stdin.read().splitlines()) if value == "-" else [value]

@@ -20,14 +20,22 @@ _OTHERS = 74
 
 @click.command(cls=Command)
 @click.option(
-    "--by", type=click.Choice(["build", "stage", "day"]), default="build", show_default=True
+    "--by",
+    type=click.Choice(["build", "stage", "day"]),
+    default="build",
+    show_default=True,
+    help="Group costs by this.",
 )
 @click.option(
-    "--last", type=click.IntRange(1, 100_000), default=30, show_default=True, help="How many lines."
+    "--last",
+    type=click.IntRange(1, 100_000),
+    default=30,
+    show_default=True,
+    help="Maximum number of lines.",
 )
 @pass_globals
 def spend(given: Globals, by: str, last: int) -> None:
-    """What was spent in this workspace, by build, by stage or by day."""
+    """Show the costs in this workspace by build, stage or day."""
     from onceward.dispatch.spending import spending
 
     with given.workspace().reading() as store:
@@ -37,7 +45,7 @@ def spend(given: Globals, by: str, last: int) -> None:
         return
     groups = found["groups"]
     if not groups:
-        render.say("Nothing was spent yet.")
+        render.say("No costs yet.")
         return
     most = max(group["lanes"].get("usd_micros", 0) for group in groups)
     first, second = _HEADINGS[by]
@@ -66,7 +74,5 @@ def _total(found: dict[str, Any]) -> None:
         name, total, limit = shown(
             LaneView(lane=lane, total=found["lanes"][lane], limit=found["limits"].get(lane))
         )
-        said.append(
-            f"{total}{f' of the {limit} that the workspace may spend,' if limit else ''} {name}"
-        )
-    render.say(f"in all: {', '.join(said)}" if said else "in all: no money")
+        said.append(f"{total}{f' of the {limit} limit of the workspace,' if limit else ''} {name}")
+    render.say(f"total: {', '.join(said)}" if said else "total: no money")

@@ -38,12 +38,16 @@ _EACH = 12
     "--children",
     "children",
     is_flag=True,
-    help="Of a build or saga: its children instead of its steps.",
+    help="For a build or saga: list its children instead of its steps.",
 )
-@click.option("--all", "everything", is_flag=True, help="Every step, however many.")
+@click.option("--all", "everything", is_flag=True, help="List every step, however many.")
 @pass_globals
 def status(given: Globals, subject: str | None, children: bool, everything: bool) -> None:
-    """How a build or saga stands with every step, or a session with every child. Without an id, a list of the newest of each."""
+    """Show the state of a build, saga, session or child.
+
+    Lists the steps of a build or saga, and the children of a session. Without an id, lists the newest of each, and the
+    changes that wait.
+    """
     from onceward.builds.views import build_list, build_view
     from onceward.changes.views import WAITS_FOR, change_list
     from onceward.dispatch.views import session_list, session_view

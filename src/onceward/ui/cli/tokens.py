@@ -16,7 +16,10 @@ SIGN: str = "owt_"
 
 @click.group(cls=Group)
 def tokens() -> None:
-    """What programs show the server to act as somebody. Only a token's hash is kept here."""
+    """Manage access tokens for the server.
+
+    A program that presents a token acts as its principal. The workspace stores only the token's hash.
+    """
 
 
 @tokens.command(cls=Command)
@@ -25,13 +28,16 @@ def tokens() -> None:
     "lasting",
     default="30d",
     show_default=True,
-    help="How long it is good, like 12h or 30d.",
+    help="How long it is valid: 12h, 30d.",
 )
-@click.option("--note", default="", help="What it is for.")
+@click.option("--note", default="", help="What the token is for.")
 @asking_options
 @pass_globals
 def new(given: Globals, lasting: str, note: str) -> int:
-    """Make a token that lets whoever shows it act as you, or as the principal of --as. It is shown once."""
+    """Create a token for yourself, or for the principal of --as.
+
+    The token is shown once.
+    """
     from onceward.dispatch.stage_words import duration_of
     from onceward.people.permits import hash_of
 
@@ -43,15 +49,15 @@ def new(given: Globals, lasting: str, note: str) -> int:
     # Shown even while the kernel has not answered: it is nowhere else.
     asked.value = {**asked.value, "token": token}
     if asked.pending and not given.json:
-        render.say(f"{token} is good once the kernel has answered.")
+        render.say(f"{token} is valid once the kernel has answered.")
     return tell(given, asked, _say_new)
 
 
 def _say_new(value: dict[str, Any]) -> None:
     click.echo(value["token"])
     click.echo(
-        f"{value['token_id']} lets whoever shows it act as {render.plain(value['principal'])} until"
-        f" {value['expires_at'][:16].replace('T', ' ')} UTC. It is not shown again.",
+        f"{value['token_id']}: its bearer acts as {render.plain(value['principal'])} until"
+        f" {value['expires_at'][:16].replace('T', ' ')} UTC. The token is not shown again.",
         err=True,
     )
 
@@ -59,7 +65,7 @@ def _say_new(value: dict[str, Any]) -> None:
 @tokens.command("list", cls=Command)
 @pass_globals
 def list_(given: Globals) -> None:
-    """Every token that was ever made, whose it is and whether it is still good."""
+    """List all tokens with their principals and states."""
     from onceward.people.tokens import token_list
 
     with given.workspace().reading() as store:
@@ -85,7 +91,10 @@ def list_(given: Globals) -> None:
 @asking_options
 @pass_globals
 def revoke(given: Globals, token: str) -> int:
-    """Let TOKEN (its id, not itself) be good for nothing from now on: one of your own, or, as an admin, anybody's."""
+    """Revoke TOKEN, given by its id.
+
+    You can revoke your own tokens; an admin can revoke any.
+    """
     return tell(given, ask(given, "tokens.revoke", {"token": token}), _say_revoked)
 
 

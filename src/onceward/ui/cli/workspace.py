@@ -13,7 +13,10 @@ from onceward.ui.cli.main import Command, Globals, file_argument, pass_globals
 @click.command(cls=Command)
 @pass_globals
 def init(given: Globals) -> None:
-    """Make a workspace here: a folder, a settings file and a store. Safe to repeat."""
+    """Create a workspace: a folder, a settings file and a store.
+
+    Running it again changes nothing.
+    """
     workspace = given.workspace(nearest=False)
     made = workspace.create()
     # Opening it once makes whoever runs this its admin; a live kernel has done that already.
@@ -24,17 +27,21 @@ def init(given: Globals) -> None:
         )
         return
     if not made:
-        render.say(f"The workspace {render.plain(workspace.folder)} is already there.")
+        render.say(f"The workspace {render.plain(workspace.folder)} already exists.")
         return
     for thing in made:
-        render.say(f"made {render.plain(thing)}")
+        render.say(f"created {render.plain(thing)}")
     render.say(f"You act as {workspace.principal} (admin).  Next: onceward doctor")
 
 
 @click.command(cls=Command)
 @pass_globals
 def doctor(given: Globals) -> int:
-    """Look over versions, store, durability, filesystem, clock, lock and outbox, and say what to fix."""
+    """Check the workspace and report what to fix.
+
+    Checks versions, store, durability, filesystem, clock, locks, evidence and outbox. Exit status: 1 if a check failed,
+    5 if the evidence did.
+    """
     from onceward.maintenance import doctor as examine
 
     checks = examine.examine_machine(VERSION)
@@ -70,10 +77,10 @@ def doctor(given: Globals) -> int:
 
 
 @click.command(cls=Command)
-@click.option("--check", is_flag=True, help="Only say what would be done.")
+@click.option("--check", is_flag=True, help="List pending migrations; apply none.")
 @pass_globals
 def migrate(given: Globals, check: bool) -> None:
-    """Bring the store to this version's schema."""
+    """Upgrade the database schema to this version's."""
     workspace = given.workspace()
     done = workspace.pending_migrations() if check else workspace.migrate()
     if given.json:
@@ -93,7 +100,10 @@ def migrate(given: Globals, check: bool) -> None:
 @click.argument("file")
 @pass_globals
 def backup(given: Globals, file: str) -> None:
-    """Write every row, as of one moment, into the new FILE and verify it. Others may go on working."""
+    """Write a verified backup of the store to the new FILE.
+
+    The backup holds every row as of one moment. Other processes can go on working.
+    """
     from onceward.maintenance.backup import backup as write_backup
 
     workspace = given.workspace()
@@ -111,7 +121,7 @@ def backup(given: Globals, file: str) -> None:
         f"{render.plain(made['file'])}: {made['rows']:,} rows, {render.counted(made['events'], 'event')}, verified."
     )
     render.say(
-        f"Keys and artifacts are files: copy {render.plain(workspace.folder)}/keys and /artifacts, too."
+        f"Keys and artifacts are files, not rows: copy {render.plain(workspace.folder)}/keys and /artifacts as well."
     )
 
 
@@ -119,7 +129,7 @@ def backup(given: Globals, file: str) -> None:
 @click.argument("file")
 @pass_globals
 def restore(given: Globals, file: str) -> None:
-    """Fill an empty workspace from the backup FILE; on either kind of store."""
+    """Restore the backup FILE into an empty workspace, on SQLite or PostgreSQL."""
     from onceward.maintenance.backup import restore as fill
 
     workspace = given.workspace()
@@ -130,7 +140,7 @@ def restore(given: Globals, file: str) -> None:
     events = render.counted(done["events"], "event")
     keys = workspace.folder / "keys"
     if not keys.is_dir():
-        render.say(f"Bring your key files into {render.plain(keys)} before you act here.")
+        render.say(f"Copy your key files to {render.plain(keys)} before you act here.")
     render.say(
         f"restored {done['rows']:,} rows and {events} from {render.plain(done['file'])}, verified."
     )
