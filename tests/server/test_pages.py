@@ -131,7 +131,7 @@ def test_a_budget_pause_is_confirmed_and_the_build_goes_on(tab, running):
     page = tab.visit(f"/builds/{running.ids['paused']}")
     assert page.input_value("textarea[name=budget]") == "usd=0.02"
     page.fill("textarea[name=budget]", "usd=1.00")
-    page.click("text=Confirm and go on")
+    page.click("text=Confirm and resume")
     page.wait_for_selector("h1 .badge:text('success')", timeout=600_000)
     permits = running.client.list_permits()
     assert (
@@ -170,11 +170,11 @@ def test_a_change_is_approved_for_exactly_what_was_shown(browser, running):
     assert "authors do not approve their own" in page.inner_text(".review")
     page = tabs["max"].visit(f"/changes/{entry}")
     assert page.locator(".review button").count() == 0
-    assert "Approve: for who has the role reviewer" in page.inner_text(".review")
+    assert "Approve: needs the role reviewer" in page.inner_text(".review")
     tabs["max"].shot("withheld")
     page = tabs["rob"].visit(f"/changes/{entry}")
     assert shown in page.inner_text(".digest") and page.locator(".diff tr").count()
-    page.click("text=One below the other")
+    page.click("text=Unified")
     page.wait_for_selector(".diff.unified")
     form = page.locator("form.act", has=page.get_by_role("button", name="Approve"))
     form.locator("input[name=reason]").fill("as it should be")
@@ -287,12 +287,12 @@ def test_a_form_that_is_sent_twice_is_done_once_and_what_is_refused_says_why(tab
     page = tab.visit("/do/addPrincipal")
     page.fill("input[name=name]", "nina")
     page.fill("textarea[name=roles]", "no-such-role")
-    page.click("text=Do it")
+    page.click("text=Send")
     page.wait_for_selector(".refused:visible")
     assert "role" in page.inner_text(".refused")
     page.fill("textarea[name=roles]", "viewer")
     before = len(list(running.client.list_principals()))
-    page.dblclick("text=Do it")
+    page.dblclick("text=Send")
     page.wait_for_selector("#answer:visible")
     assert len(running.client.list_principals()) == before + 1
     told = [

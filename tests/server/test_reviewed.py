@@ -132,9 +132,9 @@ def test_a_form_whose_answer_was_lost_is_done_once_when_it_is_sent_again(browser
 
     page.route("**/api/v1/sessions", lose)
     before = len(running.client.list_sessions())
-    page.click("text=Do it")
+    page.click("text=Send")
     page.wait_for_selector(".refused:visible")
-    page.click("text=Do it")
+    page.click("text=Send")
     page.wait_for_selector("#answer:visible")
     assert "idempotent_replay" in page.inner_text("#answer")
     assert len(running.client.list_sessions()) == before + 1
@@ -292,9 +292,9 @@ def test_a_server_may_run_no_commands_for_others(scene, browser):
         with pytest.raises(OncewardError) as refused:
             served.client.spawn(argv=["cat", ".onceward/serve.json"])
         assert refused.value.code == "PERMISSION_DENIED"
-        assert "runs no commands for others" in refused.value.message
+        assert "does not run commands" in refused.value.message
         tab = Tab(browser, served).sign_in()
-        assert "runs no commands for others" in tab.visit("/do/spawn").inner_text("main")
+        assert "does not run commands" in tab.visit("/do/spawn").inner_text("main")
         tab.close()
         (served.cli.folder / "plan.toml").write_text(
             'name = "p"\n[[stage]]\nname = "a"\nrun = ["true"]\n'

@@ -62,7 +62,7 @@ work(
     role="operator",
     path="/builds",
     operation="runBuild",
-    summary="run a plan that is in the workspace's folder",
+    summary="run a plan from the workspace's folder",
 )
 
 
@@ -88,7 +88,7 @@ work(
     ids={"build": _whole_id},
     path="/builds/{build}/resume",
     operation="resumeBuild",
-    summary="go on with a build",
+    summary="resume a build",
 )
 
 
@@ -118,7 +118,7 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"CONFIRMATION_MINTED": all_of(on("build"), says("token_hash"))},
     path="/builds/{build}/confirm",
     operation="confirmBuild",
-    summary="make a new confirmation token known by its hash",
+    summary="register a confirmation token by its hash",
 )
 def confirm(
     kernel: Kernel, asked: Confirm, principal: str
@@ -220,7 +220,7 @@ def _decision_agrees(claim: SignedEvent, payload: Payload) -> bool:
     makes={"APPROVAL_GIVEN": _decision_agrees, "APPROVAL_REFUSED": _decision_agrees},
     path="/builds/{build}/approve",
     operation="approveStep",
-    summary="approve what flows into a step, or refuse it",
+    summary="approve or refuse a step",
 )
 def approve(tx: Transaction, actor: str, asked: Approve) -> dict[str, Any]:
     """A person's word on exactly what flows into a step; on anything else it does not count (B-15)."""
@@ -311,7 +311,7 @@ def _whole_subject(rows: Reads, name: str) -> str:
     },
     path="/cancel/{subject}",
     operation="cancel",
-    summary="ask a build, a session's children or a child to end",
+    summary="stop a build, a session or a child",
 )
 def cancel(tx: Transaction, actor: str, asked: Cancel) -> dict[str, Any]:
     """One receipt per child, in the order of the queue."""

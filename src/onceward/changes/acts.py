@@ -87,7 +87,7 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"ENTRY_MARKED": _MARKED, "ENTRY_REVISED": _REVISED},
     path="/changes",
     operation="markChange",
-    summary="mark a change whose contents were brought",
+    summary="propose a change whose contents were uploaded",
 )
 def mark(kernel: Kernel, asked: Mark, principal: str) -> Run:
     what = _proposed(kernel, asked.manifest)
@@ -201,7 +201,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_make={"REVIEW_WANTED": anything},
     path="/sweep",
     operation="sweepChanges",
-    summary="pass over the queue",
+    summary="queue marked and deferred changes for review",
 )
 def sweep(kernel: Kernel, asked: Sweep, principal: str) -> Run:
     return changes.sweep
@@ -224,7 +224,7 @@ class Review(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes=dict.fromkeys((*DECISIONS, "ENTRY_REVIEWED"), _REVIEWED),
     path="/changes/{entry}/review",
     operation="reviewChange",
-    summary="approve, defer or reject exactly this",
+    summary="approve, defer or reject a change",
 )
 def review(kernel: Kernel, asked: Review, principal: str) -> Run:
     if asked.decision == "defer":
@@ -262,7 +262,7 @@ work(
     ids={"entry": _whole_id},
     path="/changes/{entry}/cut",
     operation="cutChange",
-    summary="cut what was approved",
+    summary="apply an approved change",
 )
 
 
@@ -282,7 +282,7 @@ work(
     ids={"entry": _whole_id},
     path="/changes/{entry}/verify",
     operation="verifyChange",
-    summary="verify what was cut",
+    summary="verify an applied change",
 )
 
 

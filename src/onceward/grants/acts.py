@@ -88,7 +88,7 @@ class IssueGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"GRANT_ISSUED": all_of(on("grant"), _scope_agrees)},
     path="/grants/{grant}/issue",
     operation="issueGrant",
-    summary="issue a grant, all of it signed",
+    summary="issue a grant",
 )
 def issue(tx: Transaction, actor: str, asked: IssueGrant) -> dict[str, Any]:
     """Allow exactly the scope that is signed with this very act; a draft that says anything else is not issued."""
@@ -136,7 +136,7 @@ class ExpireGrants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_make={"GRANT_EXPIRED": anything},
     path="/expire-grants",
     operation="expireGrants",
-    summary="mark what has run out",
+    summary="mark expired grants",
 )
 def expire(tx: Transaction, actor: str, asked: ExpireGrants) -> dict[str, Any]:
     return {"expired": grants.expire(tx, actor)}

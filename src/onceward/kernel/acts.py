@@ -36,7 +36,7 @@ class Flush(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role="operator",
     path="/outbox/flush",
     operation="flushOutbox",
-    summary="deliver what waits, now",
+    summary="deliver all waiting events now",
 )
 def flush_outbox(tx: Transaction, actor: str, asked: Flush) -> dict[str, Any]:
     make_due(tx, tx.now)

@@ -45,7 +45,7 @@ def spawn(taking: Taking, order: Spawn) -> Job:
     session = order.session or f"ses_{taking.ident}"
     if not host.runs_commands:
         raise PermissionDenied(
-            "this server runs no commands for others; it runs plans and sagas",
+            "this server does not run commands (spawn = false); it runs plans and sagas",
             context={"setting": "server.spawn"},
             recovery=[Recovery("run it yourself, where nobody serves", "onceward spawn -- ...")],
         )

@@ -57,7 +57,7 @@ class AddPrincipal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_make={"KEY_ADDED": all_of(says("name", "principal"), _key_agrees)},
     path="/principals",
     operation="addPrincipal",
-    summary="add somebody, or give them roles",
+    summary="add a principal, or give it roles or a key",
 )
 def add_principal(tx: Transaction, actor: str, asked: AddPrincipal) -> dict[str, Any]:
     principals.add(tx, name=asked.name, roles=asked.roles, by=actor, offer=asked.key)
@@ -76,7 +76,7 @@ class TakeRoles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"ROLES_TAKEN": _NAMED_ROLES},
     path="/principals/{name}/take",
     operation="takeRoles",
-    summary="take roles away",
+    summary="remove roles from a principal",
 )
 def take_roles(tx: Transaction, actor: str, asked: TakeRoles) -> dict[str, Any]:
     principals.take_roles(tx, asked.name, asked.roles, actor)
@@ -99,7 +99,7 @@ class AddKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_make={"KEY_ADDED": all_of(_own_key, _key_agrees)},
     path="/keys",
     operation="addKey",
-    summary="make a key of your own known",
+    summary="add a key of your own",
 )
 def add_key(tx: Transaction, actor: str, asked: AddKey) -> dict[str, Any]:
     public, proof = principals.read_offer(asked.key)
@@ -122,7 +122,7 @@ class RevokeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"KEY_REVOKED": says("key")},
     path="/keys/{key}/revoke",
     operation="revokeKey",
-    summary="let a key be good for nothing from now on",
+    summary="revoke a key",
 )
 def revoke_key(tx: Transaction, actor: str, asked: RevokeKey) -> Any:
     return principals.revoke(tx, asked.key, asked.reason[:MAX_NOTE_CHARS], actor)
@@ -141,7 +141,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"TOKEN_MADE": all_of(says("token_hash"), _own_token)},
     path="/tokens",
     operation="newToken",
-    summary="make a token of your own known by its hash",
+    summary="register an access token of your own by its hash",
 )
 def new_token(tx: Transaction, actor: str, asked: NewToken) -> dict[str, Any]:
     note = asked.note[:MAX_NOTE_CHARS]
@@ -161,7 +161,7 @@ class RevokeToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes={"TOKEN_REVOKED": says("token", "token_id")},
     path="/tokens/{token}/revoke",
     operation="revokeToken",
-    summary="let a token be good for nothing",
+    summary="revoke an access token",
 )
 def revoke_token(tx: Transaction, actor: str, asked: RevokeToken) -> dict[str, Any]:
     return tokens.revoke(tx, actor, asked.token)

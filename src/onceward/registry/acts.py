@@ -36,7 +36,7 @@ work(
     role="operator",
     path="/registry/apply",
     operation="applyPlan",
-    summary="apply a plan",
+    summary="apply a registry plan",
 )
 work(
     "registry.rollback",
@@ -44,5 +44,5 @@ work(
     role="operator",
     path="/registry/rollback",
     operation="rollBack",
-    summary="roll a plan back",
+    summary="run a rollback plan",
 )

@@ -33,7 +33,7 @@ work(
     role="operator",
     path="/sagas",
     operation="runSaga",
-    summary="run a saga that is in the workspace's folder",
+    summary="run a saga from the workspace's folder",
 )
 
 
@@ -50,7 +50,7 @@ work(
     ids={"saga": _whole_id},
     path="/sagas/{saga}/resume",
     operation="resumeSaga",
-    summary="go on with a saga, or try what it is stuck at again",
+    summary="resume a saga, or retry where it is stuck",
 )
 
 

@@ -115,7 +115,7 @@ class Doors:
         principal = self._bearer(token)
         if principal is None:
             self._count_failure()
-            raise Refused("the code or token is not good, or not any more")
+            raise Refused("the code or token is invalid or has expired")
         value = self._secret()
         session = Session(principal, self._secret(), self._clock() + SESSION_SECONDS, token)
         with self._mutex:
@@ -134,7 +134,7 @@ class Doors:
             kind, _, token = authorization.partition(" ")
             principal = self._bearer(token.strip()) if kind.lower() == "bearer" else None
             if principal is None:
-                raise Refused("the token is not good, or not any more")
+                raise Refused("the token is invalid or has expired")
             return self._with_a_role(Caller(principal, token=token.strip()))
         if not cookie:
             return None
@@ -163,7 +163,7 @@ class Doors:
 
     def _with_a_role(self, caller: Caller) -> Caller:
         if not self._service.has_role(caller.principal):
-            raise Forbidden(f"{caller.principal} has no role here any more")
+            raise Forbidden(f"{caller.principal} no longer has a role here")
         return caller
 
     def require_header(self, caller: Caller, csrf: str) -> None:
@@ -171,7 +171,7 @@ class Doors:
         if caller.session and not hmac.compare_digest(
             caller.csrf.encode(), csrf.encode("utf-8", "replace")
         ):
-            raise Forbidden("this does not come from a page of this server")
+            raise Forbidden("the request does not come from a page of this server")
 
     def _redeem(self, code: str) -> str:
         """The token behind a code that is still good; nothing otherwise."""
@@ -190,7 +190,7 @@ class Doors:
             now = self._clock()
             self._failures = [at for at in self._failures if at > now - 60]
             if len(self._failures) >= TRIES:
-                raise TooMany("too many tries to sign in; wait a minute")
+                raise TooMany("too many sign-in attempts; wait a minute")
             self._failures.append(now)
 
 
@@ -208,16 +208,16 @@ class Origins:
         """Why a request is not one of ours, by what its browser says of it; empty if nothing stands against it."""
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
-            return "this server is not known under that name"
+            return "this server does not answer to that host name; add it with --name"
         if len(origins) > 1 or (
             origins and origins[0].lower() not in {f"{self.scheme}://{h}" for h in self.hosts}
         ):
-            return "this comes from a page of somebody else"
+            return "the request comes from a page of another site"
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin"):
             visiting = (
                 method in ("GET", "HEAD") and page and headers.get("sec-fetch-mode") == "navigate"
             )
             if not visiting:
-                return "this comes from a page of somebody else"
+                return "the request comes from a page of another site"
         return ""

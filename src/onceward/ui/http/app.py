@@ -38,8 +38,8 @@ SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _UNFIT: Final = {
-    404: NotFound("there is nothing here"),
-    405: Unfit("that cannot be done here", 405),
+    404: NotFound("there is no such page or operation"),
+    405: Unfit("this method is not allowed here", 405),
 }
 _LONG: Final = re.compile(r"\{(step|name)\}")
 """What may have a slash in its name."""
@@ -92,9 +92,9 @@ def _overdone(headers: list[tuple[bytes, bytes]]) -> Unfit | None:
         len(headers) > _HEADERS
         or sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES
     ):
-        return Unfit("too much is said in the headers", 431)
+        return Unfit("the headers are too large", 431)
     if {b"transfer-encoding", b"content-length"} <= {name for name, _ in headers}:
-        return Unfit("the length of a body is said in one way only", 400)
+        return Unfit("a request must not have both Content-Length and Transfer-Encoding", 400)
     return None
 
 
@@ -147,7 +147,7 @@ class Answering:
         """So many at a time for each: nobody keeps everybody else waiting."""
         who = caller.principal if caller is not None else ""
         if who and self._busy[who] >= _ASKING:
-            raise Busy("too much is asked at once; ask again in a moment")
+            raise Busy("too many requests at once; try again in a moment")
         self._busy[who] += 1
         try:
             yield
@@ -173,7 +173,7 @@ class Answering:
             request.headers.get("authorization", ""), request.cookies.get(self._doors.cookie, "")
         )
         if caller is None:
-            raise Refused("say who you are: a token, or a browser's session")
+            raise Refused("authentication required: an access token or a browser session")
         if route.mutates:
             self._doors.require_header(caller, request.headers.get(CSRF, ""))
         return caller
@@ -196,7 +196,7 @@ def _answer(route: Route, found: Any) -> Response:
 async def _body(request: Request) -> bytes:
     """What was sent, as far as it is JSON, small enough, and there in time."""
     if not _JSON.fullmatch(request.headers.get("content-type", "")):
-        raise Unfit("a body is application/json", 415)
+        raise Unfit("the body must be application/json", 415)
     parts: list[bytes] = []
     await received(request, HTTP_BODY_BYTES, parts.append)
     return b"".join(parts)
@@ -208,7 +208,7 @@ def refusing(special: Special) -> Any:
             return special.refused(request, error)
         assert isinstance(error, HTTPException)
         answer = special.refused(
-            request, _UNFIT.get(error.status_code, Unfit("the request does not fit", 400))
+            request, _UNFIT.get(error.status_code, Unfit("the request is not valid HTTP", 400))
         )
         answer.headers.update(error.headers or {})
         return answer
@@ -217,4 +217,4 @@ def refusing(special: Special) -> Any:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return problems.answer("EXECUTION_FAILED", "the server met an error of its own", 500)
+    return problems.answer("EXECUTION_FAILED", "internal error in the server", 500)

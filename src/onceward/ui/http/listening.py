@@ -53,12 +53,12 @@ class Place(msgspec.Struct, frozen=True):
             raise InvalidConfig("TLS needs both --tls-cert and --tls-key", context={"field": "tls"})
         if not self.loopback and not self.certificate and not self.open_wide:
             raise InvalidConfig(
-                f"{self.host} can be reached from elsewhere, and what is said would be readable on the way",
+                f"{self.host} can be reached from other machines, and without TLS others can read the traffic",
                 context={"field": "host", "host": self.host},
                 recovery=[
-                    Recovery("listen here only", "onceward serve"),
-                    Recovery("encrypt it", "--tls-cert FILE --tls-key FILE"),
-                    Recovery("mean it", "--without-tls", "high"),
+                    Recovery("listen on this machine only", "onceward serve"),
+                    Recovery("or use TLS", "--tls-cert FILE --tls-key FILE"),
+                    Recovery("or allow it", "--without-tls", "high"),
                 ],
             )
 
@@ -193,7 +193,7 @@ def listening(place: Place) -> socket.socket:
         raise InvalidConfig(
             f"cannot listen on {place.host}:{place.port}: {error.strerror}",
             context={"field": "port", "port": place.port},
-            recovery=[Recovery("let the system choose", "onceward serve --port 0")],
+            recovery=[Recovery("let the system choose a port", "onceward serve --port 0")],
         ) from error
     return found
 

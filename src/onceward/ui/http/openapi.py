@@ -36,8 +36,8 @@ def document(table: tuple[Route, ...]) -> dict[str, Any]:
         "info": {
             "title": "Onceward",
             "version": VERSION,
-            "description": "Every noun of the command line. Whatever changes something takes a `client_request_id`:"
-            " the same id again is the same answer, and nothing is done twice.",
+            "description": "All operations of the command line. A request that changes something takes a"
+            " `client_request_id`, an idempotency key: the same id again returns the same answer and has no second effect.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"bearer": []}, {"browser": []}],
@@ -76,7 +76,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             **{str(status): answer for status, answer in _answers(route, schemas).items()},
             "default": {
-                "description": "refused, with a code",
+                "description": "an error, as a problem document with a code",
                 "content": {"application/problem+json": {"schema": schemas[repr(shapes.Problem)]}},
             },
         },
@@ -116,8 +116,8 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[int, dict[str, Any]]
         if route.kind == "bytes":
             content["text/plain"] = {}
             return {
-                200: {"description": "all of it", "content": content},
-                206: {"description": "a part of it"},
+                200: {"description": "the whole content", "content": content},
+                206: {"description": "the requested range"},
             }
         return {200: {"description": route.summary, "content": content}}
     told = {
@@ -128,6 +128,6 @@ def _answers(route: Route, schemas: dict[str, Any]) -> dict[int, dict[str, Any]]
         # What a standby forwards may be answered later: asked again with the same id, it is told.
         return {
             route.status: told,
-            202: {**told, "description": f"{route.summary}: taken, and not yet done"},
+            202: {**told, "description": f"{route.summary}: accepted, not done yet"},
         }
     return {route.status: told}

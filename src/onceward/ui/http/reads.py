@@ -293,7 +293,7 @@ def session_budget(call: Call) -> list[LaneView]:
 def _alone(lock: threading.Lock) -> Iterator[None]:
     """What takes long is done for one at a time: whoever comes meanwhile is told so, and keeps nobody waiting."""
     if not lock.acquire(blocking=False):
-        raise Busy("somebody else has asked for this already; ask again when it is done")
+        raise Busy("another request for this is running; try again when it is done")
     try:
         yield
     finally:

@@ -157,7 +157,7 @@ def converted(kind: type[Any], value: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{what} does not fit: {error}", context={"field": what}) from None
+        raise InvalidConfig(f"{what} is not valid: {error}", context={"field": what}) from None
 
 
 def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
@@ -167,11 +167,11 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
     for name, value in items:
         if name not in known or name in said:
             raise InvalidConfig(
-                f"{name[:60]!a} is {'given twice' if name in said else 'nothing that can be asked here'}",
+                f"the query parameter {name[:60]!a} is {'given twice' if name in said else 'unknown here'}",
                 context={"field": name[:60]},
             )
         if "\0" in value:
-            raise InvalidConfig("no text may hold a NUL", context={"field": name})
+            raise InvalidConfig("text must not contain a NUL", context={"field": name})
         said[name] = value
     if kind is None:
         return None
@@ -179,7 +179,7 @@ def query_of(kind: type[Query] | None, items: list[tuple[str, str]]) -> Any:
         return msgspec.convert(said, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidConfig(
-            f"the query does not fit: {error}", context={"field": "query"}
+            f"the query is not valid: {error}", context={"field": "query"}
         ) from None
 
 
@@ -187,7 +187,7 @@ def body_of(kind: type[Any], data: bytes) -> dict[str, Any]:
     """A body as it was sent, after it was seen to fit."""
     said = parse(data)
     if holds_nul(data):
-        raise InvalidConfig("no text may hold a NUL", context={"field": "the body"})
+        raise InvalidConfig("text must not contain a NUL", context={"field": "the body"})
     converted(kind, said, "the body")
     return dict(said)
 
@@ -196,7 +196,7 @@ def path_of(said: Mapping[str, str]) -> Mapping[str, str]:
     """The names in a path: short, and of letters that a name can have."""
     for name, value in said.items():
         if len(value) > _NAME_CHARS or not value.isprintable():
-            raise NotFound(f"there is no {name} of such a name", context={"field": name})
+            raise NotFound(f"there is no {name} with this name", context={"field": name})
     return said
 
 

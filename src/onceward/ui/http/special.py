@@ -44,11 +44,13 @@ class Special:
         stream = call.path.get("stream")
         last = call.headers.get("last-event-id", "") or str(call.query.after)
         if not (last.isascii() and last.isdecimal() and len(last) < 19):
-            raise InvalidConfig("an event's id is a number", context={"field": "Last-Event-ID"})
+            raise InvalidConfig(
+                "Last-Event-ID must be a number", context={"field": "Last-Event-ID"}
+            )
         if stream is not None:
             stream = await asyncio.to_thread(self._feed.require, stream)
         if request.scope["http_version"] != "1.1":
-            raise Unfit("events are told over HTTP/1.1", 505)
+            raise Unfit("events need HTTP/1.1", 505)
         return Listening(self._feed, stream, int(last), lambda: call.doors.still(call.caller))
 
     def refused(self, request: Request, error: OncewardError) -> Response:
@@ -104,7 +106,8 @@ class Special:
         digest = call.path["sha256"]
         if not _DIGEST.fullmatch(digest):
             raise InvalidConfig(
-                "a content is named by its sha256, 64 letters", context={"field": "sha256"}
+                "the address of an upload must end in its SHA-256, 64 hexadecimal digits",
+                context={"field": "sha256"},
             )
         await asyncio.to_thread(call.service.require, call.principal, "operator")
         most = call.artifacts.limit
@@ -118,7 +121,7 @@ class Special:
             size = await received(request, most, take)
             if made.hexdigest() != digest:
                 raise InvalidConfig(
-                    f"what came is {made.hexdigest()}, and not what it is named",
+                    f"the uploaded bytes have the SHA-256 {made.hexdigest()}, not the one in the address",
                     context={"field": "sha256"},
                 )
             file.seek(0)
@@ -159,12 +162,12 @@ async def received(request: Request, most: int, take: Any) -> int:
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    raise Unfit(f"a body has at most {most} bytes", 413)
+                    raise Unfit(f"the body is larger than {most} bytes", 413)
                 take(part)
     except TimeoutError:
-        raise Unfit("the body did not come in time", 408) from None
+        raise Unfit("the body did not arrive in time", 408) from None
     except ClientDisconnect:
-        raise Unfit("whoever asked has gone", 400) from None
+        raise Unfit("the client disconnected", 400) from None
     return size
 
 
@@ -177,7 +180,7 @@ def _range(said: str, size: int) -> tuple[int, int]:
     start = int(first) if first else max(0, size - int(last))
     end = min(size, int(last) + 1) if first and last else size
     if start >= end:
-        raise Unfit(f"there are {size} bytes", 416)
+        raise Unfit(f"the range is outside the {size} bytes of the content", 416)
     return start, end
 
 

@@ -98,19 +98,19 @@ class Offered:
 
     def _refusal(self, form: Form) -> str:
         if form.name == "spawn" and not self._settings.spawn:
-            return "this server runs no commands for others"
+            return "this server does not run commands (spawn = false)"
         needs = form.role.split("|") if form.role else []
         if not needs or not self._roles.isdisjoint((*needs, "admin")):
             return ""
-        return f"for who has the role {' or '.join(needs)}"
+        return f"needs the role {' or '.join(needs)}"
 
 
 def act_named(name: str, given: str) -> Form:
     if name not in _forms():
-        raise NotFound(f"there is nothing to do called {name[:60]!a}")
+        raise NotFound(f"there is no operation {name[:60]!a}")
     said = parse(given.encode()) if given else {}
     if not isinstance(said, dict):
-        raise InvalidConfig("what a form begins with is an object", context={"field": "given"})
+        raise InvalidConfig("`given` must be a JSON object", context={"field": "given"})
     return form_of(name, **said)
 
 

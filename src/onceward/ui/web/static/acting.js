@@ -9,7 +9,7 @@ const Acting = (() => {
   const fresh = (count) => hex(crypto.getRandomValues(new Uint8Array(count)));
 
   async function sha256(text) {
-    if (!crypto.subtle) throw new Error("A browser makes this only over https, or on the machine itself.");
+    if (!crypto.subtle) throw new Error("Browsers allow this only over https or on the server's own machine.");
     return hex(new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text))));
   }
 
@@ -47,7 +47,7 @@ const Acting = (() => {
   function pairs(text) {
     return Object.fromEntries(text.split(/\n+/).filter((line) => line.trim()).map((line) => {
       const at = line.indexOf("=");
-      if (at < 1) throw new Error(`Write it as name=value, one a line: ${line}`);
+      if (at < 1) throw new Error(`Write name=value, one per line: ${line}`);
       const said = line.slice(at + 1).trim();
       return [line.slice(0, at).trim(), /^-?\d{1,15}$/.test(said) ? Number(said) : said];
     }));
@@ -149,7 +149,7 @@ const Acting = (() => {
     const goes = form.dataset.goes?.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(said[name] ?? ""));
     if (goes && said.status !== "asked") location.assign(goes);
     else {
-      toast(said.status === "asked" ? "Asked: the kernel has not answered yet." : "Done.");
+      toast(said.status === "asked" ? "Sent; the kernel has not answered yet." : "Done.");
       document.body.dispatchEvent(new CustomEvent("onceward"));
     }
   }
@@ -173,7 +173,7 @@ const Acting = (() => {
     try {
       await navigator.clipboard.writeText(button.dataset.copy);
       toast("Copied.");
-    } catch { toast("This browser does not let pages copy."); }
+    } catch { toast("This browser does not let pages copy text."); }
   });
   document.getElementById("signout")?.addEventListener("click", async () => {
     try { await send("POST", "/signout", {}); } finally { location.assign("/signin"); }

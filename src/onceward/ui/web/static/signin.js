@@ -19,7 +19,7 @@
       return;
     }
     const problem = await answer.json().catch(() => ({}));
-    said.textContent = problem.detail || "That did not work.";
+    said.textContent = problem.detail || "Sign-in failed.";
     said.dataset.tone = "bad";
   }
 
