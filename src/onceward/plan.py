@@ -143,7 +143,7 @@ class _Quiet:
 
 
 def _display(quiet: bool) -> Any:
-    from onceward.ui.cli.build_display import build_display
+    from onceward.ui.cli.displays import build_display
 
     return _Quiet() if quiet else build_display(as_json=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import shlex
 import sys
@@ -32,17 +31,6 @@ _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
 _EACH = 5
 _PATIENCE = 3.0
-
-
-def build_display(as_json: bool) -> BuildDisplay:
-    """Drawn on a terminal, told in lines elsewhere, and as JSON to whoever asks for it."""
-    if as_json:
-        return JsonDisplay()
-    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        from onceward.ui.cli.live import LiveDisplay
-
-        return LiveDisplay()
-    return BuildDisplay()
 
 
 class BuildDisplay:

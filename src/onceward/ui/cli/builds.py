@@ -15,7 +15,8 @@ from onceward.errors import InvalidConfig, Recovery
 from onceward.ui.cli import render
 from onceward.ui.cli.approvals import looked_at, show_approval
 from onceward.ui.cli.asking import ask, tell
-from onceward.ui.cli.build_display import BuildDisplay, build_display
+from onceward.ui.cli.build_display import BuildDisplay
+from onceward.ui.cli.displays import build_display
 from onceward.ui.cli.following import follow_build, serves
 from onceward.ui.cli.main import (
     Command,
