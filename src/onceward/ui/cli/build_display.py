@@ -27,6 +27,12 @@ _COLOURS = {
     "APPROVAL": "yellow",
     "IN_DOUBT": "yellow",
 }
+_OUTCOMES = {
+    "SUCCESS": "green",
+    "BUDGET_PAUSE": "yellow",
+    "STOPPED": "yellow",
+    "WAITING": "yellow",
+}
 _QUIET = {"SKIPPED": "skipped", "REUSED": "reused", "BLOCKED": "blocked"}
 _ENDS = ("SUCCESS", "SKIPPED", "REUSED", "FAILED", "CANCELLED")
 _EACH = 5
@@ -255,17 +261,13 @@ def _summary(outcome: Mapping[str, Any]) -> str:
     ]
     left = steps["total"] - sum(count for what, count in steps.items() if what != "total")
     counts += [f"{left:,} not done"] if left and counts else []
-    word, reason = (
-        outcome["state"],
-        f" ({outcome['reason']})" if outcome["state"] != "SUCCESS" else "",
-    )
+    word = outcome["state"]
+    reason = f" ({outcome['reason']})" if word != "SUCCESS" else ""
     if outcome.get("stopped"):
         word, reason = "STOPPED", " (as asked; it can be resumed)"
     elif outcome.get("in_doubt"):
         word, reason = "WAITING", " (for a person to decide)"
-    waits = ("BUDGET_PAUSE", "STOPPED", "WAITING")
-    colour = "green" if word == "SUCCESS" else "yellow" if word in waits else "red"
-    state = click.style(word, fg=colour, bold=True)
+    state = click.style(word, fg=_OUTCOMES.get(word, "red"), bold=True)
     paid, whole = outcome["paid_usd"], outcome["cost_usd"]
     tokens = f" and {outcome['tokens']:,} tokens" if outcome["tokens"] else ""
     money = (

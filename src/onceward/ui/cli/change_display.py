@@ -26,13 +26,13 @@ _STEPS = {
 }
 _MOST = 20
 _COLOURS = {
-    **{
-        "verified_complete": "green",
-        "cut_applied": "cyan",
-        "reviewed_approved": "cyan",
-        "review_pending": "yellow",
-    },
-    **{"reviewed_rejected": "red", "verify_failed_escalated": "red", "stuck": "red"},
+    "verified_complete": "green",
+    "cut_applied": "cyan",
+    "reviewed_approved": "cyan",
+    "review_pending": "yellow",
+    "reviewed_rejected": "red",
+    "verify_failed_escalated": "red",
+    "stuck": "red",
 }
 
 

@@ -118,7 +118,16 @@ def mark(
 
     named = {"--tree": tree, "--patch": patch, "--build": build, "--registry": registry}
     found = [name for name, value in named.items() if value is not None]
-    _require_fitting(stages, build, target, cutter, depends_on, revise, delete, found)
+    _require_fitting(
+        found,
+        stages=stages,
+        build=build,
+        target=target,
+        cutter=cutter,
+        depends_on=depends_on,
+        revise=revise,
+        delete=delete,
+    )
     if len(found) > 1 or (not found and not delete):
         raise click.UsageError(
             f"give exactly one of {', '.join(named)}{' or --delete' if not found else ''}"
@@ -173,6 +182,8 @@ def mark(
 
 
 def _require_fitting(
+    found: Sequence[str],
+    *,
     stages: Sequence[str],
     build: str | None,
     target: str,
@@ -180,7 +191,6 @@ def _require_fitting(
     depends_on: Sequence[str],
     revise: str | None,
     delete: Sequence[str],
-    found: Sequence[str],
 ) -> None:
     """Refuse words that would be passed over."""
     for odd, why in (

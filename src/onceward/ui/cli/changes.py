@@ -61,11 +61,9 @@ def sweep(given: Globals, every: str | None) -> int:
     """Queue marked and deferred changes for review. Each pass is recorded."""
     from onceward.dispatch.stage_words import duration_of
 
-    pause = (
-        duration_of("--every", int(every) if every.isdecimal() else every)
-        if every is not None
-        else 0.0
-    )
+    pause = 0.0
+    if every is not None:
+        pause = duration_of("--every", int(every) if every.isdecimal() else every)
     while True:
         asked = ask(given, "changes.sweep", {})
         if asked.pending:
@@ -309,7 +307,9 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     if serves(workspace):
         order = CutChange(entry=entry, grant=grant, commit=git_commit)
         return follow(
-            *(given, "changes.cut", order),
+            given,
+            "changes.cut",
+            order,
             lambda store, subject: display.end(
                 change_view(store, subject["entry_id"], workspace.policy), 0
             ),
@@ -362,11 +362,9 @@ def verify(
     from onceward.dispatch.stage_words import duration_of
     from onceward.ui.cli.change_display import verified
 
-    seconds = (
-        duration_of("--timeout", int(timeout) if timeout.isdecimal() else timeout)
-        if timeout is not None
-        else None
-    )
+    seconds = None
+    if timeout is not None:
+        seconds = duration_of("--timeout", int(timeout) if timeout.isdecimal() else timeout)
     workspace = given.workspace()
     if serves(workspace):
         order = VerifyChange(
@@ -377,7 +375,9 @@ def verify(
             accept_drift=accept_drift,
         )
         return follow(
-            *(given, "changes.verify", order),
+            given,
+            "changes.verify",
+            order,
             lambda store, subject: verified(
                 change_verdict(store, subject["entry_id"], workspace.policy), given.json
             ),

@@ -90,9 +90,12 @@ class StageBar:
 
     def row(self) -> tuple[RenderableType, RenderableType, RenderableType, RenderableType]:
         failed, whole = self.counts.get("failed", 0), self.over == self.total
-        colour = "red" if failed else "green" if whole else "cyan"
+        colour = "green" if whole else "cyan"
+        if failed:
+            colour = "red"
         bar = ProgressBar(
-            *(self.total, self.over),
+            self.total,
+            self.over,
             width=30,
             complete_style=colour,
             finished_style=colour,

@@ -16,8 +16,14 @@ from onceward.core.views import document as as_values
 from onceward.errors import OncewardError
 
 STATES = {
-    **{"SUCCESS": "green", "FAILED": "red", "CANCELLED": "red", "BLOCKED": "red", "CRASHED": "red"},
-    **{"IN_DOUBT": "yellow", "BUDGET_PAUSE": "yellow", "running": "cyan"},
+    "SUCCESS": "green",
+    "FAILED": "red",
+    "CANCELLED": "red",
+    "BLOCKED": "red",
+    "CRASHED": "red",
+    "IN_DOUBT": "yellow",
+    "BUDGET_PAUSE": "yellow",
+    "running": "cyan",
 }
 """The colours of what a build or a step can be."""
 _SPACES = dict.fromkeys(map(ord, "\n\r\t"), " ")
@@ -112,13 +118,9 @@ def duration(seconds: int) -> str:
     """A time as people say it."""
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
-    return (
-        f"{hours}h {minutes:02d}m"
-        if hours
-        else f"{minutes}m {rest:02d}s"
-        if minutes
-        else f"{rest}s"
-    )
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
 def counted(number: int, noun: str) -> str:

@@ -35,13 +35,11 @@ if TYPE_CHECKING:
 EXITS = {"done": 0, "stopped": 1, "given up": 1, "stuck": 3, "unfinished": 1, "running": 1}
 """How a command that carried a run ends: 3 where a person must decide."""
 _COLOURS = {
-    **{
-        "done": "green",
-        "stopped": "red",
-        "failed": "red",
-        "stuck": "yellow",
-        "unfinished": "yellow",
-    },
+    "done": "green",
+    "stopped": "red",
+    "failed": "red",
+    "stuck": "yellow",
+    "unfinished": "yellow",
     "given up": "yellow",
 }
 
@@ -113,7 +111,8 @@ def run(
         return follow(given, "sagas.run", order, display.followed)
     with prints_aside(given.json):
         outcome, signal = saga_running.run(
-            *(workspace, found),
+            workspace,
+            found,
             root=root,
             given=value,
             grant=grant,
@@ -138,7 +137,8 @@ def _go_on(
         return follow(given, "sagas.resume", order, display.followed)
     with prints_aside(given.json):
         outcome, signal = saga_running.resume(
-            *(workspace, name),
+            workspace,
+            name,
             file=Path(file).expanduser() if file else None,
             retry=retry,
             limits=limits,

@@ -124,7 +124,9 @@ def _build(build: BuildView, everything: bool) -> None:
 def _stage_line(stage: str, steps: Sequence[StepView]) -> str:
     done = sum(step.status in _DONE for step in steps)
     bad = sum(step.status in ("FAILED", "CANCELLED", "BLOCKED", "IN_DOUBT") for step in steps)
-    colour = "red" if bad else "green" if done == len(steps) else None
+    colour = "green" if done == len(steps) else None
+    if bad:
+        colour = "red"
     cost = sum(to_micros(step.cost_usd or "0.00") for step in steps)
     paid = f"  {to_usd(cost)} usd" if cost else ""
     name = click.style(render.plain(stage), bold=True)

@@ -156,10 +156,14 @@ class Answering:
 
     async def _answered(self, route: Route, caller: Caller | None, request: Request) -> Response:
         call = Call(
-            *(self._service, self._doors, caller, path_of(request.path_params)),
-            query_of(route.query, request.query_params.multi_items()),
-            body_of(route.body, await _body(request)) if route.body is not None else None,
-            *(request.headers, route),
+            service=self._service,
+            doors=self._doors,
+            caller=caller,
+            path=path_of(request.path_params),
+            query=query_of(route.query, request.query_params.multi_items()),
+            body=body_of(route.body, await _body(request)) if route.body is not None else None,
+            headers=request.headers,
+            route=route,
         )
         if route.kind != "json":
             found: Response = await getattr(self._special, route.kind)(call, request)

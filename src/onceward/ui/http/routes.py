@@ -107,8 +107,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(
-    noun: str, path: str, name: str, summary: str, answer: Any, read: Read | None, **more: Any
+    noun: str,
+    path: str,
+    *,
+    name: str,
+    summary: str,
+    answer: Any,
+    read: Read | None,
+    **more: Any,
 ) -> Route:
+    """A route that shows something and changes nothing."""
     said: dict[str, Any] = {
         "noun": noun,
         "name": name,
@@ -120,7 +128,7 @@ def look(
     return Route(method="GET", path=PREFIX + path, **said)
 
 
-def act(noun: str, path: str, name: str, summary: str, **more: Any) -> Route:
+def act(noun: str, path: str, *, name: str, summary: str, **more: Any) -> Route:
     """A route that does something which is more than one act, or none."""
     said: dict[str, Any] = {
         "method": "POST",
@@ -219,7 +227,8 @@ def _body(verb: str, path: str) -> type[Any]:
     fields = [_field(one) for one in msgspec.structs.fields(kind) if one.encode_name not in said]
     name = "".join(word.capitalize() for word in verb.split("."))
     return msgspec.defstruct(
-        *(name, [("client_request_id", RequestId), *fields]),
+        name,
+        [("client_request_id", RequestId), *fields],
         kw_only=True,
         frozen=True,
         forbid_unknown_fields=True,

@@ -95,7 +95,9 @@ class Special:
             raise
         name = f"{page.subject}.bundle.tar"
         return FileResponse(
-            *(target, 200, {"Content-Security-Policy": INERT}, "application/x-tar"),
+            target,
+            headers={"Content-Security-Policy": INERT},
+            media_type="application/x-tar",
             filename=name,
             background=BackgroundTask(folder.cleanup),
         )
@@ -135,7 +137,8 @@ class Special:
         value, session = await asyncio.to_thread(call.doors.sign_in, code, token)
         answer = JSONResponse({"principal": session.principal, "csrf": session.csrf})
         answer.set_cookie(
-            *(call.doors.cookie, value),
+            call.doors.cookie,
+            value,
             max_age=SESSION_SECONDS,
             path="/",
             secure=self._secure,

@@ -131,8 +131,14 @@ def _form(route: Route) -> Form:
     declared = find_act(route.verb or _ACT_OF.get(route.name, ""))
     role = declared.role if declared is not None else _ROLE_OF.get(route.name, "")
     return Form(
-        *(route.name, route.noun, route.summary, route.method, route.path.removeprefix(PREFIX)),
-        *([*places, *asked], role, once),
+        name=route.name,
+        noun=route.noun,
+        summary=route.summary,
+        method=route.method,
+        path=route.path.removeprefix(PREFIX),
+        fields=[*places, *asked],
+        role=role,
+        once=once,
     )
 
 

@@ -60,13 +60,9 @@ def short(ident: Any) -> str:
     """An id as people tell it apart: what kind it is, and its end."""
     text = str(ident)
     kind, _, rest = text.rpartition("_")
-    return (
-        f"{kind}_…{rest[-8:]}"
-        if kind and len(rest) > 14
-        else text
-        if len(text) <= 20
-        else f"{text[:12]}…"
-    )
+    if kind and len(rest) > 14:
+        return f"{kind}_…{rest[-8:]}"
+    return text if len(text) <= 20 else f"{text[:12]}…"
 
 
 def moment(said: Any) -> str:

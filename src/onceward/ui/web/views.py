@@ -190,15 +190,19 @@ def files(diff: Mapping[str, Any], *, whole: bool) -> list[dict[str, Any]]:
         long = not whole and any(len(line["text"]) > LONG_LINE for line in kept)
         found.append(
             {
-                **{"path": one["path"], "what": one["what"], "note": one.get("note", "")},
-                **{
-                    "old_path": one.get("old_path", ""),
-                    "added": one.get("added", 0),
-                    "removed": one.get("removed", 0),
-                },
-                **{"before": one.get("before"), "after": one.get("after")},
-                **{"before_mode": one.get("before_mode"), "after_mode": one.get("after_mode")},
-                **{"lines": kept, "pairs": _pairs(kept), "left_out": len(lines) - len(kept)},
+                "path": one["path"],
+                "what": one["what"],
+                "note": one.get("note", ""),
+                "old_path": one.get("old_path", ""),
+                "added": one.get("added", 0),
+                "removed": one.get("removed", 0),
+                "before": one.get("before"),
+                "after": one.get("after"),
+                "before_mode": one.get("before_mode"),
+                "after_mode": one.get("after_mode"),
+                "lines": kept,
+                "pairs": _pairs(kept),
+                "left_out": len(lines) - len(kept),
                 "cut_off": one.get("cut_off", False) or long or len(lines) > len(kept),
             }
         )
