@@ -17,7 +17,7 @@ from onceward.ui.cli import render
 from onceward.ui.cli.main import Globals
 
 
-class Asked:
+class RequestOutcome:
     """What came of asking: an answer, or a request that still waits."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Asked:
             )
 
 
-def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> Asked:
+def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> RequestOutcome:
     """Carry out `verb` once. As the kernel, what others asked before comes first, and what they ask meanwhile last."""
     workspace = given.workspace()
     request = Request(verb, given.new_request_id(), payload, workspace.principal)
@@ -55,7 +55,7 @@ def ask(given: Globals, verb: str, payload: Any, *, deliver: bool = False) -> As
         raise
     finally:
         engine.close()
-    return Asked(request.request_id, answer, deliveries)
+    return RequestOutcome(request.request_id, answer, deliveries)
 
 
 def _expiring(engine: Asker, request: Request, seconds: float | None) -> Request:
@@ -67,7 +67,7 @@ def _expiring(engine: Asker, request: Request, seconds: float | None) -> Request
     return msgspec.structs.replace(request, expires_at=expires_at)
 
 
-def pending(given: Globals, asked: Asked) -> int:
+def pending(given: Globals, asked: RequestOutcome) -> int:
     """Exit 3, and the id under which the answer will be found."""
     if given.json:
         render.document({"request_id": asked.request_id, "status": "asked"})
@@ -79,7 +79,7 @@ def pending(given: Globals, asked: Asked) -> int:
     return 3
 
 
-def tell(given: Globals, asked: Asked, say: Callable[[dict[str, Any]], None]) -> int:
+def tell(given: Globals, asked: RequestOutcome, say: Callable[[dict[str, Any]], None]) -> int:
     """Give the answer: as JSON, in words, or, where there is none yet, the id to ask again with."""
     if asked.pending:
         return pending(given, asked)

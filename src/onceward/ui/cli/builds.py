@@ -19,7 +19,7 @@ from onceward.ui.cli.build_display import BuildDisplay
 from onceward.ui.cli.displays import build_display
 from onceward.ui.cli.following import follow_build, serves
 from onceward.ui.cli.main import (
-    Command,
+    CliCommand,
     Globals,
     asking_options,
     build_argument,
@@ -60,7 +60,7 @@ def _work_options(command: Any) -> Any:
     return command
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("plan", type=click.Path())
 @click.option(
     "--dry-run",
@@ -133,7 +133,7 @@ def run(
     return _leave(display, outcome, signal)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @build_argument(required=False)
 @click.option(
     "--token", metavar="TOKEN", default="", help="The confirmation token of a paused build."
@@ -325,7 +325,7 @@ def state_of(build: BuildSummary) -> str:
     return f"{build.state} (no kernel runs it)" if build.orphaned else build.state
 
 
-@click.command("list", cls=Command)
+@click.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List the newest builds, with their states and costs."""
@@ -341,7 +341,7 @@ def list_(given: Globals) -> None:
         build_table(found)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @build_argument()
 @wait_option
 @pass_globals
@@ -369,7 +369,7 @@ def confirm(given: Globals, build: str) -> int:
     return 3 if asked.pending else 0
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @build_argument()
 @click.argument("step")
 @click.option("--digest", metavar="D", help="The digest of the inputs you approve, as shown.")
@@ -407,7 +407,7 @@ def _say_decided(answer: dict[str, Any]) -> None:
         click.echo(f"next: onceward resume {answer['build_id']}", err=True)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @build_argument()
 @click.option("--failed", is_flag=True, help="Record a paused build as failed for lack of budget.")
 @asking_options

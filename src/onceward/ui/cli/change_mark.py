@@ -14,10 +14,10 @@ from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, tell
 from onceward.ui.cli.change_display import status_of
 from onceward.ui.cli.diffs import drift_digest, show_diffs, show_terms
-from onceward.ui.cli.main import Command, Globals, asking_options, file_argument, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, asking_options, file_argument, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--tree", metavar="DIR", help="Propose a folder as the new state of the tree.")
 @click.option(
     "--patch",

@@ -17,13 +17,13 @@ from onceward.ui.cli.change_display import change_table, status_of
 from onceward.ui.cli.change_mark import mark
 from onceward.ui.cli.diffs import drift_digest, show_diffs, show_terms
 from onceward.ui.cli.following import follow, serves
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 _PASS = 1000
 """What one pass of a sweep brings up at most."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def change() -> None:
     """Propose, review, apply and verify changes to files.
 
@@ -51,7 +51,7 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
         return []
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @click.option(
     "--every", metavar="TIME", help="Repeat at this interval, such as 5m, until interrupted."
 )
@@ -84,7 +84,7 @@ def sweep(given: Globals, every: str | None) -> int:
         time.sleep(pause)
 
 
-@change.command("list", cls=Command)
+@change.command("list", cls=CliCommand)
 @click.option(
     "--status",
     "statuses",
@@ -134,7 +134,7 @@ def list_(given: Globals, statuses: tuple[str, ...], author: str, limit: int, be
             render.say(f"next page: --before {found[-1].entry_id}")
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @pass_globals
 def show(given: Globals, entry: str) -> None:
@@ -148,7 +148,7 @@ def show(given: Globals, entry: str) -> None:
     render.document(document(found)) if given.json else show_change(found)
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @click.argument("paths", nargs=-1)
 @click.option("--stat", is_flag=True, help="List the files only, without their lines.")
@@ -169,7 +169,7 @@ def diff(given: Globals, entry: str, paths: tuple[str, ...], stat: bool) -> None
     render.say(f"manifest {found.manifest}")
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @pass_globals
 def history(given: Globals, entry: str) -> None:
@@ -194,7 +194,7 @@ def history(given: Globals, entry: str) -> None:
     render.table(("when (UTC)", "from", "to", "by", "why"), rows)
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @click.option("--approve", "decision", flag_value="approve", help="Approve: it can be cut.")
 @click.option(
@@ -282,7 +282,7 @@ def _reviewed(value: Mapping[str, Any]) -> None:
         render.say(f"next: onceward change cut {value['entry_id']}")
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @click.option(
     "--grant", metavar="GRANT", help="For a registry change: the grant for exactly its plan."
@@ -320,7 +320,7 @@ def cut(given: Globals, entry: str, grant: str | None, git_commit: bool) -> int:
     return display.end(found, signal)
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @click.option(
     "--again",
@@ -393,7 +393,7 @@ def verify(
     return signal or verified(found, given.json)
 
 
-@change.command(cls=Command)
+@change.command(cls=CliCommand)
 @_entry
 @click.option("--reason", required=True, metavar="TEXT", help="The reason, for the record.")
 @asking_options

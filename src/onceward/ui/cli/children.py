@@ -10,10 +10,10 @@ import click
 from onceward.errors import InvalidConfig
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, pending
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("subject", metavar="CHILD|SESSION|BUILD")
 @asking_options
 @pass_globals
@@ -43,12 +43,12 @@ def _receipt(receipt: dict[str, str]) -> tuple[str, str]:
     return receipt["child_id"], f"{receipt['outcome']}{joined}"
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def artifacts() -> None:
     """List, print and save stored files: logs and outputs, by content."""
 
 
-@artifacts.command("list", cls=Command)
+@artifacts.command("list", cls=CliCommand)
 @click.argument("owner", required=False)
 @pass_globals
 def list_(given: Globals, owner: str | None) -> None:
@@ -79,7 +79,7 @@ def list_(given: Globals, owner: str | None) -> None:
         )
 
 
-@artifacts.command(cls=Command)
+@artifacts.command(cls=CliCommand)
 @click.argument("digest")
 @pass_globals
 def cat(given: Globals, digest: str) -> None:
@@ -90,7 +90,7 @@ def cat(given: Globals, digest: str) -> None:
     sys.stdout.buffer.flush()
 
 
-@artifacts.command(cls=Command)
+@artifacts.command(cls=CliCommand)
 @click.argument("digest")
 @click.argument("file")
 @pass_globals
@@ -120,7 +120,7 @@ def get(given: Globals, digest: str, file: str) -> None:
         render.say(f"{path}: {render.counted(path.stat().st_size, 'byte')}, verified")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @pass_globals
 def gc(given: Globals) -> None:
     """Delete artifacts that nothing refers to."""
@@ -135,7 +135,7 @@ def gc(given: Globals) -> None:
         render.say(f"removed {render.counted(count, 'artifact')}, {render.counted(freed, 'byte')}")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--usd", metavar="AMOUNT", help="Money in US dollars, such as 0.01.")
 @click.option("--tokens", metavar="N", help="Number of tokens.")
 @click.option("--solver-calls", metavar="N", help="Number of solver calls.")

@@ -25,7 +25,7 @@ _LONG_LINE = 65_536
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-class Display:
+class SpawnDisplay:
     """One child: its own output, untouched, and a line at its end. Several: their lines with a number before them, and
     on a terminal a last line that tells how far all are. For programs: one JSON object a line."""
 

@@ -17,7 +17,7 @@ from onceward.evidence.findings import Findings
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, tell
 from onceward.ui.cli.main import (
-    Command,
+    CliCommand,
     Globals,
     asking_options,
     complete_build,
@@ -28,7 +28,7 @@ from onceward.ui.cli.main import (
 _SHOWN = 20
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file", required=False)
 @click.option(
     "--against",
@@ -151,7 +151,7 @@ def progress_bar(given: Globals) -> Iterator[Callable[[str, int, int], None] | N
         finish()
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--out",
     metavar="FILE",
@@ -188,7 +188,7 @@ def seal(given: Globals, out: str | None) -> int:
     )
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("subject", metavar="BUILD|SESSION", shell_complete=complete_build)
 @click.option("--out", metavar="FILE", help="The file to write [default: ID.bundle.tar].")
 @click.option("--digests", is_flag=True, help="Leave out the artifacts' bytes; keep their digests.")

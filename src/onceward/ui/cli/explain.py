@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, complete_build, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "words", nargs=-1, required=True, metavar="ID | [BUILD] STEP", shell_complete=complete_build
 )
@@ -46,7 +46,7 @@ def explain(given: Globals, words: tuple[str, ...]) -> None:
     _lines("next", found.next)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "words", nargs=-1, required=True, metavar="[BUILD] STEP", shell_complete=complete_build
 )

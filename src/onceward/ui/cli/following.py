@@ -13,7 +13,7 @@ import click
 from onceward.core.limits import FOLLOW_SECONDS
 from onceward.errors import StoredError
 from onceward.ui.cli import render
-from onceward.ui.cli.asking import Asked, pending
+from onceward.ui.cli.asking import RequestOutcome, pending
 from onceward.ui.cli.main import Globals
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def bring(folder: Path, request_id: str, variables: Mapping[str, str]) -> None:
         client.bring_environment(client_request_id=request_id, values=dict(variables))
 
 
-class Served:
+class ServedWork:
     """One piece of work at a server."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Served:
         asker = self.workspace.asker()
         self._ending = Ending(asker.store, verb, request.request_id)
         try:
-            self.asked = Asked(request.request_id, asker.ask(request, given.wait), None)
+            self.asked = RequestOutcome(request.request_id, asker.ask(request, given.wait), None)
         finally:
             asker.close()
         self.subject: Mapping[str, Any] = self.asked.value
@@ -97,7 +97,7 @@ def follow_build(given: Globals, verb: str, order: Any, display: Any) -> dict[st
     from onceward.builds.following import begun_of, steps_since, summed_up
     from onceward.builds.views import build_view
 
-    served = Served(given, verb, order)
+    served = ServedWork(given, verb, order)
     if served.asked.pending:
         return served.pending()
     build_id = served.subject["build_id"]
@@ -132,7 +132,7 @@ def follow_session(
     from onceward.kernel.work_status import ended_of
     from onceward.processes.spool import Spool
 
-    served = Served(given, "sessions.spawn", order, variables)
+    served = ServedWork(given, "sessions.spawn", order, variables)
     if served.asked.pending:
         return served.pending()
     session, children = served.subject["session_id"], list(served.subject["children"])
@@ -159,7 +159,7 @@ def follow(
     given: Globals, verb: str, order: Any, look: Callable[[Any, Mapping[str, Any]], T]
 ) -> T | int:
     """Work that a server does; answers what `look` makes of how it stands when it is over."""
-    served = Served(given, verb, order)
+    served = ServedWork(given, verb, order)
     if served.asked.pending:
         return served.pending()
     if not given.json:

@@ -17,12 +17,19 @@ from onceward.gate.run import run as run_gate
 from onceward.gate.script import Fixture, read_fixture, written
 from onceward.scratch import scratches
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, Group, file_argument, means_file, pass_globals
+from onceward.ui.cli.main import (
+    CliCommand,
+    CliGroup,
+    Globals,
+    file_argument,
+    means_file,
+    pass_globals,
+)
 
 _SHORT = {"scheduler": 0, "orphan": 1, "budget": 2}
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def gate() -> None:
     """Replay locked fixtures; fail if the engine behaves differently.
 
@@ -31,7 +38,7 @@ def gate() -> None:
     """
 
 
-@gate.command(cls=Command)
+@gate.command(cls=CliCommand)
 @click.argument("manifest")
 @click.option(
     "--expect",
@@ -103,7 +110,7 @@ def _place(metric: str) -> int:
     return list(METRICS).index(metric) if metric in METRICS else len(METRICS)
 
 
-@gate.command(cls=Command)
+@gate.command(cls=CliCommand)
 @click.argument("fixtures", nargs=-1, required=True, metavar="FIXTURE...")
 @pass_globals
 def play(given: Globals, fixtures: tuple[str, ...]) -> int:
@@ -157,7 +164,7 @@ def _short(outcome: dict[str, Any]) -> str:
     return render.plain(" ".join(f"{key}={json.dumps(value)}" for key, value in said.items()))
 
 
-@gate.command(cls=Command)
+@gate.command(cls=CliCommand)
 @click.argument("file")
 @pass_globals
 def show(given: Globals, file: str) -> int:
@@ -200,7 +207,7 @@ def _show_fixture(fixture: Fixture) -> None:
     _show_lines(fixture, fixture.expected)
 
 
-@gate.command(cls=Command)
+@gate.command(cls=CliCommand)
 @click.argument("manifest")
 @click.argument("subject", required=False, metavar="[FIXTURE|BUILD|SESSION]")
 @click.option(

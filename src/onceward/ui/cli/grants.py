@@ -11,11 +11,11 @@ import msgspec
 
 from onceward.core.views import document
 from onceward.ui.cli import render
-from onceward.ui.cli.asking import Asked, ask, pending, tell
+from onceward.ui.cli.asking import RequestOutcome, ask, pending, tell
 from onceward.ui.cli.main import (
-    Command,
+    CliCommand,
+    CliGroup,
     Globals,
-    Group,
     asking_options,
     file_argument,
     pass_globals,
@@ -23,7 +23,7 @@ from onceward.ui.cli.main import (
 from onceward.ui.cli.sagas import json_of
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def grant() -> None:
     """Draft, issue and revoke single-use permissions.
 
@@ -44,7 +44,7 @@ def _subject_options(command: Any) -> Any:
     return command
 
 
-@grant.command(cls=Command)
+@grant.command(cls=CliCommand)
 @click.argument("file")
 @_subject_options
 @asking_options
@@ -64,7 +64,7 @@ def draft(given: Globals, file: str, executor: str | None, given_: str) -> int:
     return tell(given, asked, say)
 
 
-@grant.command(cls=Command)
+@grant.command(cls=CliCommand)
 @click.argument("what", metavar="GRANT|FILE")
 @click.option(
     "--for",
@@ -96,7 +96,7 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
         grant_id = drafted.value["grant_id"]
         # The request id, if one was given, is the draft's; the issue is another request.
         given.request_id = f"{given.request_id}.issue" if given.request_id else None
-    asked: Asked = ask(
+    asked: RequestOutcome = ask(
         given, "grants.issue", {"grant": grant_id, "scope": scope, "seconds": seconds}
     )
 
@@ -114,7 +114,7 @@ def issue(given: Globals, what: str, lasts: str, executor: str | None, given_: s
     return tell(given, asked, say)
 
 
-@grant.command(cls=Command)
+@grant.command(cls=CliCommand)
 @click.argument("name", metavar="GRANT")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the record.")
 @asking_options
@@ -128,7 +128,7 @@ def revoke(given: Globals, name: str, why: str) -> int:
     return tell(given, ask(given, "grants.revoke", {"grant": name, "why": why}), say)
 
 
-@grant.command(cls=Command)
+@grant.command(cls=CliCommand)
 @asking_options
 @pass_globals
 def expire(given: Globals) -> int:
@@ -140,7 +140,7 @@ def expire(given: Globals) -> int:
     return tell(given, ask(given, "grants.expire", {}), say)
 
 
-@grant.command("list", cls=Command)
+@grant.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List the newest grants and their states."""
@@ -167,7 +167,7 @@ def list_(given: Globals) -> None:
         render.say("No grants yet.")
 
 
-@grant.command(cls=Command)
+@grant.command(cls=CliCommand)
 @click.argument("name", metavar="GRANT")
 @pass_globals
 def show(given: Globals, name: str) -> None:

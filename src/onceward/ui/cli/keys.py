@@ -12,7 +12,7 @@ import click
 from onceward.errors import InvalidConfig, NotFound
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, tell
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 if TYPE_CHECKING:
     from onceward.people.keyring import Keyring
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onceward.workspace import Workspace
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def keys() -> None:
     """Manage signing keys.
 
@@ -28,7 +28,7 @@ def keys() -> None:
     """
 
 
-@keys.command(cls=Command)
+@keys.command(cls=CliCommand)
 @asking_options
 @pass_globals
 def new(given: Globals) -> int:
@@ -68,7 +68,7 @@ def _say_new(value: dict[str, Any]) -> None:
     render.say(f"{render.plain(value['principal'])} now signs with the key {value['key'][:16]}.")
 
 
-@keys.command("list", cls=Command)
+@keys.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List all keys, revoked ones included, and their files here."""
@@ -98,7 +98,7 @@ def _file(key: KeyView, keyring: Keyring) -> str:
     return "here, with a passphrase" if keyring.is_locked(key.key) else "here"
 
 
-@keys.command(cls=Command)
+@keys.command(cls=CliCommand)
 @click.argument("key", required=False)
 @pass_globals
 def show(given: Globals, key: str | None) -> None:
@@ -126,7 +126,7 @@ _STDIN = click.option(
 )
 
 
-@keys.command(cls=Command)
+@keys.command(cls=CliCommand)
 @click.option("--remove", is_flag=True, help="Remove the passphrase.")
 @_STDIN
 @pass_globals
@@ -152,7 +152,7 @@ def passphrase(given: Globals, remove: bool, passphrase_stdin: bool) -> None:
         render.say(f"the key {key.fingerprint[:16]} of {render.plain(workspace.principal)} {how}")
 
 
-@keys.command(cls=Command)
+@keys.command(cls=CliCommand)
 @_STDIN
 @pass_globals
 def agent(given: Globals, passphrase_stdin: bool) -> None:
@@ -224,7 +224,7 @@ def _new_passphrase(fingerprint: str, from_stdin: bool) -> str:
     return fresh
 
 
-@keys.command(cls=Command)
+@keys.command(cls=CliCommand)
 @click.argument("key")
 @click.option("--reason", default="", help="The reason, for the record.")
 @asking_options

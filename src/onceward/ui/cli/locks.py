@@ -10,7 +10,7 @@ import click
 from onceward.errors import InvalidConfig, Recovery
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, pending
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 if TYPE_CHECKING:
     from onceward.locks import TargetLock
@@ -23,12 +23,12 @@ folder_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def locks() -> None:
     """List target locks and clear abandoned ones."""
 
 
-@locks.command("list", cls=Command)
+@locks.command("list", cls=CliCommand)
 @folder_option
 @pass_globals
 def list_(given: Globals, folder: Path | None) -> None:
@@ -48,7 +48,7 @@ def list_(given: Globals, folder: Path | None) -> None:
         render.say("No targets are locked.")
 
 
-@locks.command(cls=Command)
+@locks.command(cls=CliCommand)
 @click.argument("target")
 @folder_option
 @pass_globals
@@ -67,7 +67,7 @@ def show(given: Globals, target: str, folder: Path | None) -> None:
         )
 
 
-@locks.command(cls=Command)
+@locks.command(cls=CliCommand)
 @click.argument("target")
 @folder_option
 @click.option(

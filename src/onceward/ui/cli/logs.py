@@ -7,10 +7,10 @@ import sys
 import click
 
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, complete_build, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "words",
     nargs=-1,

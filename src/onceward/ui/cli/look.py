@@ -10,17 +10,17 @@ import click
 from onceward.core.version import VERSION
 from onceward.errors import InvalidConfig, NotFound
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @pass_globals
 def version(given: Globals) -> None:
     """Print the version."""
     render.document({"version": VERSION}) if given.json else render.say(f"onceward {VERSION}")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("name", required=False)
 @click.option("--mermaid", is_flag=True, help="Print Mermaid state diagrams.")
 @pass_globals
@@ -46,7 +46,7 @@ def machines(given: Globals, name: str | None, mermaid: bool) -> None:
         render.table(("from", "to", "reason", "event"), rows)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file")
 @click.option("--digest", is_flag=True, help="Print the SHA-256 of the bytes instead.")
 @pass_globals
@@ -80,7 +80,7 @@ def _read(file: str) -> bytes:
         return handle.read()
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("stream", required=False)
 @click.option("--follow", is_flag=True, help="Print new events as they arrive, until interrupted.")
 @pass_globals
@@ -111,7 +111,7 @@ def events(given: Globals, stream: str | None, follow: bool) -> None:
         render.say("No events yet.")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
 @pass_globals
 def completion(given: Globals, shell: str | None) -> None:

@@ -187,7 +187,7 @@ def global_options(*, outermost: bool = False) -> list[click.Option]:
     ]
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command that takes the global options too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -195,7 +195,7 @@ class Command(click.Command):
         self.params = [*self.params, *global_options()]
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """A group that takes the global options too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -6,15 +6,15 @@ import click
 
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, pending
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def outbox() -> None:
     """Show and flush events that wait for delivery to sinks."""
 
 
-@outbox.command(cls=Command)
+@outbox.command(cls=CliCommand)
 @pass_globals
 def status(given: Globals) -> None:
     """Show how many events wait for each sink."""
@@ -37,7 +37,7 @@ def status(given: Globals) -> None:
         render.table(("sink", "waiting", "parked", "oldest", "last error"), rows)
 
 
-@outbox.command(cls=Command)
+@outbox.command(cls=CliCommand)
 @asking_options
 @pass_globals
 def flush(given: Globals) -> int:

@@ -7,10 +7,10 @@ import shlex
 import click
 
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, build_argument, file_argument, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, build_argument, file_argument, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @build_argument(required=False)
 @click.option(
     "--project",

@@ -11,15 +11,15 @@ from onceward.core.views import document
 from onceward.people.duties import ALLOWS
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, tell
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def principals() -> None:
     """Manage people and programs, and their roles."""
 
 
-@principals.command("list", cls=Command)
+@principals.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List all principals, and duties that no second person could do."""
@@ -36,7 +36,7 @@ def list_(given: Globals) -> None:
         render.say(render.plain(left))
 
 
-@principals.command(cls=Command)
+@principals.command(cls=CliCommand)
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="May be repeated.")
 @click.option(
@@ -58,7 +58,7 @@ def add(given: Globals, name: str, roles: tuple[str, ...], key: str) -> int:
     return tell(given, ask(given, "principals.add", payload), _say)
 
 
-@principals.command(cls=Command)
+@principals.command(cls=CliCommand)
 @click.argument("name", required=False)
 @click.option(
     "--take",

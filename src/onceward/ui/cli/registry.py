@@ -11,11 +11,11 @@ from onceward.core.views import document
 from onceward.errors import PermitInvalid, Recovery
 from onceward.ui.cli import render
 from onceward.ui.cli.following import follow, serves
-from onceward.ui.cli.main import Command, Globals, Group, file_argument, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, file_argument, pass_globals
 from onceward.ui.cli.sagas import SagaDisplay
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def registry() -> None:
     """Manage the registry of versioned operations.
 
@@ -23,7 +23,7 @@ def registry() -> None:
     """
 
 
-@registry.command(cls=Command)
+@registry.command(cls=CliCommand)
 @click.argument("file", metavar="PLAN")
 @pass_globals
 def plan(given: Globals, file: str) -> int:
@@ -78,7 +78,7 @@ def _foresee(given: Globals, file: str, grant: str | None) -> int:
     return 0
 
 
-@registry.command(cls=Command)
+@registry.command(cls=CliCommand)
 @click.argument("file", metavar="PLAN")
 @click.option("--grant", metavar="GRANT", help="The grant that allows exactly this plan.")
 @click.option(
@@ -124,7 +124,7 @@ def _carry_out(given: Globals, shipped: Any, file: str, grant: str | None, verb:
     return display.end(outcome, signal)
 
 
-@registry.command("list", cls=Command)
+@registry.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List all collections and their values, by version."""
@@ -153,7 +153,7 @@ def list_(given: Globals) -> None:
         render.say("The registry is empty.  Next: onceward registry plan PLAN.toml")
 
 
-@registry.command(cls=Command)
+@registry.command(cls=CliCommand)
 @click.argument("value")
 @pass_globals
 def show(given: Globals, value: str) -> None:
@@ -169,7 +169,7 @@ def show(given: Globals, value: str) -> None:
         render.say(render.plain(f"{name:24s} {what}"))
 
 
-@registry.group(cls=Group)
+@registry.group(cls=CliGroup)
 def rollback() -> None:
     """Replace values in force by named successors.
 
@@ -177,7 +177,7 @@ def rollback() -> None:
     """
 
 
-@rollback.command(cls=Command)
+@rollback.command(cls=CliCommand)
 @click.argument("file", metavar="PLAN")
 @pass_globals
 def check(given: Globals, file: str) -> int:
@@ -209,7 +209,7 @@ def check(given: Globals, file: str) -> int:
     return 0 if verdict.valid else 1
 
 
-@rollback.command("run", cls=Command)
+@rollback.command("run", cls=CliCommand)
 @click.argument("file", metavar="PLAN")
 @click.option("--grant", metavar="GRANT", help="The grant that allows exactly this plan.")
 @pass_globals

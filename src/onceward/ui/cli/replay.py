@@ -14,10 +14,10 @@ from onceward.evidence.differences import Difference
 from onceward.evidence.replay import ReplayResult, replay_bundle
 from onceward.ui.cli import render
 from onceward.ui.cli.evidence import progress_bar
-from onceward.ui.cli.main import Command, Globals, complete_build, means_file, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, complete_build, means_file, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "subject", required=False, metavar="[BUILD|SESSION|BUNDLE]", shell_complete=complete_build
 )

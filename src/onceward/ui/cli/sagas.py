@@ -19,9 +19,9 @@ from onceward.ui.cli.builds import prints_aside
 from onceward.ui.cli.display import explain, shown
 from onceward.ui.cli.following import follow, serves
 from onceward.ui.cli.main import (
-    Command,
+    CliCommand,
+    CliGroup,
     Globals,
-    Group,
     asking_options,
     file_argument,
     pass_globals,
@@ -44,7 +44,7 @@ _COLOURS = {
 }
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def saga() -> None:
     """Run actions in order; undo them if one fails.
 
@@ -63,7 +63,7 @@ def _budget_option(command: Any) -> Any:
     )(command)
 
 
-@saga.command(cls=Command)
+@saga.command(cls=CliCommand)
 @click.argument("file", type=click.Path())
 @click.option(
     "--input", "given_", metavar="JSON|@FILE", default="null", help="The input of the run."
@@ -149,7 +149,7 @@ def _go_on(
     return display.end(outcome, signal)
 
 
-@saga.command(cls=Command)
+@saga.command(cls=CliCommand)
 @click.argument("run_", metavar="RUN")
 @click.option("--file", metavar="FILE", help="The saga's file, if it was moved.")
 @_budget_option
@@ -159,7 +159,7 @@ def resume(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, .
     return _go_on(given, run_, file, budgets, retry=False)
 
 
-@saga.command(cls=Command)
+@saga.command(cls=CliCommand)
 @click.argument("run_", metavar="RUN")
 @click.option("--file", metavar="FILE", help="The saga's file, if it was moved.")
 @_budget_option
@@ -169,7 +169,7 @@ def retry(given: Globals, /, run_: str, file: str | None, budgets: tuple[str, ..
     return _go_on(given, run_, file, budgets, retry=True)
 
 
-@saga.command(cls=Command)
+@saga.command(cls=CliCommand)
 @click.argument("run_", metavar="RUN")
 @asking_options
 @pass_globals
@@ -193,7 +193,7 @@ def abandon(given: Globals, run_: str) -> int:
     return tell(given, ask(given, "sagas.abandon", {"saga": run_}), say)
 
 
-@saga.command("list", cls=Command)
+@saga.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List the newest runs and their states."""
@@ -217,7 +217,7 @@ def saga_table(found: Sequence[SagaSummary]) -> None:
     render.table(("run", "saga", "state", "standing", "root", "begun"), rows)
 
 
-@saga.command(cls=Command)
+@saga.command(cls=CliCommand)
 @click.argument("run_", metavar="RUN")
 @pass_globals
 def show(given: Globals, run_: str) -> None:

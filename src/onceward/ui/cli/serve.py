@@ -11,12 +11,12 @@ import click
 
 from onceward.errors import NotFound, Recovery
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, pass_globals
 
 _SESSION = 12 * 3600
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port",
@@ -54,12 +54,12 @@ def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> No
     running, waits as its standby and takes over when it ends.
     """
     # Only here: no other command waits for the libraries of the server to load.
-    from onceward.ui.http.listening import Place
-    from onceward.ui.http.server import Served
+    from onceward.ui.http.listening import ListenAddress
+    from onceward.ui.http.server import WorkspaceServer
 
     workspace = given.workspace()
     workspace.ensure()
-    served = Served(workspace, Place(**asked, open_wide=without_tls))
+    served = WorkspaceServer(workspace, ListenAddress(**asked, open_wide=without_tls))
 
     def ready() -> None:
         link = served.link()
@@ -81,7 +81,7 @@ def serve(given: Globals, /, without_tls: bool, open_: bool, **asked: Any) -> No
     served.run(ready)
 
 
-@click.command("open", cls=Command)
+@click.command("open", cls=CliCommand)
 @click.option("--link", is_flag=True, help="Print the link; open no browser.")
 @pass_globals
 def open_(given: Globals, link: bool) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import click
 
 from onceward.errors import InvalidConfig
-from onceward.ui.cli.display import Display
+from onceward.ui.cli.display import SpawnDisplay
 from onceward.ui.cli.following import follow_session, serves
-from onceward.ui.cli.main import Command, Globals, Seconds, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, Seconds, pass_globals
 
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-@click.command(cls=Command, context_settings={"allow_interspersed_args": False})
+@click.command(cls=CliCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--session",
     metavar="ID",
@@ -138,7 +138,7 @@ def spawn(
             for name in ("target", "attempts", "env", "secrets", "operation", "effect")
         },
     )
-    shown = Display(given.json, session, len(values) or 1)
+    shown = SpawnDisplay(given.json, session, len(values) or 1)
     works = [
         msgspec.structs.replace(work, on_output=shown.output)
         for work in commands_of(order, Path.cwd())

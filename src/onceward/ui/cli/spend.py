@@ -10,7 +10,7 @@ import click
 from onceward.core.views import LaneView
 from onceward.ui.cli import render
 from onceward.ui.cli.display import shown
-from onceward.ui.cli.main import Command, Globals, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, pass_globals
 
 _HEADINGS = {"build": ("build", "plan"), "stage": ("stage", "plan"), "day": ("day (UTC)", "")}
 _BAR = 24
@@ -18,7 +18,7 @@ _OTHERS = 74
 """How wide the other columns are at most."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--by",
     type=click.Choice(["build", "stage", "day"]),

@@ -14,7 +14,7 @@ from onceward.ui.cli.build_display import approval
 from onceward.ui.cli.builds import build_table, state_of
 from onceward.ui.cli.change_display import change_table
 from onceward.ui.cli.display import amounts, explain, shown
-from onceward.ui.cli.main import Command, Globals, complete_build, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, complete_build, pass_globals
 from onceward.ui.cli.sagas import saga_table, show_saga
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _EACH = 12
 """How many steps of a stage are shown without being asked for all."""
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument(
     "subject", metavar="[BUILD|SAGA|SESSION|CHILD]", required=False, shell_complete=complete_build
 )

@@ -8,13 +8,13 @@ import click
 
 from onceward.ui.cli import render
 from onceward.ui.cli.asking import ask, tell
-from onceward.ui.cli.main import Command, Globals, Group, asking_options, pass_globals
+from onceward.ui.cli.main import CliCommand, CliGroup, Globals, asking_options, pass_globals
 
 SIGN: str = "owt_"
 """How every token begins, so that whoever finds one knows what it is."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def tokens() -> None:
     """Manage access tokens for the server.
 
@@ -22,7 +22,7 @@ def tokens() -> None:
     """
 
 
-@tokens.command(cls=Command)
+@tokens.command(cls=CliCommand)
 @click.option(
     "--for",
     "lasting",
@@ -62,7 +62,7 @@ def _say_new(value: dict[str, Any]) -> None:
     )
 
 
-@tokens.command("list", cls=Command)
+@tokens.command("list", cls=CliCommand)
 @pass_globals
 def list_(given: Globals) -> None:
     """List all tokens with their principals and states."""
@@ -86,7 +86,7 @@ def list_(given: Globals) -> None:
     render.table(("token", "of", "", "until", "for"), rows)
 
 
-@tokens.command(cls=Command)
+@tokens.command(cls=CliCommand)
 @click.argument("token")
 @asking_options
 @pass_globals

@@ -7,10 +7,10 @@ import click
 from onceward.core.version import VERSION
 from onceward.errors import OncewardError
 from onceward.ui.cli import render
-from onceward.ui.cli.main import Command, Globals, file_argument, pass_globals
+from onceward.ui.cli.main import CliCommand, Globals, file_argument, pass_globals
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @pass_globals
 def init(given: Globals) -> None:
     """Create a workspace: a folder, a settings file and a store.
@@ -34,7 +34,7 @@ def init(given: Globals) -> None:
     render.say(f"You act as {workspace.principal} (admin).  Next: onceward doctor")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @pass_globals
 def doctor(given: Globals) -> int:
     """Check the workspace and report what to fix.
@@ -76,7 +76,7 @@ def doctor(given: Globals) -> int:
     return int(status)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--check", is_flag=True, help="List pending migrations; apply none.")
 @pass_globals
 def migrate(given: Globals, check: bool) -> None:
@@ -96,7 +96,7 @@ def migrate(given: Globals, check: bool) -> None:
         )
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file")
 @pass_globals
 def backup(given: Globals, file: str) -> None:
@@ -125,7 +125,7 @@ def backup(given: Globals, file: str) -> None:
     )
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("file")
 @pass_globals
 def restore(given: Globals, file: str) -> None:

@@ -49,7 +49,7 @@ class Unfit(OncewardError):
         return self._status
 
 
-class Busy(Refused):
+class ServerBusy(Refused):
     status = 503
     code = "LOCK_CONFLICT"
 
@@ -70,7 +70,7 @@ class Caller(msgspec.Struct, frozen=True):
     """What let them in: who it is taken from is out."""
 
 
-class Session(msgspec.Struct):
+class BrowserSession(msgspec.Struct):
     principal: str
     csrf: str
     until: float
@@ -86,7 +86,7 @@ class Doors:
         self._service, self._clock = service, clock
         self.cookie = COOKIE.format(port=port)
         self._codes: dict[str, tuple[str, float, str]] = {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, BrowserSession] = {}
         self._failures: list[float] = []
         self._mutex = threading.Lock()
         self._secret = service.workspace.sources.secret
@@ -109,7 +109,7 @@ class Doors:
             self._codes[sha256_hex(code.encode())] = (principal, now + CODE_SECONDS, token)
         return code
 
-    def sign_in(self, code: str, token: str) -> tuple[str, Session]:
+    def sign_in(self, code: str, token: str) -> tuple[str, BrowserSession]:
         """A browser's session, for a code or a token; answers the cookie's value."""
         token = self._redeem(code) if code else token
         principal = self._bearer(token)
@@ -117,7 +117,7 @@ class Doors:
             self._count_failure()
             raise Refused("the code or token is invalid or has expired")
         value = self._secret()
-        session = Session(principal, self._secret(), self._clock() + SESSION_SECONDS, token)
+        session = BrowserSession(principal, self._secret(), self._clock() + SESSION_SECONDS, token)
         with self._mutex:
             now = self._clock()
             self._sessions = {kept: one for kept, one in self._sessions.items() if one.until > now}

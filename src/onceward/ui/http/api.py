@@ -49,7 +49,7 @@ _SERVER: Final = (
         "/signin",
         name="signIn",
         summary="sign a browser in, by a code or a token",
-        takes=reads.SignIn,
+        takes=reads.SignInBody,
         answer=shapes.Signed,
         public=True,
         kind="signin",
@@ -59,7 +59,7 @@ _SERVER: Final = (
         "/signout",
         name="signOut",
         summary="sign a browser out",
-        takes=reads.Nothing,
+        takes=reads.EmptyBody,
         kind="signout",
     ),
     act(
@@ -67,7 +67,7 @@ _SERVER: Final = (
         "/codes",
         name="newCode",
         summary="create a sign-in code for a browser; it works once, for a short time",
-        takes=reads.Nothing,
+        takes=reads.EmptyBody,
         act=reads.code,
         answer=shapes.SignInCode,
     ),
@@ -109,7 +109,7 @@ _SERVER: Final = (
         "/error-codes",
         name="listErrorCodes",
         summary="list all error codes and their meanings",
-        answer=list[shapes.Code],
+        answer=list[shapes.ErrorCode],
         read=reads.codes,
     ),
     look(
@@ -117,7 +117,7 @@ _SERVER: Final = (
         "/machines",
         name="listMachines",
         summary="get the lifecycles: states, transitions, reasons and events",
-        answer=list[shapes.Machine],
+        answer=list[shapes.MachineTable],
         read=reads.machines,
     ),
 )
@@ -130,7 +130,7 @@ _WORK: Final = (
         summary="list the newest builds",
         answer=list[BuildSummary],
         read=lambda c: build_list(c.store, c.query.limit),
-        query=reads.Page,
+        query=reads.PageQuery,
     ),
     look(
         "builds",
@@ -163,7 +163,7 @@ _WORK: Final = (
         summary="list the newest sessions",
         answer=list[SessionSummary],
         read=lambda c: session_list(c.store, c.query.limit),
-        query=reads.Page,
+        query=reads.PageQuery,
     ),
     look(
         "sessions",
@@ -186,9 +186,9 @@ _WORK: Final = (
         "/environments",
         name="bringEnvironment",
         summary="upload environment variables for a spawn request; kept in memory only",
-        takes=reads.Environment,
+        takes=reads.EnvironmentBody,
         act=reads.bring_environment,
-        answer=shapes.BroughtNames,
+        answer=shapes.EnvironmentNames,
     ),
     look(
         "children",
@@ -205,7 +205,7 @@ _WORK: Final = (
         summary="get the end of a child's output",
         answer=shapes.Logs,
         read=reads.logs,
-        query=reads.Tail,
+        query=reads.LogsQuery,
     ),
     look(
         "budgets",
@@ -214,7 +214,7 @@ _WORK: Final = (
         summary="get costs by build, stage or day",
         answer=shapes.Spending,
         read=lambda c: spending(c.store, c.query.by),
-        query=reads.By,
+        query=reads.SpendQuery,
     ),
     look(
         "permits",
@@ -223,7 +223,7 @@ _WORK: Final = (
         summary="list the newest confirmation tokens, by their ids",
         answer=list[PermitView],
         read=lambda c: permit_list(c.store, c.query.limit),
-        query=reads.Page,
+        query=reads.PageQuery,
     ),
     look(
         "artifacts",
@@ -232,7 +232,7 @@ _WORK: Final = (
         summary="list the artifacts of an owner, or the newest",
         answer=list[ArtifactView],
         read=lambda c: artifact_list(c.store, c.query.owner or None, c.query.limit),
-        query=reads.Of,
+        query=reads.ArtifactsQuery,
     ),
     look(
         "artifacts",
@@ -242,7 +242,7 @@ _WORK: Final = (
         answer=bytes,
         read=None,
         kind="bytes",
-        query=reads.As,
+        query=reads.ArtifactQuery,
     ),
     act(
         "artifacts",
@@ -251,7 +251,7 @@ _WORK: Final = (
         summary="upload content for a change or a step, by its digest",
         method="PUT",
         kind="upload",
-        answer=shapes.Brought,
+        answer=shapes.Upload,
     ),
 )
 

@@ -33,7 +33,7 @@ GOVERNED: Final = (
         summary="list the newest sagas",
         answer=list[SagaSummary],
         read=lambda c: saga_list(c.store, c.query.limit),
-        query=reads.Page,
+        query=reads.PageQuery,
     ),
     look(
         "sagas",
@@ -50,7 +50,7 @@ GOVERNED: Final = (
         summary="list the newest grants",
         answer=list[GrantView],
         read=lambda c: grant_list(c.store, c.query.limit),
-        query=reads.Page,
+        query=reads.PageQuery,
     ),
     look(
         "grants",
@@ -81,7 +81,7 @@ GOVERNED: Final = (
         "/registry/foresee",
         name="foreseePlan",
         summary="check a registry plan: its effects, the scope a grant must name, and objections",
-        takes=reads.Foresee,
+        takes=reads.CheckPlanBody,
         act=reads.foreseen,
         answer=PlanForecast,
     ),
@@ -98,7 +98,7 @@ GOVERNED: Final = (
             c.query.limit,
             c.query.before,
         ),
-        query=reads.Some,
+        query=reads.ChangesQuery,
     ),
     look(
         "changes",
@@ -115,7 +115,7 @@ GOVERNED: Final = (
         summary="get the difference a change makes, line by line",
         answer=governed.Diff,
         read=reads.diff,
-        query=reads.InFull,
+        query=reads.DiffQuery,
     ),
     look(
         "changes",

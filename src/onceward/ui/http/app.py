@@ -23,7 +23,16 @@ from onceward.errors import NotFound, OncewardError
 from onceward.kernel.answers import Pending
 from onceward.serving import Service
 from onceward.ui.http import problems
-from onceward.ui.http.access import CSRF, Busy, Caller, Doors, Forbidden, Origins, Refused, Unfit
+from onceward.ui.http.access import (
+    CSRF,
+    Caller,
+    Doors,
+    Forbidden,
+    Origins,
+    Refused,
+    ServerBusy,
+    Unfit,
+)
 from onceward.ui.http.routes import Call, Route, asked_of, body_of, path_of, query_of
 from onceward.ui.http.special import Special, received
 
@@ -147,7 +156,7 @@ class Answering:
         """So many at a time for each: nobody keeps everybody else waiting."""
         who = caller.principal if caller is not None else ""
         if who and self._busy[who] >= _ASKING:
-            raise Busy("too many requests at once; try again in a moment")
+            raise ServerBusy("too many requests at once; try again in a moment")
         self._busy[who] += 1
         try:
             yield

@@ -4,21 +4,21 @@
 from typing import NotRequired, TypedDict
 
 
-class Line(TypedDict):
+class DiffLine(TypedDict):
     sign: str
     old: int | None
     new: int | None
     text: str
 
 
-class FileDiff(TypedDict):
+class ChangedFile(TypedDict):
     path: str
     what: str
     before: NotRequired[str | None]
     after: NotRequired[str | None]
     note: NotRequired[str]
     cut_off: NotRequired[bool]
-    lines: NotRequired[list[Line]]
+    lines: NotRequired[list[DiffLine]]
     added: NotRequired[int]
     removed: NotRequired[int]
 
@@ -28,4 +28,4 @@ class Diff(TypedDict):
     manifest: str
     target: str
     check: list[str]
-    files: list[FileDiff]
+    files: list[ChangedFile]

@@ -25,7 +25,7 @@ _THREADS: Final = 40
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Place(msgspec.Struct, frozen=True):
+class ListenAddress(msgspec.Struct, frozen=True):
     """Where to listen, and how."""
 
     host: str = "127.0.0.1"
@@ -180,7 +180,7 @@ class Waiting(H11Protocol):
             self.transport.close()
 
 
-def listening(place: Place) -> socket.socket:
+def listening(place: ListenAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     # Said to be TCP, so that asyncio lets no answer wait for an acknowledgement.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -207,7 +207,7 @@ class _Worth(logging.Filter):
         return record.levelno >= logging.ERROR and not ended
 
 
-def server(app: Any, place: Place) -> Server:
+def server(app: Any, place: ListenAddress) -> Server:
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(_Worth())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

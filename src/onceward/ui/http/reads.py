@@ -27,31 +27,31 @@ from onceward.processes.spool import Spool
 from onceward.registry.jobs import to_apply
 from onceward.registry.views import PlanForecast, forecast
 from onceward.subjects import explain, subject_named
-from onceward.ui.http.access import CODE_SECONDS, Busy
+from onceward.ui.http.access import CODE_SECONDS, ServerBusy
 from onceward.ui.http.routes import Call, Query, RequestId, asked
 
 TAIL_BYTES: Final = 64 * 1024
 
 
-class Page(Query, frozen=True):
+class PageQuery(Query, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
 
-class After(Query, frozen=True):
+class EventsQuery(Query, frozen=True):
     after: Annotated[int, msgspec.Meta(ge=0, le=10**18)] = 0
     """The id of the last event that is known already; a `Last-Event-ID` header counts more."""
 
 
-class By(Query, frozen=True):
+class SpendQuery(Query, frozen=True):
     by: Annotated[str, msgspec.Meta(pattern="^(build|stage|day)$")] = "build"
 
 
-class About(Query, frozen=True):
+class ExplainQuery(Query, frozen=True):
     of: Annotated[str, msgspec.Meta(pattern=r"\S", max_length=500)]
     """What to explain: an id, its beginning, or words as `onceward explain` takes them."""
 
 
-class Some(Query, frozen=True):
+class ChangesQuery(Query, frozen=True):
     status: str = ""
     """Only those in this status."""
     author: str = ""
@@ -60,69 +60,69 @@ class Some(Query, frozen=True):
     """The last entry of the page before."""
 
 
-class Of(Query, frozen=True):
+class ArtifactsQuery(Query, frozen=True):
     owner: str = ""
     """A child, a session, a build; without one the newest of all."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
-class Tail(Query, frozen=True):
+class LogsQuery(Query, frozen=True):
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = TAIL_BYTES
     """How much of the end of each log."""
 
 
-class As(Query, frozen=True):
+class ArtifactQuery(Query, frozen=True):
     as_: Annotated[str, msgspec.Meta(pattern="^(text|)$")] = msgspec.field(default="", name="as")
     """`text` to read it here; otherwise it is something to be saved."""
 
 
-class Whole(Query, frozen=True):
+class BundleQuery(Query, frozen=True):
     digests: bool = False
     """Without the artifacts' bytes."""
 
 
-class Subject(Query, frozen=True):
+class ReplayQuery(Query, frozen=True):
     of: str = ""
     """A build or session; without one everything."""
 
 
-class ClearLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClearLockBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_request_id: RequestId
     nonce: str
     """The claim's own, as it was looked at; `unreadable` where it has none."""
 
 
-class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SealBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_request_id: RequestId
 
 
-class RunGate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunGateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_request_id: RequestId
     manifest: str
     """A file in the workspace's folder."""
     expect: str = ""
 
 
-class Foresee(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckPlanBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: dict[str, Any]
     grant: str | None = None
 
 
-class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SignInBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str = ""
     """From the link that `onceward open` shows; good once."""
     token: str = ""
     """Or a token of one's own."""
 
 
-class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EnvironmentBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_request_id: RequestId
     """Of the request that they are for; that is sent after this."""
     values: Annotated[dict[str, str], msgspec.Meta(max_length=1000)]
     """Variables by name."""
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -182,7 +182,7 @@ def logs(call: Call) -> dict[str, Any]:
     return tail_of(call.artifacts, spool, call.path["child"], most)
 
 
-class InFull(Query, frozen=True):
+class DiffQuery(Query, frozen=True):
     whole: bool = False
     """Whether files that are large are shown as well."""
 
@@ -293,7 +293,7 @@ def session_budget(call: Call) -> list[LaneView]:
 def _alone(lock: threading.Lock) -> Iterator[None]:
     """What takes long is done for one at a time: whoever comes meanwhile is told so, and keeps nobody waiting."""
     if not lock.acquire(blocking=False):
-        raise Busy("another request for this is running; try again when it is done")
+        raise ServerBusy("another request for this is running; try again when it is done")
     try:
         yield
     finally:

@@ -17,16 +17,16 @@ from onceward.ui.http.access import Doors, Origins
 from onceward.ui.http.api import ROUTES
 from onceward.ui.http.app import application
 from onceward.ui.http.feed import Feed
-from onceward.ui.http.listening import Place, listening, server
+from onceward.ui.http.listening import ListenAddress, listening, server
 from onceward.ui.web.answering import Web
 from onceward.ui.web.pages import PAGES
 from onceward.workspace import Workspace
 
 
-class Served:
+class WorkspaceServer:
     """One server of one workspace."""
 
-    def __init__(self, workspace: Workspace, place: Place) -> None:
+    def __init__(self, workspace: Workspace, place: ListenAddress) -> None:
         place.check()
         self._workspace = workspace
         self._socket = listening(place)

@@ -15,24 +15,19 @@ class Health(TypedDict):
     failure: NotRequired[str]
 
 
-class Code(TypedDict):
+class ErrorCode(TypedDict):
     code: str
     meaning: str
     status: int
     retryable: bool
 
 
-class Lane(TypedDict):
-    """What was spent in a lane, and what may be; no limit is null. Money is in millionths."""
+class Curve(TypedDict):
+    """A lane over time: moments in seconds since 1970, and its total at each. No limit is null; money is in millionths."""
 
     lane: str
     limit: int | None
     total: int
-
-
-class Curve(Lane):
-    """A lane over time: moments in seconds since 1970, and its total at each."""
-
     at: list[float]
     totals: list[int]
 
@@ -46,7 +41,7 @@ class Logs(TypedDict):
     bytes: dict[str, int]
 
 
-class Group(TypedDict):
+class SpendGroup(TypedDict):
     key: str
     name: str
     lanes: dict[str, int]
@@ -55,7 +50,7 @@ class Group(TypedDict):
 
 class Spending(TypedDict):
     by: str
-    groups: list[Group]
+    groups: list[SpendGroup]
     lanes: dict[str, int]
     limits: dict[str, int | None]
 
@@ -72,7 +67,7 @@ class Cleared(TypedDict):
     outcome: str
 
 
-class Explanation(TypedDict):
+class SubjectExplanation(TypedDict):
     id: str
     kind: str
     what: list[str]
@@ -86,7 +81,7 @@ class Explanation(TypedDict):
     next: NotRequired[list[str]]
 
 
-class Token(TypedDict):
+class AccessToken(TypedDict):
     token_id: str
     principal: str
     note: str
@@ -94,13 +89,13 @@ class Token(TypedDict):
     state: str
 
 
-class Findings(TypedDict):
+class VerifyReport(TypedDict):
     ok: bool
     checked: dict[str, int]
     faults: list[Said]
 
 
-class Replayed(TypedDict):
+class ReplayReport(TypedDict):
     identical: bool
     sha256: str
     events: int
@@ -109,7 +104,7 @@ class Replayed(TypedDict):
     first_difference: NotRequired[Said]
 
 
-class Check(TypedDict):
+class DoctorCheck(TypedDict):
     name: str
     status: str
     detail: str
@@ -118,10 +113,10 @@ class Check(TypedDict):
 
 class Doctor(TypedDict):
     ok: bool
-    checks: list[Check]
+    checks: list[DoctorCheck]
 
 
-class Machine(TypedDict):
+class MachineTable(TypedDict):
     name: str
     states: list[str]
     terminal: list[str]
@@ -129,7 +124,7 @@ class Machine(TypedDict):
     arrows: list[Said]
 
 
-class Report(TypedDict):
+class GateReport(TypedDict):
     """A run of the gate: its metrics against their thresholds, and every fixture."""
 
     report: str
@@ -147,7 +142,7 @@ class Signed(TypedDict):
     csrf: str
 
 
-class BroughtNames(TypedDict):
+class EnvironmentNames(TypedDict):
     request_id: str
     names: list[str]
 
@@ -158,7 +153,7 @@ class SignInCode(TypedDict):
     url: str
 
 
-class Brought(TypedDict):
+class Upload(TypedDict):
     sha256: str
     size: int
 

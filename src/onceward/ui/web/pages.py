@@ -45,40 +45,40 @@ NAV: Final = (
 )
 
 
-class Chosen(Query, frozen=True):
+class BuildPageQuery(Query, frozen=True):
     step: str = ""
     """Whose log is shown."""
     whole: bool = False
     """Whether all that is to be approved is shown."""
 
 
-class Queue(Query, frozen=True):
+class ChangesPageQuery(Query, frozen=True):
     status: str = ""
     before: str = ""
 
 
-class Way(reads.InFull, frozen=True):
+class ChangePageQuery(reads.DiffQuery, frozen=True):
     view: Annotated[str, msgspec.Meta(pattern="^(split|unified)$")] = "split"
 
 
-class Report(Query, frozen=True):
+class GatePageQuery(Query, frozen=True):
     report: str = ""
 
 
-class Asked(Query, frozen=True):
+class ExplainPageQuery(Query, frozen=True):
     of: str = ""
 
 
-class Check(Query, frozen=True):
+class EvidencePageQuery(Query, frozen=True):
     check: Annotated[str, msgspec.Meta(pattern="^(verify|replay|doctor|)$")] = ""
 
 
-class Stamped(Query, frozen=True):
+class StaticQuery(Query, frozen=True):
     v: str = ""
     """What the file was when the page was made: with it, it may be kept for ever."""
 
 
-class Given(Query, frozen=True):
+class FormQuery(Query, frozen=True):
     """What a form begins with: names of its own, whatever they are."""
 
     given: str = ""
@@ -304,7 +304,7 @@ def _act(call: Call) -> dict[str, Any]:
 PAGES: Final[tuple[Route, ...]] = (
     _page("/", "overview", "overview.html", _overview),
     _page("/builds", "builds", "builds.html", _builds),
-    _page("/builds/{build}", "build", "build.html", _build, query=Chosen),
+    _page("/builds/{build}", "build", "build.html", _build, query=BuildPageQuery),
     _page(
         "/sessions",
         "sessions",
@@ -314,8 +314,8 @@ PAGES: Final[tuple[Route, ...]] = (
     _page("/sessions/{session}", "session", "session.html", _session),
     _page("/children/{child}", "child", "child.html", _child),
     _page("/artifacts/{sha256}", "artifact", "artifact.html", _artifact),
-    _page("/changes", "changes", "changes.html", _changes, query=Queue),
-    _page("/changes/{entry}", "change", "change.html", _change, query=Way),
+    _page("/changes", "changes", "changes.html", _changes, query=ChangesPageQuery),
+    _page("/changes/{entry}", "change", "change.html", _change, query=ChangePageQuery),
     _page("/sagas", "sagas", "sagas.html", _sagas),
     _page("/sagas/{saga}", "saga", "saga.html", _saga),
     _page("/grants", "grants", "grants.html", _grants),
@@ -324,13 +324,13 @@ PAGES: Final[tuple[Route, ...]] = (
     _page("/locks", "locks", "locks.html", _locks),
     _page("/streams", "streams", "streams.html", _streams),
     _page("/streams/{stream}", "stream", "stream.html", _stream),
-    _page("/spend", "spend", "spend.html", _spend, query=reads.By),
-    _page("/evidence", "evidence", "evidence.html", _evidence, query=Check),
-    _page("/gate", "gate", "gate.html", _gate, query=Report),
+    _page("/spend", "spend", "spend.html", _spend, query=reads.SpendQuery),
+    _page("/evidence", "evidence", "evidence.html", _evidence, query=EvidencePageQuery),
+    _page("/gate", "gate", "gate.html", _gate, query=GatePageQuery),
     _page("/people", "people", "people.html", _people),
-    _page("/explain", "explain", "explain.html", _explain, query=Asked),
+    _page("/explain", "explain", "explain.html", _explain, query=ExplainPageQuery),
     _page("/do", "acts", "acts.html", _acts),
-    _page("/do/{act}", "act", "act.html", _act, query=Given),
+    _page("/do/{act}", "act", "act.html", _act, query=FormQuery),
     _page("/signin", "sign in", "signin.html", lambda c: {}, public=True),
     Route(
         method="GET",
@@ -339,7 +339,7 @@ PAGES: Final[tuple[Route, ...]] = (
         summary="get a static file of the pages",
         noun="pages",
         kind="static",
-        query=Stamped,
+        query=StaticQuery,
         public=True,
     ),
 )

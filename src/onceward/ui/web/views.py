@@ -248,4 +248,4 @@ def events(store: Any, stream: str) -> dict[str, Any]:
 
 
 def replayed(call: Call) -> dict[str, Any]:
-    return reads.replay(msgspec.structs.replace(call, query=reads.Subject()))
+    return reads.replay(msgspec.structs.replace(call, query=reads.ReplayQuery()))
