@@ -74,7 +74,7 @@ def verification() -> str:
         "",
     ]
     text += [
-        "Every fault names one of these rules and the place where it is broken; `verify` then exits 5.",
+        "Every fault names one of these rules and the place where it is broken. If there is a fault, `verify` exits 5.",
         "",
     ]
     text += [
@@ -97,12 +97,12 @@ def gate() -> str:
         f"A fixture is a JSON file: `schema` (`{script.SCHEMA}`), `name`, `about`, `script`, and when it is locked"
     ]
     text += [
-        "`expected`. Each line of the script has an `op` and these fields; a line that cannot happen is `skipped`, one"
+        "`expected`. Each line of the script has an `op` and these fields. A line that is not possible is `skipped`; one"
     ]
     text += [
-        "that the engine does not allow is `refused`: both are outcomes, locked like any other. After `crash` and"
+        "that the engine does not allow is `refused`. Both are outcomes and are locked like all others. After `crash`"
     ]
-    text += ["`recover` a session is to be opened again.", ""]
+    text += ["and `recover`, open the session again.", ""]
     text += ["| op | fields | what happens |", "|---|---|---|"]
     for kind in get_args(script.Op):
         fields = []
@@ -154,8 +154,8 @@ def tables() -> str:
     text = [
         "# Tables",
         "",
-        "Made by `make docs` from `src/onceward/store/`: each table's declaration, and its columns as they are when a"
-        " new store has been migrated, in SQLite's words. Tables stand in the order in which a backup copies them.",
+        "Made by `make docs` from `src/onceward/store/`: each table's declaration and its columns in a"
+        " new store, with SQLite's types. Tables are in the order in which a backup copies them.",
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -192,8 +192,8 @@ def _table_facts(table: Table[Any]) -> Iterator[str]:
 
 
 CLI_FACTS = """\
-Answers go to standard output, errors to standard error; with `--json` both are JSON, an error as
-`{"error": {"code", "message", "context", "retryable", "recovery"}}`. The global options may stand before or after a
+Results go to standard output, errors to standard error. With `--json` both are JSON; an error is
+`{"error": {"code", "message", "context", "retryable", "recovery"}}`. Global options can be given before or after the
 command's name.
 
 | exit | means |
@@ -201,22 +201,22 @@ command's name.
 | 0 | done |
 | 1 | the work failed |
 | 2 | bad usage or refused input |
-| 3 | waiting: for a person, or for a kernel that has not answered yet |
+| 3 | waiting for a person, or for a kernel that has not answered yet |
 | 4 | lock or concurrency conflict |
 | 5 | integrity fault |
 | 130, 143 | interrupted |
 
 | variable | means |
 |---|---|
-| `ONCEWARD_WORKSPACE` `ONCEWARD_STORE` `ONCEWARD_AS` | as `--workspace`, `--store`, `--as` |
-| `ONCEWARD_TRACEBACK` | show where an error of Onceward itself happened |
-| `ONCEWARD_FAULT` | end the process at a named crash point, for trying what a crash does: `commit.before:2` |
+| `ONCEWARD_WORKSPACE` `ONCEWARD_STORE` `ONCEWARD_AS` | the same as `--workspace`, `--store`, `--as` |
+| `ONCEWARD_TRACEBACK` | print a traceback for an internal error |
+| `ONCEWARD_FAULT` | kill the process at a named crash point, to test a crash: `commit.before:2` |
 | `NO_COLOR` | no colours |
 """
 
 
 def settings_page() -> str:
-    said = "Made by `make docs` from `src/onceward/settings.py`: what `onceward.toml`, beside `.onceward/`, may say."
+    said = "Made by `make docs` from `src/onceward/settings.py`: the settings in `onceward.toml`, beside `.onceward/`."
     text = ["# Settings", "", said, ""]
     text += ["```toml", settings.TEMPLATE.strip(), "```", ""]
     classes = {node.name: node for node in _classes(settings.__file__)}
@@ -311,13 +311,10 @@ def api() -> str:
         "",
     ]
     text += [
-        "Everything is under `/api/v1`, and described by [`openapi.json`](openapi.json) (OpenAPI 3.1); a server"
-    ]
-    text += [
-        "answers it too, at `/api/v1/openapi.json`. Whatever changes something takes a `client_request_id`: the"
-    ]
-    text += [
-        "same id again is the same answer. Errors are problem documents (RFC 9457) with a [code](errors.md).",
+        "All paths begin with `/api/v1`. [`openapi.json`](openapi.json) describes them (OpenAPI 3.1); a server",
+        "has it at `/api/v1/openapi.json`. A request that changes something takes a `client_request_id`, an",
+        "idempotency key: the same id again returns the same answer and has no second effect. Errors are problem",
+        "documents (RFC 9457) with a [code](errors.md).",
         "",
     ]
     for noun in dict.fromkeys(route.noun for route in ROUTES):

@@ -39,49 +39,49 @@ def _parse(table: str) -> Mapping[str, Facts]:
 
 # code, CLI exit status, HTTP status, whether a retry can help, meaning
 CODES = _parse("""
-    LOCK_CONFLICT            4 409 final  another live kernel holds this workspace
+    LOCK_CONFLICT            4 409 final  another running kernel holds this workspace
     INVALID_CONFIG           2 400 final  a value, file or setting is not acceptable
-    INVALID_DEPENDENCY       2 400 final  a stage or entry depends on something absent or on itself
-    CORRUPT_STATE            5 500 final  the store cannot be read as what it should be
+    INVALID_DEPENDENCY       2 400 final  a stage or entry depends on itself or on something that does not exist
+    CORRUPT_STATE            5 500 final  the contents of the store are not valid
     MALFORMED_OUTPUT         1 422 final  a step left output that cannot be used
     INVALID_RESUME_STATE     2 409 final  this build cannot be resumed this way
-    STORAGE_ERROR_RETRY      1 503 retry  the store could not take a write; try again when the cause is gone
-    TRANSFORM_RATE_LIMIT     1 429 retry  a step was told to slow down
-    NETWORK_ERROR            1 502 retry  a step could not reach what it needs
+    STORAGE_ERROR_RETRY      1 503 retry  a write to the store failed; retry when the cause is gone
+    TRANSFORM_RATE_LIMIT     1 429 retry  a service limited the rate of a step
+    NETWORK_ERROR            1 502 retry  a step could not reach a service
     EXECUTION_FAILED         1 500 final  a step ended with an error
-    NEED_MORE_CONTEXT        3 422 retry  a step asks for more input before it can go on
-    ILLEGAL_TRANSITION       2 409 final  the lifecycle's table has no such arrow
-    STALE_VERSION            4 409 final  the subject moved on since it was read
+    NEED_MORE_CONTEXT        3 422 retry  a step needs more input to continue
+    ILLEGAL_TRANSITION       2 409 final  the lifecycle has no such transition
+    STALE_VERSION            4 409 final  the subject changed after it was read
     LOCK_LOST                4 409 final  this process is no longer the kernel of the workspace
-    NOT_FOUND                2 404 final  there is no such thing here
+    NOT_FOUND                2 404 final  it does not exist in this workspace
     PERMISSION_DENIED        2 403 final  the principal has no role that allows this
-    PERMIT_INVALID           2 403 final  the permit is absent, used, expired or for something else
+    PERMIT_INVALID           2 403 final  the permit is missing, used, expired or for something else
     SCHEMA_TOO_NEW           2 409 final  the store was written by a newer Onceward
-    INTEGRITY_FAULT          5 500 final  stored evidence does not agree with itself
+    INTEGRITY_FAULT          5 500 final  stored evidence contradicts itself
     CODE_NOT_AVAILABLE       4 409 final  this process does not have the code that the work needs
 
     URM_IDEMPOTENCY_KEY_CONFLICT                  2 409 final  the request id was used for another payload
-    URM_SCHEDULER_REPLAY_ORDER_INVALID            5 500 final  two dispatches claim one place in the order
-    URM_DISPATCH_LEASE_CONFLICT                   4 409 final  two children claim one lease or queue place
+    URM_SCHEDULER_REPLAY_ORDER_INVALID            5 500 final  two dispatches have the same place in the order
+    URM_DISPATCH_LEASE_CONFLICT                   4 409 final  two children have the same lease or queue place
     URM_SCHEDULER_LEASE_ORPHANED                  1 409 final  a kernel died between lease and start
     URM_SCHEDULER_PHASE_EVENT_ATOMICITY_VIOLATION 5 500 final  a token and its stream disagree
     URM_DISPATCH_ACCOUNTING_MODE_INVALID          2 400 final  only running_total_v1 is known
     URM_CHILD_TERMINATED_ON_RESTART               1 409 final  a kernel died while the child ran
     URM_CHILD_BUDGET_EXCEEDED                     1 402 final  a budget lane has no room for the debit
     URM_CHILD_EXECUTION_FAILED                    1 500 final  the child ended with an error
-    URM_CHILD_TIMEOUT                             1 504 final  the child ran longer than it may
+    URM_CHILD_TIMEOUT                             1 504 final  the child exceeded its time limit
     URM_CHILD_START_FAILED                        1 500 final  the child could not be started
 
     CANONICAL_OPERATION_VALUE_ABSENT         2 409 final  the operation is not in the registry
     CANONICAL_OPERATION_RETIRED_FOR_NEW_USE  2 409 final  the operation is retired
-    WRONG_CANONICAL_OPERATION_FOR_EFFECT     2 409 final  the operation does not fit what the step does
+    WRONG_CANONICAL_OPERATION_FOR_EFFECT     2 409 final  the operation is not of the step's kind of act
 
     G-CUT-APPROVED    2 409 final  the entry is not approved for this manifest
     G-CUT-DEPS        2 409 final  an entry it depends on is not verified yet
-    G-CUT-ONCE        4 409 final  the approval was already cut
+    G-CUT-ONCE        4 409 final  the change was already cut under this approval
     G-VERIFY-CUT      2 409 final  there is no cut to verify
     G-VERIFY-SOD      2 403 final  the verifier must not be the executor
-    BASE_DRIFT        1 409 final  the files are no longer what the change was made on
+    BASE_DRIFT        1 409 final  the files no longer match the base of the change
     APPROVAL_EXPIRED  2 409 final  the approval is too old
 """)
 

@@ -34,19 +34,19 @@ class SinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where events are delivered."""
 
     name: str
-    """What it is called in the outbox."""
+    """Its name in the outbox."""
     kind: Literal["console", "ndjson", "webhook"]
     """`console`, `ndjson` or `webhook`."""
     path: str = ""
     """For `ndjson`: the file, relative to `onceward.toml`."""
     url: str = ""
-    """For `webhook`: where to POST."""
+    """For `webhook`: the URL to POST to."""
     secret_env: str = ""
     """For `webhook`: the environment variable that holds the signing secret."""
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the rows live."""
+    """The database."""
 
     url: str = "sqlite"
     """`sqlite`, or `postgresql://…` with `schema=` naming the workspace."""
@@ -55,53 +55,53 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArtifactSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be kept."""
+    """Limits of stored files."""
 
     max_bytes: int = ARTIFACT_BYTES
-    """The largest artifact."""
+    """The largest artifact, in bytes."""
 
 
 class LockSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The writer lock, and the locks of targets."""
 
     ttl_ms: int | None = None
-    """Silence in milliseconds after which the writer lock may be taken from a kernel whose
-    process may still live: 600000 on SQLite, 60000 on PostgreSQL. Every machine that opens the
+    """Milliseconds without a heartbeat after which another kernel may take the writer lock although
+    the process may still live: 600000 on SQLite, 60000 on PostgreSQL. Every machine that opens the
     workspace needs the same value."""
     folder: str = ""
-    """Where target locks are, relative to `onceward.toml`: `.onceward/locks`. Workspaces that
-    name the same folder exclude each other from a target."""
+    """The folder of target locks, relative to `onceward.toml` [default: `.onceward/locks`].
+    Workspaces with the same folder share their target locks."""
 
 
 class BuildSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How builds ask people."""
 
     confirmation_seconds: int = PERMIT_SECONDS
-    """How long a confirmation token of a paused build is good."""
+    """How long a confirmation token of a paused build is valid."""
 
 
 class BudgetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the whole workspace may spend, beside what each build may."""
+    """Limits for the whole workspace, in addition to the budget of each build."""
 
     usd: str | None = None
-    """Dollars, as text: `"100.00"`."""
+    """US dollars, as text: `"100.00"`."""
     tokens: int | None = None
     """Tokens."""
     solver_calls: int | None = None
-    """Whatever calls you count."""
+    """Any calls that you count."""
 
 
 Occasion = Literal["pause", "failure", "approval", "in_doubt", "stuck", "review", "escalation"]
 
 
 class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How people are told that they are needed."""
+    """How people are notified."""
 
     command: tuple[str, ...] = ()
-    """A program to run, no shell: the notice is in ONCEWARD_NOTICE, and as JSON on its standard
-    input."""
+    """A program to run, without a shell: the text is in ONCEWARD_NOTICE, and standard input has the
+    notice as JSON."""
     webhook: str = ""
-    """Where to POST the notice as JSON; its `text` is what chat programs show."""
+    """The URL to POST the notice to, as JSON; chat programs show its `text`."""
     secret_env: str = ""
     """For `webhook`: the environment variable that holds the signing secret."""
     on: tuple[Occasion, ...] = (
@@ -113,7 +113,7 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "review",
         "escalation",
     )
-    """What to tell of."""
+    """The occasions to notify of."""
 
     def sinks(self) -> list[str]:
         """The names under which notices wait in the outbox."""
@@ -121,97 +121,97 @@ class NotifySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SealSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the history is sealed to, out of reach of whoever changes the store."""
+    """Where seals of the history are stored."""
 
     file: str = ""
-    """A file beside `onceward.toml` or elsewhere: whoever has the workspace seals into it before
-    leaving, and `verify` holds the workspace against it."""
+    """A file, best where nobody who can change the store can write. A kernel seals into it before
+    it exits, and `verify` checks the workspace against it."""
 
 
 class GrantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What grants here are for."""
+    """Grants in this workspace."""
 
     environment: str = "local"
-    """What this workspace is called in a grant: one for another environment is refused here."""
+    """The name of this environment in grants; a grant for another environment is refused."""
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the registry of operations is used."""
 
     require: bool = False
-    """Whether every stage and spawned command must name an operation of the registry that is in
+    """Require every stage, action and spawned command to name a registered operation that is in
     force."""
 
 
 class PathSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What changes to some paths need beside."""
+    """Additional requirements for changes to some paths."""
 
     glob: str
-    """Which paths, however deep they lie: `*` stands for anything, also across folders."""
+    """Which paths, at any depth: `*` matches anything, also across folders."""
     approvals: int = 1
-    """How many different people must approve."""
+    """The number of different people who must approve."""
     role: str = ""
     """A role that at least one of them must have."""
 
 
 class CutterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place of your own that changes can be made to."""
+    """A cutter of your own: applies changes to something other than files."""
 
     name: str
-    """What changes call it."""
+    """Its name in changes."""
     python: str
-    """`module:name` of an object with paths(), read(path) and write(path, data), or of what
-    makes one for a target."""
+    """`module:name` of an object with paths(), read(path) and write(path, data), or of a class or
+    function that creates one for a target."""
 
 
 class ChangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What changes need before they are cut."""
+    """Requirements for changes."""
 
     authors_may_review: bool = False
-    """Whether somebody may approve what they proposed themselves; for people who work alone."""
+    """Let authors approve their own changes; for people who work alone."""
     approvals: int = 1
-    """How many different people must approve a change."""
+    """The number of different people who must approve a change."""
     approval_seconds: int = APPROVAL_SECONDS
-    """How long an approval is good."""
+    """How long an approval is valid."""
     drift: Literal["files", "tree"] = "files"
-    """What must still be as it was when a change was marked: the `files` that it touches, or the
-    whole `tree`."""
+    """What must be unchanged since the mark before a cut: the `files` of the change, or the whole
+    `tree`."""
     sweep_seconds: int = 300
-    """How often `serve` brings up what was marked or deferred; 0 for never."""
+    """How often `serve` queues marked and deferred changes for review; 0 is never."""
     ignore: tuple[str, ...] = IGNORED_NAMES
-    """Names of files and folders that are no part of a tree; `*` stands for anything."""
+    """Names of files and folders that are not part of a tree; `*` matches anything."""
     path: tuple[PathSettings, ...] = ()
-    """What changes to some paths need beside."""
+    """Additional requirements for some paths."""
     cutter: tuple[CutterSettings, ...] = ()
-    """Places of your own."""
+    """Cutters of your own."""
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[limits]`: how long things may take."""
+    """Time limits."""
 
     target_wait: int = TARGET_WAIT_SECONDS
-    """Seconds that a step waits in the queue for a target that somebody else holds; then it
-    fails, naming the holder."""
+    """Seconds that a step waits in the queue for a target that is locked; then it fails and names
+    the holder."""
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `serve` allows to the code of plans and sagas while it is loaded."""
+    """Limits of `serve` for loading plans and sagas."""
 
     import_seconds: float = IMPORT_SECONDS
-    """How long loading a plan or saga may take; what takes longer is refused."""
+    """Seconds that loading a plan or saga may take."""
     import_memory: int = IMPORT_BYTES
-    """How many bytes of address space loading it may take."""
+    """Bytes of address space that loading it may take."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server does for those who ask it."""
+    """What the server does for its clients."""
 
     folders: tuple[str, ...] = (".",)
-    """Folders in which commands may be run for others, and all below them; relative to
+    """Folders in which the server runs commands, with all folders below them; relative to
     `onceward.toml`."""
     spawn: bool = True
-    """Whether commands are run for others at all. Whoever may have one run can read what the
-    server's account can."""
+    """Whether the server runs commands. Anybody who can run one can read whatever the server's
+    account can read."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -244,42 +244,42 @@ TEMPLATE = """\
 # url = "postgresql://user@host/database?schema=my_workspace"    # default: SQLite in .onceward/
 
 # [locks]
-# ttl_ms = 600000                 # a kernel that is silent for so long loses the workspace; PostgreSQL: 60000
-# folder = "/var/lock/onceward"   # where target locks are; default: .onceward/locks
+# ttl_ms = 600000                 # a kernel without a heartbeat for this long loses the writer lock; PostgreSQL: 60000
+# folder = "/var/lock/onceward"   # the folder of target locks; default: .onceward/locks
 
 # [builds]
-# confirmation_seconds = 3600     # how long a confirmation token is good
+# confirmation_seconds = 3600     # how long a confirmation token is valid
 
 # [artifacts]
-# max_bytes = 26214400            # the largest output or log that is kept
+# max_bytes = 26214400            # the largest output or log that is stored
 
 # [budget]
-# usd = "100.00"                  # the most that everything in this workspace may spend together
+# usd = "100.00"                  # limit for the whole workspace
 
-# [notify]                        # when a person is needed: a pause, a failure, an approval, a review, doubt
+# [notify]                        # when a person is needed: pause, failure, approval, review, in doubt
 # command = ["mail", "-s", "Onceward needs you", "you@example.org"]    # or webhook = "https://..."
 
 # [seal]
-# file = "/mnt/elsewhere/onceward.seal"    # a signed seal of the history, renewed whenever something happened
+# file = "/mnt/elsewhere/onceward.seal"    # a signed seal of the history, renewed after every change
 
 # [grants]
-# environment = "production"      # grants name it; one for another environment is refused here
+# environment = "production"      # the name of this environment; grants for another one are refused
 
 # [registry]
-# require = true                  # every stage and spawned command names an operation that is registered
+# require = true                  # every stage and spawned command must name a registered operation
 
 # [changes]
-# approvals = 2                   # how many people must approve a change; authors do not approve their own
+# approvals = 2                   # people who must approve a change; authors do not approve their own
 # path = [{ glob = "billing/*", approvals = 2, role = "admin" }]
 
 # [serve]
-# import_seconds = 20             # how long a plan or saga may take to be loaded by `serve`
+# import_seconds = 20             # time limit for loading a plan or saga in `serve`
 
 # [server]
-# folders = [".", "../other"]     # where `serve` runs commands for who asks; default: this folder
-# spawn = false                   # run no commands for who asks, only plans and sagas of this folder
+# folders = [".", "../other"]     # where `serve` runs commands; default: this folder
+# spawn = false                   # do not run commands, only plans and sagas of this folder
 
-# [[sink]]                        # events can be delivered elsewhere, at least once and in order
+# [[sink]]                        # deliver events elsewhere, at least once and in order
 # name = "log"
 # kind = "ndjson"                 # or "console", or "webhook" with url = "https://..." and secret_env = "NAME"
 # path = "events.ndjson"
@@ -365,9 +365,9 @@ def _check_webhook(text: str, what: str) -> None:
     except ValueError:
         fits = False
     if not fits:
-        raise InvalidConfig(f"{what} cannot be read")
+        raise InvalidConfig(f"{what} is not a valid URL")
     if "@" in url.netloc:
-        raise InvalidConfig(f"no password in {what}; sign with secret_env instead")
+        raise InvalidConfig(f"{what} must not contain a password; sign with secret_env instead")
 
 
 def limits_of(settings: Settings) -> dict[str, int]:
@@ -414,11 +414,13 @@ def _check(settings: Settings, file: Path) -> None:
         if sink.kind == "webhook":
             _check_webhook(sink.url, f"{file}: sink {sink.name!r}: url")
         if sink.name.startswith("notify "):
-            raise InvalidConfig(f"{file}: sink {sink.name!r}: such a name is what [notify] goes by")
+            raise InvalidConfig(
+                f"{file}: sink {sink.name!r}: names that begin with 'notify ' are reserved for [notify]"
+            )
     if settings.notify.webhook:
         _check_webhook(settings.notify.webhook, f"{file}: notify.webhook")
     if len(set(names)) != len(names):
-        raise InvalidConfig(f"{file}: two sinks have one name")
+        raise InvalidConfig(f"{file}: two sinks have the same name")
 
 
 def _check_locks(settings: Settings, file: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_changed_beside_a_proposal_is_shown_above_the_button(running, brows
     tab = Tab(browser, running).sign_in()
     shown = tab.visit(f"/changes/{json.loads(said)['entry_id']}").inner_text("main")
     tab.close()
-    assert "2 files changed since then, not by a recorded cut:" in shown
+    assert "2 files changed since then, outside any recorded cut:" in shown
     assert "ev\\x0ail.py" in shown and "old.html removed" in shown.replace("\n", " ")
     plain = cli("change", "diff", "latest", check=0).stdout
     assert "ev\\x0ail.py (added)" in plain and "old.html (removed)" in plain

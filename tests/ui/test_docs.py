@@ -183,7 +183,7 @@ def test_the_guide_to_changes_can_be_typed_in(tmp_path):
     ) == ["2", "1", "1"]
     assert "BASE_DRIFT: " in done.stderr and "backdoor.py (added): not as it was" in done.stderr
     assert "it is verified_complete" in done.stdout and "its check failed" in done.stdout
-    assert "made on the tree as it was before build bld_" in done.stdout
+    assert "based on the tree as it was before build bld_" in done.stdout
     assert (
         "the files it had changed are restored" in done.stdout and done.stdout.count("sound: ") == 2
     )

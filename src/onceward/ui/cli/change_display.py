@@ -94,7 +94,7 @@ def _origin(view: ChangeView, origin: Origin) -> None:
     own = {unit.path for unit in view.units}
     render.say(base_line(origin.build, {unit.path for unit in origin.drift} & own))
     for unit in origin.drift[:_MOST]:
-        render.say(render.plain(f"  changed since then by no recorded cut: {unit.path}"))
+        render.say(render.plain(f"  changed since then, outside any recorded cut: {unit.path}"))
 
 
 def _word_of(result: ResultView) -> str:

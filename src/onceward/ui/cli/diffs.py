@@ -65,7 +65,7 @@ def show_drift(origin: Origin) -> None:
     if not origin.drift:
         return
     many = render.counted(len(origin.drift), "file")
-    click.secho(f"{many} changed since then by no recorded cut:", fg="red")
+    click.secho(f"{many} changed since then, outside any recorded cut:", fg="red")
     for unit in origin.drift[:_MOST_DRIFT]:
         click.secho(f"  {render.plain(unit.path)} ({kind_of(unit)})", fg="red")
     if len(origin.drift) > _MOST_DRIFT:
