@@ -122,7 +122,7 @@ def _base(workspace: Workspace, source: Source, target: str) -> Base | None:
     if name is None:
         if source.accept_drift:
             raise InvalidConfig(
-                "drift is accepted of a proposal that has a base: name its build with --since",
+                "--accept-drift needs a proposal with a base; name its build with --since",
                 context={"field": "--accept-drift"},
             )
         return None
@@ -135,7 +135,7 @@ def _base(workspace: Workspace, source: Source, target: str) -> Base | None:
             return None
     if base is None and asked:
         raise InvalidConfig(
-            f"build {source.since} kept no state of a tree before it began",
+            f"build {source.since} recorded no state of a tree",
             context={"field": "--since"},
             recovery=[Recovery('name the tree in its plan: tree = "DIR"')],
         )
@@ -147,9 +147,9 @@ def _base(workspace: Workspace, source: Source, target: str) -> Base | None:
 def _require_apart(base: Path, tree: Path) -> None:
     if tree == base or tree.is_relative_to(base) or base.is_relative_to(tree):
         raise InvalidConfig(
-            f"{tree} and {base} lie in each other; a proposal is a folder of its own",
+            f"{tree} and {base} must not contain each other; propose a separate folder",
             context={"field": "--tree"},
-            recovery=[Recovery("keep what is proposed elsewhere, or mark a patch")],
+            recovery=[Recovery("put the proposal into another folder, or mark a patch")],
         )
 
 

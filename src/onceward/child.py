@@ -32,7 +32,7 @@ def spend(*, settled: bool = False, **lanes: Any) -> None:
 def progress(thousandths: int, note: str = "") -> None:
     """Say how far this child is, from 0 to 1000."""
     if type(thousandths) is not int or not 0 <= thousandths <= 1000:
-        raise InvalidConfig(f"progress is told in thousandths, 0 to 1000, not {thousandths}")
+        raise InvalidConfig(f"progress must be 0 to 1000 thousandths, not {thousandths}")
     say(progress=thousandths, note=note)
 
 
@@ -56,10 +56,14 @@ def say(
         or not isinstance(note, str)
         or type(settled) is not bool
     ):
-        raise InvalidConfig("progress is a whole number, a note is text, settled is True or False")
+        raise InvalidConfig(
+            "progress must be a whole number, note must be text, settled must be True or False"
+        )
     said["id"] = f"{os.getpid()}-{time.monotonic_ns()}"
     if len(msgspec.json.encode(said)) > REPORT_LINE_BYTES:
-        raise InvalidConfig(f"a report is at most {REPORT_LINE_BYTES} bytes; shorten the note")
+        raise InvalidConfig(
+            f"a report must have at most {REPORT_LINE_BYTES} bytes; shorten the note"
+        )
     with _pipes() as (report, answers):
         # The answer comes on a pipe that all processes of the child share, so only one may ask at a time.
         fcntl.flock(report, fcntl.LOCK_EX)

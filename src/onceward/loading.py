@@ -97,7 +97,7 @@ class Loader:
         deadline = time.monotonic() + seconds
         while not ended():
             if self.stopping.is_set():
-                raise LockLost("the server is stopping; ask again when it is back")
+                raise LockLost("the server is stopping; send the request again when it is back")
             if time.monotonic() > deadline:
                 raise InvalidConfig(
                     f"{what} within {seconds:g} s",

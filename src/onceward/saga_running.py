@@ -89,7 +89,7 @@ def resume(
         raise InvalidResumeState(
             f"run {known.saga_id} carries the change {entry} out",
             context={"saga_id": known.saga_id, "entry_id": entry},
-            recovery=[Recovery("go on with the change", f"onceward change {verb} {entry}")],
+            recovery=[Recovery("continue the change", f"onceward change {verb} {entry}")],
         )
     found = saga or shipped(known) or saga_in(saga_file_of(known, workspace.folder.parent, file))
     environment = workspace.settings.grants.environment

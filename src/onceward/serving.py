@@ -133,14 +133,14 @@ class Service:
         hosted = self.hosted
         if hosted is None:
             raise LockConflict(
-                "this server is a standby, and values that are brought stay in its memory: bring them to the kernel"
+                "this server is a standby and keeps no values for the kernel; send them to the kernel's server"
             )
         hosted.environments.bring(principal, request_id, values)
 
     def require_going(self) -> None:
         """For what takes long and changes nothing: it is not waited for when the server is to end."""
         if self.stopping.is_set():
-            raise LockLost("the server is stopping; ask again when it is back")
+            raise LockLost("the server is stopping; send the request again when it is back")
 
     def require(self, principal: str, role: str) -> None:
         """For what changes no row, and is still not for everybody."""

@@ -431,7 +431,9 @@ def _check_locks(settings: Settings, file: Path) -> None:
             context={"field": "locks.ttl_ms"},
         )
     if "\0" in settings.locks.folder:
-        raise InvalidConfig(f"{file}: locks.folder is no path", context={"field": "locks.folder"})
+        raise InvalidConfig(
+            f"{file}: locks.folder is not a valid path", context={"field": "locks.folder"}
+        )
     if not 1 <= settings.builds.confirmation_seconds <= MAX_CONFIRMATION_SECONDS:
         raise InvalidConfig(
             f"{file}: builds.confirmation_seconds must be between 1 and {MAX_CONFIRMATION_SECONDS}",
@@ -458,7 +460,7 @@ def _check_changes(changes: ChangeSettings, file: Path) -> None:
     for rule in changes.path:
         if rule.role not in ("", *ROLES):
             raise InvalidConfig(
-                f"{file}: changes: {rule.role[:40]!a} is no role; there are {', '.join(ROLES)}",
+                f"{file}: changes: {rule.role[:40]!a} is not a role; choose from {', '.join(ROLES)}",
                 context={"field": "changes"},
             )
     names = [cutter.name for cutter in changes.cutter]
@@ -466,7 +468,7 @@ def _check_changes(changes: ChangeSettings, file: Path) -> None:
         check_name(name, "changes.cutter.name")
         if name in ("tree", "registry") or names.count(name) > 1:
             raise InvalidConfig(
-                f"{file}: changes: the cutter {name!r} is there already",
+                f"{file}: changes: the cutter {name!r} is defined twice",
                 context={"field": "changes"},
             )
 

@@ -336,7 +336,7 @@ def test_what_was_chosen_and_is_gone_is_a_changed_plan(site, fork):
     build = site.crash(documents(site), nth=9, config={"depth": "3"})
     plan = documents(site)
     plan.config = {key: value for key, value in plan.config.items() if key != "depth"}
-    with pytest.raises(InvalidResumeState, match="with --set is not in the plan any more"):
+    with pytest.raises(InvalidResumeState, match="by --set is no longer in the plan"):
         site.resume(plan, build, Offer(fork=fork))
 
 

@@ -344,7 +344,7 @@ def test_a_build_that_kept_no_state_is_no_base(backlog):
     build = begun(backlog.kernel, Resolved(plan))
     with backlog.store.read() as rows:
         assert base_of(rows, backlog.kernel.artifacts, build) is None
-    with pytest.raises(InvalidConfig, match="kept no state"):
+    with pytest.raises(InvalidConfig, match="recorded no state"):
         propose(
             backlog.workspace,
             Source(base=backlog.tree, patch=b"", since=build),

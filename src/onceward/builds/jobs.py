@@ -322,7 +322,7 @@ def chosen_plan(build: Build, load: Callable[[Choices], Resolved]) -> Resolved:
         if error.context.get("field") not in ("--only", "--set"):
             raise
         raise InvalidResumeState(
-            f"what was chosen for {build.build_id} with {error.context['field']} is not in the plan any more:"
+            f"what {build.build_id} chose by {error.context['field']} is no longer in the plan:"
             f" {error.message}",
             context={**error.context, "build_id": build.build_id, "changed": [error.message]},
             recovery=[
@@ -341,9 +341,9 @@ def plan_file_of(build: Build, home: Path) -> Path:
     file = home / build.plan_file
     if not build.plan_file or not file.is_file():
         raise InvalidResumeState(
-            f"the plan of {build.build_id} is not at {build.plan_file or 'any file'} any more",
+            f"the plan of {build.build_id} is no longer at {build.plan_file or 'any file'}",
             context={"build_id": build.build_id, "file": build.plan_file},
-            recovery=[Recovery("say where it is", f"onceward resume {build.build_id} --plan FILE")],
+            recovery=[Recovery("give its file", f"onceward resume {build.build_id} --plan FILE")],
         )
     return file
 
@@ -359,7 +359,7 @@ def require_environment(resolved: Resolved) -> None:
         for name in (*stage.env, *stage.secrets):
             if name not in os.environ:
                 raise InvalidConfig(
-                    f"stage {stage.name} asks for the variable {name}, and it is not set",
+                    f"stage {stage.name} needs the environment variable {name}, which is not set",
                     context={
                         "stage": stage.name,
                         "field": "secrets" if name in stage.secrets else "env",

@@ -137,7 +137,7 @@ class CodeHost:
         deadline = time.monotonic() + seconds
         while True:
             if stopping.is_set():
-                raise LockLost("the server is stopping; ask again when it is back")
+                raise LockLost("the server is stopping; send the request again when it is back")
             if time.monotonic() > deadline:
                 raise InvalidConfig(
                     f"{self.source.name} was not loaded within {seconds:g} s",
