@@ -278,7 +278,7 @@ def test_another_proposal_needs_another_approval(backlog):
     elsewhere = msgspec.structs.replace(second, target="other")
     backlog.kernel.artifacts.offer({elsewhere.content_hash(): [elsewhere.text().encode()]})
     waiting = backlog.mark({"b.txt": "2"})
-    with pytest.raises(InvalidConfig, match="same place"):
+    with pytest.raises(InvalidConfig, match="same target"):
         backlog.ask("ann", "changes.mark", manifest=elsewhere.content_hash(), revises=waiting)
     backlog.sound()
 

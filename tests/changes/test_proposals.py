@@ -119,11 +119,15 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
     [
         (b"", InvalidConfig, "no patch"),
         (b"hello\n", InvalidConfig, "no patch"),
-        (b"@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "without its file"),
+        (b"@@ -1 +1 @@\n-1\n+2\n", InvalidConfig, "hunk has no file header"),
         (b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-other\n+2\n", BaseDrift, "at line 1"),
         (b"--- a/a.txt\n+++ b/a.txt\n@@ -7 +7 @@\n-1\n+2\n", BaseDrift, "at line 7"),
         (b"--- a/a.txt\n+++ b/a.txt\n@@ -1,2 +1 @@\n-1\n+2\n", InvalidConfig, "ends"),
-        (b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\nx\n", InvalidConfig, "ends before it says"),
+        (
+            b"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\nx\n",
+            InvalidConfig,
+            "fewer lines than its header",
+        ),
         (b"--- a/none\n+++ b/none\n@@ -1 +1 @@\n-1\n+2\n", BaseDrift, "is not there"),
         (b"--- /dev/null\n+++ b/a.txt\n@@ -0,0 +1 @@\n+2\n", BaseDrift, "is there already"),
         (b"--- a/a.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-other\n", BaseDrift, "at line 1"),
@@ -150,7 +154,7 @@ def test_modes_and_plain_diffs_are_taken_too(tmp_path):
         (
             b"--- a/m\n+++ b/m\n@@ -1,1 +1,2 @@\n a\n+x\n+lost\n-b\n",
             InvalidConfig,
-            "other lines than it says",
+            "lines of a hunk do not match its header",
         ),
         (
             b"diff --git a/a.txt b/m\nsimilarity index 100%\nrename from a.txt\nrename to m\n",

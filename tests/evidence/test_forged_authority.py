@@ -201,9 +201,7 @@ def test_a_cut_that_only_rows_tell_of_is_not_verified(backlog):
             *(entry, "ab" * 32),
         )
     (backlog.tree / "a.txt").write_text("forged\n")
-    with pytest.raises(
-        GuardFailed, match="what is said to have been approved and cut does not count"
-    ):
+    with pytest.raises(GuardFailed, match="the recorded approval and cut are not valid"):
         backlog.verify(entry)
     with backlog.store.read() as rows:
         assert verify_rows(rows).faults

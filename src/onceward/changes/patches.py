@@ -94,7 +94,7 @@ class _Reader:
             elif line.startswith(b"--- ") and self._peek(1).startswith(b"+++ "):
                 yield self._plain()
             elif _HUNK.fullmatch(line):
-                raise self._odd("a hunk stands here without its file")
+                raise self._odd("this hunk has no file header")
             else:
                 self._at += 1
 
@@ -147,7 +147,7 @@ class _Reader:
 
     def _somewhere(self, file: Patched) -> Patched:
         if file.old is None and file.new is None:
-            raise self._odd("this file comes from nowhere and goes nowhere")
+            raise self._odd("this file has neither an old nor a new path")
         return file
 
     def _hunks(self) -> Iterator[Hunk]:
@@ -172,7 +172,7 @@ class _Reader:
                 }
                 if line[:1] not in sides:
                     self._at -= 1
-                    raise self._odd("a hunk ends before it says")
+                    raise self._odd("a hunk has fewer lines than its header says")
                 last = sides[line[:1]]
                 for side in last:
                     side.append(line if line == b"\n" else line[1:])
@@ -182,7 +182,7 @@ class _Reader:
             if (len(hunk.old), len(hunk.new)) != (before, after) or (
                 follows[:1] in (b"+", b"-", b" ") and not header and not signature
             ):
-                raise self._odd("a hunk has other lines than it says")
+                raise self._odd("the lines of a hunk do not match its header")
             yield hunk
 
     def _path_after(self, word: bytes, prefix: bytes | None = None) -> tuple[str | None, bool]:
