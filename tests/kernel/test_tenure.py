@@ -369,7 +369,7 @@ def test_a_takeover_from_another_machine_needs_its_artifact_root(database, sourc
     first.close()
     go_elsewhere(database)
     heir = Store(database, sources)
-    with pytest.raises(LockConflict, match="artifacts are not in reach") as refused:
+    with pytest.raises(LockConflict, match="artifacts cannot be reached") as refused:
         acquire(heir, "heir", root_id=ours)
     assert refused.value.context["reason"] == "artifact_root"
     assert acquire(heir, "heir", root_id="root-a").fence == 2
@@ -383,7 +383,7 @@ def test_a_container_of_the_same_name_is_another_machine(database, sources):
     first.close()
     go_elsewhere(database, own_identity().hostname)
     heir = Store(database, sources)
-    with pytest.raises(LockConflict, match="not in reach"):
+    with pytest.raises(LockConflict, match="cannot be reached"):
         acquire(heir, "heir")
     heir.close()
 

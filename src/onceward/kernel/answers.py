@@ -239,13 +239,13 @@ class Answers:
         self._answered(request)
         if ledger.takes >= REQUEST_TAKES:
             raise ExecutionFailed(
-                f"the kernel died {ledger.takes} times while it began this; nothing was made, and it is not tried"
-                " again under this id",
+                f"the kernel crashed {ledger.takes} times while it started this request; nothing was done, and it is not"
+                " retried under this id",
                 context={"request_id": request.request_id, "takes": ledger.takes},
             )
         if self.host is None:
             raise LockConflict(
-                "the kernel that lives does its own work and takes no other; `onceward serve` would",
+                "the running kernel takes no work from others; only `onceward serve` does",
                 context={"verb": request.verb},
             )
 

@@ -194,8 +194,8 @@ def _require_root(seen: LockRow, shown: Beat | None, here: Identity, root_id: st
         return
     if not root_id or shown is None or shown.root_id != root_id:
         raise LockConflict(
-            f"the kernel on {seen.hostname} is silent, but its artifacts are not in reach: this workspace's folder here"
-            " is not the one it worked in",
+            f"the kernel on {seen.hostname} sends no heartbeat, but its artifacts cannot be reached: this workspace's folder"
+            " here is not the one it used",
             context={
                 "reason": "artifact_root",
                 "hostname": seen.hostname,
