@@ -11,7 +11,7 @@ import pytest
 
 from onceward.kernel.feed import Feeding, position_now
 from onceward.serving import Service
-from onceward.ui.http.access import CODE_SECONDS, SESSION_SECONDS, Doors, Refused
+from onceward.ui.http.access import CODE_SECONDS, SESSION_SECONDS, Doors, HttpRefused
 from onceward.ui.http.feed import Feed, Listening
 
 pytestmark = [pytest.mark.rule("I-3"), pytest.mark.parametrize("scene", ["sqlite"], indirect=True)]
@@ -59,15 +59,15 @@ def test_codes_and_sessions_run_out(service):
     late, code = (doors.code_for("tester", doors.local) for _ in range(2))
     value, session = doors.sign_in(code, "")
     assert doors.caller("", value).principal == "tester" and session.principal == "tester"
-    with pytest.raises(Refused):
+    with pytest.raises(HttpRefused):
         doors.sign_in(code, "")
     clock[0] = CODE_SECONDS + 1
-    with pytest.raises(Refused):
+    with pytest.raises(HttpRefused):
         doors.sign_in(late, "")
     clock[0] = SESSION_SECONDS - 1
     assert doors.still(doors.caller("", value))
     clock[0] = SESSION_SECONDS + 1
-    with pytest.raises(Refused, match="over"):
+    with pytest.raises(HttpRefused, match="over"):
         doors.caller("", value)
 
 

@@ -24,7 +24,7 @@ TRIES: Final = 10
 """How often somebody may try to sign in within a minute, all together."""
 
 
-class Refused(OncewardError):
+class HttpRefused(OncewardError):
     """No, or no good, credential; HTTP's own status for it."""
 
     code = "PERMISSION_DENIED"
@@ -49,12 +49,12 @@ class Unfit(OncewardError):
         return self._status
 
 
-class ServerBusy(Refused):
+class ServerBusy(HttpRefused):
     status = 503
     code = "LOCK_CONFLICT"
 
 
-class TooMany(Refused):
+class TooMany(HttpRefused):
     status = 429
     code = "TRANSFORM_RATE_LIMIT"
 
@@ -115,7 +115,7 @@ class Doors:
         principal = self._bearer(token)
         if principal is None:
             self._count_failure()
-            raise Refused("the code or token is invalid or has expired")
+            raise HttpRefused("the code or token is invalid or has expired")
         value = self._secret()
         session = BrowserSession(principal, self._secret(), self._clock() + SESSION_SECONDS, token)
         with self._mutex:
@@ -129,12 +129,12 @@ class Doors:
             self._sessions.pop(caller.session, None)
 
     def caller(self, authorization: str, cookie: str) -> Caller | None:
-        """Who comes with these; None if they come with nothing. Refused if with something that is not good."""
+        """Who comes with these; None if they come with nothing. HttpRefused if with something that is not good."""
         if authorization:
             kind, _, token = authorization.partition(" ")
             principal = self._bearer(token.strip()) if kind.lower() == "bearer" else None
             if principal is None:
-                raise Refused("the token is invalid or has expired")
+                raise HttpRefused("the token is invalid or has expired")
             return self._with_a_role(Caller(principal, token=token.strip()))
         if not cookie:
             return None
@@ -146,7 +146,7 @@ class Doors:
             or found.until <= self._clock()
             or self._bearer(found.token) != found.principal
         ):
-            raise Refused("the session is over; sign in again")
+            raise HttpRefused("the session is over; sign in again")
         return self._with_a_role(Caller(found.principal, hashed, found.csrf, found.token))
 
     def still(self, caller: Caller | None) -> bool:
@@ -194,7 +194,7 @@ class Doors:
             self._failures.append(now)
 
 
-class Forbidden(Refused):
+class Forbidden(HttpRefused):
     status = 403
 
 

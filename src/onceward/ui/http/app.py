@@ -28,8 +28,8 @@ from onceward.ui.http.access import (
     Caller,
     Doors,
     Forbidden,
+    HttpRefused,
     Origins,
-    Refused,
     ServerBusy,
     Unfit,
 )
@@ -186,7 +186,7 @@ class Answering:
             request.headers.get("authorization", ""), request.cookies.get(self._doors.cookie, "")
         )
         if caller is None:
-            raise Refused("authentication required: an access token or a browser session")
+            raise HttpRefused("authentication required: an access token or a browser session")
         if route.mutates:
             self._doors.require_header(caller, request.headers.get(CSRF, ""))
         return caller
