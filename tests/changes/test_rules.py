@@ -137,7 +137,7 @@ def test_a_manifest_is_taken_in_its_one_form_only():
     assert rules.require_manifest_text(text) == MANIFEST
     with refused("INVALID_CONFIG", "this is no manifest"):
         rules.require_manifest_text(b"{}")
-    with refused("INVALID_CONFIG", "not in its one form"):
+    with refused("INVALID_CONFIG", "not in canonical form"):
         rules.require_manifest_text(text + b"\n")
 
 
@@ -170,7 +170,9 @@ def test_a_change_is_for_a_cutter_that_the_settings_name():
 def test_a_place_of_ones_own_has_its_three_methods(lacking):
     words = {word: staticmethod(lambda *given: None) for word in ("paths", "read", "write")}
     words.pop(lacking, None)
-    with refused_unless(lacking is None, "INVALID_CONFIG", "has paths(), read(path) and write"):
+    with refused_unless(
+        lacking is None, "INVALID_CONFIG", "must have paths(), read(path) and write"
+    ):
         rules.require_place(type("Bucket", (), words)())
 
 
@@ -323,7 +325,7 @@ def test_what_is_proposed_is_changed_until_it_is_approved(status):
 @pytest.mark.rule("H-4")
 @pytest.mark.parametrize("but", [{}, {"cutter": "mine"}, {"target": "other"}])
 def test_a_change_stays_one_of_the_same_place(but):
-    with refused_unless(not but, "INVALID_CONFIG", "stays one of the same place"):
+    with refused_unless(not but, "INVALID_CONFIG", "must have the same target"):
         rules.require_same_place(ENTRY, manifest(**but))
 
 
@@ -340,7 +342,7 @@ def test_only_paths_of_a_change_have_a_difference():
 @pytest.mark.parametrize("word", ["approve", "defer", "reject", "approved", ""])
 def test_a_review_is_one_of_three_words(word):
     good = word in ("approve", "defer", "reject")
-    with refused_unless(good, "INVALID_CONFIG", "a review is approve, defer or reject"):
+    with refused_unless(good, "INVALID_CONFIG", "the decision must be approve, defer or reject"):
         rules.require_decision(word)
 
 
@@ -385,7 +387,7 @@ def test_what_a_cut_has_begun_is_finished_or_undone_first(status):
 @pytest.mark.rule("H-7")
 @pytest.mark.parametrize("reason", ["not needed", " \n", ""])
 def test_whoever_gives_a_change_up_says_why(reason):
-    with refused_unless(bool(reason.strip()), "INVALID_CONFIG", "says why"):
+    with refused_unless(bool(reason.strip()), "INVALID_CONFIG", "a reason is required"):
         rules.require_reason(reason)
 
 
@@ -479,7 +481,7 @@ def test_what_is_cut_is_the_text_that_was_approved(bodies):
 def test_what_nobody_signed_is_neither_cut_nor_verified(doubt):
     with refused_unless(not doubt, "G-CUT-APPROVED", "does not count: nobody signed it"):
         rules.require_believed_approval("ent_1", doubt)
-    with refused_unless(not doubt, "G-VERIFY-CUT", "does not count: nobody signed it"):
+    with refused_unless(not doubt, "G-VERIFY-CUT", "are not valid: nobody signed it"):
         rules.require_believed_cut("ent_1", doubt)
 
 
@@ -613,7 +615,7 @@ def test_who_carried_it_out_does_not_verify_it(but, words):
 @pytest.mark.rule("H-6")
 @pytest.mark.parametrize("others", [[], ["ent_2"]])
 def test_nothing_is_verified_while_something_else_is_cut_in_the_same_place(others):
-    with refused_unless(not others, "LOCK_CONFLICT", "ent_2 is being cut or taken back"):
+    with refused_unless(not others, "LOCK_CONFLICT", "ent_2 is being cut or restored"):
         rules.require_nothing_else_cut("ent_1", others)
 
 

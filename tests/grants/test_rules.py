@@ -67,7 +67,7 @@ def test_a_grant_is_not_drafted_for_somebody_who_cannot_carry_it_out(executor, w
 def test_what_a_grant_says_it_is_for_has_the_digests_of_its_scope():
     rules.require_digests(SCOPE, (SCOPE.manifest_digest, SCOPE.schema_digest))
     for other in ((SCOPE.manifest_digest, ""), ("", SCOPE.schema_digest), ("", "")):
-        with refused("INVALID_CONFIG", "not what its digests are of"):
+        with refused("INVALID_CONFIG", "does not match its digests"):
             rules.require_digests(SCOPE, other)
 
 
@@ -84,7 +84,7 @@ def test_only_a_draft_is_issued(status):
 @pytest.mark.parametrize("name", WRONG)
 def test_only_the_drafted_scope_is_issued(name):
     rules.require_drafted_scope(GRANT, scope(actions=("S4_VALUES", "S2_SCHEMA", "S2_SCHEMA")))
-    with refused("INVALID_CONFIG", "not what was drafted"):
+    with refused("INVALID_CONFIG", "differs from the draft"):
         rules.require_drafted_scope(GRANT, scope(**{name: WRONG[name]}))
 
 
@@ -103,7 +103,7 @@ def test_a_grant_is_issued_by_a_signed_request_only():
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_grant_is_revoked_while_nobody_has_used_it(status):
-    with refused_unless(status in ("draft", "active"), "PERMIT_INVALID", "nothing to take back"):
+    with refused_unless(status in ("draft", "active"), "PERMIT_INVALID", "cannot be revoked"):
         rules.require_revocable(grant(status=status), "grt_1")
 
 

@@ -237,17 +237,17 @@ def test_a_value_that_gave_way_names_its_successor(follows):
 @pytest.mark.rule("S-2")
 def test_evidence_is_what_was_kept_and_written_down():
     rules.require_evidence_kept(b"{}", b"{}")
-    with refused("INTEGRITY_FAULT", "not what was kept"):
+    with refused("INTEGRITY_FAULT", "differs from what was stored"):
         rules.require_evidence_kept(b"{} ", b"{}")
     assert rules.require_evidence(AUDIT) is AUDIT
-    with refused("INTEGRITY_FAULT", "evidence of this run is not there"):
+    with refused("INTEGRITY_FAULT", "evidence of this run is missing"):
         rules.require_evidence(None)
 
 
 @pytest.mark.rule("S-6")
 def test_every_value_that_was_superseded_has_its_audit_row():
     rules.require_superseded([AUDIT, AUDIT])
-    with refused("INTEGRITY_FAULT", "what was superseded is not"):
+    with refused("INTEGRITY_FAULT", "is not superseded"):
         rules.require_superseded([AUDIT, None])
 
 

@@ -118,7 +118,7 @@ def require_manifest_text(text: bytes) -> Manifest:
             f"this is no manifest: {error}", context={"field": "manifest"}
         ) from None
     if require_manifest(manifest).text().encode() != text:
-        raise InvalidConfig("the manifest is not in its one form", context={"field": "manifest"})
+        raise InvalidConfig("the manifest is not in canonical form", context={"field": "manifest"})
     return manifest
 
 
@@ -155,7 +155,7 @@ def require_named_cutter(name: str, cutters: Mapping[str, str]) -> str:
 def require_place(place: object) -> None:
     """A user's own place has the three methods of one."""
     if not all(callable(getattr(place, word, None)) for word in ("paths", "read", "write")):
-        raise InvalidConfig("a cutter of one's own has paths(), read(path) and write(path, data)")
+        raise InvalidConfig("a cutter must have paths(), read(path) and write(path, data)")
 
 
 def require_not_machinery(target: str, machinery: bool) -> None:
@@ -384,7 +384,7 @@ def require_same_place(entry: Entry, manifest: Manifest) -> None:
     """A change stays one of the same place, whatever it proposes."""
     if (manifest.cutter, manifest.target) != (entry.cutter, entry.target):
         raise InvalidConfig(
-            "a change stays one of the same place", context={"entry_id": entry.entry_id}
+            "a revision must have the same target", context={"entry_id": entry.entry_id}
         )
 
 
@@ -403,7 +403,9 @@ def require_paths_of_change(unknown: Sequence[str]) -> None:
 def require_decision(decision: str) -> None:
     """A review is one of three words."""
     if decision not in WORDS:
-        raise InvalidConfig("a review is approve, defer or reject", context={"field": "decision"})
+        raise InvalidConfig(
+            "the decision must be approve, defer or reject", context={"field": "decision"}
+        )
 
 
 def require_current_manifest(entry_id: str, proposed: str, reviewed: str) -> None:
@@ -459,7 +461,7 @@ def require_no_cut(entry_id: str, live: ChangeSet | None) -> None:
 def require_reason(reason: str) -> None:
     """Whoever gives a change up says why."""
     if not reason.strip():
-        raise InvalidConfig("whoever gives a change up says why", context={"field": "reason"})
+        raise InvalidConfig("a reason is required to give up a change", context={"field": "reason"})
 
 
 # Approvals.
@@ -707,7 +709,7 @@ def require_believed_cut(entry_id: str, doubt: str) -> None:
     if doubt:
         raise GuardFailed(
             "G-VERIFY-CUT",
-            f"what is said to have been approved and cut does not count: {doubt}",
+            f"the recorded approval and cut are not valid: {doubt}",
             entry_id,
             [Recovery("see what was edited", "onceward verify")],
         )
@@ -717,7 +719,7 @@ def require_nothing_else_cut(entry_id: str, others: Sequence[str]) -> None:
     """Nothing else is being cut, or taken back, in the same place."""
     if others:
         raise LockConflict(
-            f"{others[0]} is being cut or taken back in the same place; what is there now says nothing",
+            f"{others[0]} is being cut or restored in the same place; verify again when that is done",
             context={"entry_id": entry_id, "others": list(others[:10])},
             recovery=[_show(others[0])],
         )
@@ -753,4 +755,4 @@ def require_drift_accepted(
 def require_check_ended(stopped: bool) -> None:
     """The entry's own check ran to its end."""
     if stopped:
-        raise LockConflict("the check was stopped before it ended; nothing is said of the change")
+        raise LockConflict("the check was stopped before it ended; there is no result")

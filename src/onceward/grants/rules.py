@@ -34,7 +34,7 @@ def require_digests(scope: Scope, made: tuple[str, str]) -> None:
     """What a grant says it is for has the digests of its scope; `made` are those of what it says."""
     if made != (scope.manifest_digest, scope.schema_digest):
         raise InvalidConfig(
-            "what the grant says it is for is not what its digests are of",
+            "the grant's description does not match its digests",
             context={"field": "about"},
         )
 
@@ -50,9 +50,7 @@ def require_draft(grant: Grant, name: str) -> None:
 def require_drafted_scope(grant: Grant, scope: Scope) -> None:
     """The scope that is issued is exactly the one that was drafted."""
     if grant.scope != scope.check():
-        raise InvalidConfig(
-            "what is to be granted is not what was drafted", context={"field": "scope"}
-        )
+        raise InvalidConfig("the scope differs from the draft", context={"field": "scope"})
 
 
 def require_duration(seconds: int) -> None:
@@ -74,7 +72,7 @@ def require_revocable(grant: Grant, name: str) -> None:
     """A draft or an unused grant can be revoked."""
     if grant.status not in ("draft", "active"):
         raise PermitInvalid(
-            f"the grant is {grant.status}; there is nothing to take back",
+            f"the grant is {grant.status}; it cannot be revoked",
             context={"grant_id": name},
         )
 

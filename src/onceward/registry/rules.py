@@ -238,20 +238,20 @@ def require_successor(before: str, value: Value, successor: Key) -> None:
 def require_evidence_kept(kept: bytes, evidence: bytes) -> None:
     """The evidence reads back as it was written."""
     if kept != evidence:
-        raise IntegrityFault("the evidence is not what was kept")
+        raise IntegrityFault("the evidence differs from what was stored")
 
 
 def require_evidence(audit: Audit | None) -> Audit:
     """The audit row that names a run's evidence."""
     if audit is None:
-        raise IntegrityFault("the evidence of this run is not there")
+        raise IntegrityFault("the evidence of this run is missing")
     return audit
 
 
 def require_superseded(audits: Sequence[Audit | None]) -> None:
     """Every value of a rollback has its audit row."""
     if any(audit is None for audit in audits):
-        raise IntegrityFault("what was superseded is not")
+        raise IntegrityFault("a value that this run superseded is not superseded")
 
 
 # Rollbacks.

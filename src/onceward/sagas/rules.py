@@ -152,7 +152,7 @@ def require_same_run(run: Run, *, saga: str, text: str, grant_id: str | None, ro
                 context={"saga_id": run.saga_id, "root": root, "differs": what},
                 recovery=[
                     Recovery(
-                        "go on with that run, which has all it needs",
+                        "resume that run",
                         f"onceward saga resume {run.saga_id}",
                     ),
                     Recovery("or see what it is", f"onceward saga show {run.saga_id}"),
@@ -192,7 +192,7 @@ def require_not_stuck(run: Run) -> None:
                     f"onceward saga retry {run.saga_id}",
                     "low",
                 ),
-                Recovery("or take it as it is", f"onceward saga abandon {run.saga_id}", "medium"),
+                Recovery("or close it as it is", f"onceward saga abandon {run.saga_id}", "medium"),
             ],
         )
 
