@@ -125,7 +125,7 @@ def test_a_crashed_build_resumes_and_no_finished_step_runs_again(site, nth):
 @pytest.mark.guarantee("G2")
 def test_a_slot_that_cannot_record_never_makes_a_build_succeed(site, monkeypatch):
     """It fails just after the main thread has looked whether any did."""
-    finished = BuildRun._finished
+    is_over = BuildRun._is_over
 
     def late(run):
         deadline = time.monotonic() + 10
@@ -133,9 +133,9 @@ def test_a_slot_that_cannot_record_never_makes_a_build_succeed(site, monkeypatch
             not run.children.quiet and run.children.failed is None and time.monotonic() < deadline
         ):
             time.sleep(0.005)
-        return finished(run)
+        return is_over(run)
 
-    monkeypatch.setattr(BuildRun, "_finished", late)
+    monkeypatch.setattr(BuildRun, "_is_over", late)
     build = site.crash(three(site), point="child.leased", nth=1)
     assert site.status(build)["state"] == "CRASHED"
 
@@ -614,8 +614,8 @@ def test_a_start_that_follows_the_end_of_another_step_counts_after_a_restart_too
         running = prepared(kernel, build, resolved, 1, False, False)
         now = kernel.store.sources.now()
         step = resolved.steps.named("call:c")
-        assert not running.board.free(step, now), "a third start within the hour"
-        assert running.board.free(step, now + 3601 * 1_000_000)
+        assert not running.ready.free(step, now), "a third start within the hour"
+        assert running.ready.free(step, now + 3601 * 1_000_000)
     finally:
         kernel.close()
 

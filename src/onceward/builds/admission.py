@@ -40,7 +40,7 @@ class Admission(msgspec.Struct, frozen=True):
     """Whether the next one would fit if nothing else were in flight."""
 
 
-class Purse:
+class Admissions:
     """What a build may spend, what its stages cost so far, and whether there is room for more."""
 
     def __init__(

@@ -17,7 +17,7 @@ from onceward.core.steps import Output, fill, lock_target, result_digest, step_n
 from onceward.dispatch.cut_off import StepOf, carried_on, done, not_done
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.stage_words import copied
-from onceward.dispatch.step_folder import Bench
+from onceward.dispatch.step_folder import StepFolder
 from onceward.dispatch.task import Task, Upstream
 from onceward.dispatch.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
@@ -46,8 +46,8 @@ class Attempt:
         self.attempt = (before.attempt if before is not None and before.child_id else 0) + 1
         """How often it was tried at all."""
         self.config = run.resolved.contexts[k].config(self.target)
-        self.estimate = run.purse.estimate(k)
-        self.bench = Bench(
+        self.estimate = run.admissions.estimate(k)
+        self.step_folder = StepFolder(
             run.artifacts,
             lambda: run.kernel.work / self.child_id,
             self.stage.secrets,
@@ -109,7 +109,7 @@ class Attempt:
             "ONCEWARD_STAGE": self.stage.name,
             "ONCEWARD_TARGET": self.target,
             "ONCEWARD_IDEMPOTENCY_KEY": self.key,
-            **self.bench.given(),
+            **self.step_folder.given(),
         }
 
     def call(self, child: ChildTask) -> Any:
@@ -117,9 +117,9 @@ class Attempt:
         step = (self.run.build_id, self.stage.name, self.target)
         # Its own copy: what it does to it concerns nobody else.
         config = copied(self.config)
-        task = Task(child, step, self.key, config, lambda: self.bench.folder)
+        task = Task(child, step, self.key, config, lambda: self.step_folder.folder)
         assert self.stage.call is not None
-        return self.stage.call(self.bench.seat(task, self.run.resolved.plan.folder))
+        return self.stage.call(self.step_folder.seat(task, self.run.resolved.plan.folder))
 
     def _flowing_in(self) -> Upstream:
         with self.run.mutex:
@@ -132,23 +132,23 @@ class Attempt:
             for target, outputs in targets.items()
             for output in outputs
         ]
-        self.bench.lay_out(self.name, self.config, files)
+        self.step_folder.lay_out(self.name, self.config, files)
 
     def collect(self, token: Token, value: Any) -> list[Kept]:
-        return self.bench.collect(value)
+        return self.step_folder.collect(value)
 
     def doubt(self, value: Any, why: OncewardError) -> InDoubt:
-        return InDoubt(why.code, why.message[:1000], self.bench.set_aside(value))
+        return InDoubt(why.code, why.message[:1000], self.step_folder.set_aside(value))
 
     def late(self, token: Token, kept: list[Kept] | InDoubt) -> None:
         """The thread of an attempt that was given up has ended: what it made is a result all the same (B-8)."""
-        self.bench.clear()
+        self.step_folder.clear()
         parts, doubt = (kept.kept, kept.message) if isinstance(kept, InDoubt) else (kept, "")
         self.run.kernel.late.record(self.run.store, self.run.artifacts, token, parts, doubt)
 
     def close(self, token: Token, ended: Ended, kept: Sequence[Kept] | InDoubt | None) -> Ending:
         # Whose thread still runs may still use its folder.
-        log = None if ended.detail.get("given_up") else self.bench.clear()
+        log = None if ended.detail.get("given_up") else self.step_folder.clear()
         return Ending(self, token, ended, kept or [], log)
 
     def cancelled(self) -> None:
@@ -282,7 +282,7 @@ class Ending:
             return ()
         goes_on = ended.reason == "completed" or self.run.goes_on_after(attempt, ended)
         chosen = [launch for launch in self._next if goes_on and (completed or not launch.early)]
-        admission = self.run.purse.after(tx, attempt, ended, chosen)
+        admission = self.run.admissions.after(tx, attempt, ended, chosen)
         self.paused, self.waits_for_budget = admission.pause, admission.waits
         self._spawned = chosen[: admission.count]
         return self.run.queue(tx, self._spawned)

@@ -89,7 +89,7 @@ def begun_with(body: str | None) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-class Past:
+class FinishedSteps:
     """Checkpoints as they were when the build was begun or resumed."""
 
     def __init__(self, run: BuildRun, reuse: bool, rerun: Set[int]) -> None:

@@ -35,7 +35,7 @@ class Carried(msgspec.Struct, frozen=True):
         summary = build_summary(store, run.build_id)
         with store.read() as rows:
             lanes = debits.lanes(rows, run.build_id)
-        blocked = run.board.counts[At.BLOCKED]
+        blocked = run.ready.counts[At.BLOCKED]
         steps = {"total": len(run.steps), **run.counts}
         if blocked:
             steps["blocked"] = blocked
@@ -101,7 +101,9 @@ def _enough(run: BuildRun, lanes: Mapping[str, Lane]) -> str:
     lane = lanes.get(name)
     if lane is None or detail.get("scope"):
         return ""
-    wanted = max(run.purse.to_finish(run.board.left()).get(name, 0), int(detail.get("asked") or 0))
+    wanted = max(
+        run.admissions.to_finish(run.ready.left()).get(name, 0), int(detail.get("asked") or 0)
+    )
     if name == "duration_secs":
         wanted = max(wanted, _time_to_finish(run, lane))
     enough = lane.total + wanted if wanted else 0
@@ -112,7 +114,7 @@ def _enough(run: BuildRun, lanes: Mapping[str, Lane]) -> str:
 
 def _time_to_finish(run: BuildRun, lane: Lane) -> int:
     """Seconds that the steps that are left will take if they take as long as those before."""
-    executed, left = run.counts["executed"], sum(run.board.left().values())
+    executed, left = run.counts["executed"], sum(run.ready.left().values())
     return max(1, -(-lane.total * left // executed) if executed else lane.total * left or left)
 
 

@@ -29,7 +29,7 @@ class At(IntEnum):
     """It ended, and a person is to decide what becomes of it."""
 
 
-class Board:
+class ReadyQueue:
     """Counts what each step still waits for. Not safe for threads; whoever owns it holds a mutex."""
 
     def __init__(self, steps: Steps, rates: dict[int, list[Micros]]) -> None:
@@ -100,7 +100,7 @@ class Board:
         self._set(step, At.WAITING)
 
     def take_back(self, step: int) -> None:
-        """Take a ready step off the board."""
+        """Take a ready step off the queue."""
         held = self._held.get(self.steps.place(step)[0], self._ready)
         held.remove(step)
         heapq.heapify(held)

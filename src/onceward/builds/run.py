@@ -13,12 +13,12 @@ import msgspec
 
 from onceward.artifacts.outputs import read_back
 from onceward.builds import machine as rules
-from onceward.builds.admission import Admission, Pause, Purse
+from onceward.builds.admission import Admission, Admissions, Pause
 from onceward.builds.attempt import Attempt, Ending, Unlaunchable
-from onceward.builds.finished_steps import Past
+from onceward.builds.finished_steps import FinishedSteps
 from onceward.builds.flow import Flow
 from onceward.builds.plans import Resolved
-from onceward.builds.ready_queue import At, Board
+from onceward.builds.ready_queue import At, ReadyQueue
 from onceward.core.canon import digest
 from onceward.core.sources import Micros
 from onceward.core.steps import Output, lock_target, step_name
@@ -108,11 +108,11 @@ class BuildRun:
             now = self.store.sources.now()
             # A clock that was set back must not keep a stage waiting for times that have not come.
             starts = {k: rate_starts(rows, self._scope(k), r.count) for k, r in scopes.items()}
-            self.board = Board(
+            self.ready = ReadyQueue(
                 self.steps, {k: [min(at, now) for at in some] for k, some in starts.items()}
             )
         self.flow = Flow(resolved)
-        self.purse = Purse(
+        self.admissions = Admissions(
             store=self.store,
             build_id=build_id,
             resolved=resolved,
@@ -121,7 +121,7 @@ class BuildRun:
             children=self.children,
             confirmation_seconds=kernel.confirmation_seconds,
         )
-        self.past = Past(self, reuse, rerun)
+        self.finished = FinishedSteps(self, reuse, rerun)
 
     def run(self) -> None:
         """Until all is done, or something stops it."""
@@ -130,13 +130,13 @@ class BuildRun:
 
     def _run(self) -> None:
         with self.mutex:
-            self._sort_out(self.board.roots())
+            self._sort_out(self.ready.roots())
         while True:
             self.dispatch()
             with self._changed:
                 if self.children.failed is not None:
                     raise self.children.failed
-                if self._finished() or self.children.quiet or self.children.overdue:
+                if self._is_over() or self.children.quiet or self.children.overdue:
                     break
                 self._changed.wait(self._patience())
         self.children.heeded = None
@@ -144,7 +144,7 @@ class BuildRun:
             self.children.failed is not None
         ):  # It may fail after we looked, and what fails falls quiet too.
             raise self.children.failed
-        if self._finished() if not self.halted else self.halted == "failed":
+        if self._is_over() if not self.halted else self.halted == "failed":
             self._conclude()
 
     def stop(self) -> None:
@@ -236,13 +236,13 @@ class BuildRun:
                 in_doubt=ending.doubt is not None,
             )
             idle = self._in_flight < self.jobs
-            over = self._finished()
+            over = self._is_over()
         self._forget(dropped)
         if spawned and idle:
             self.children.rouse()
         if idle and not over:
             self.dispatch()
-        if over or self.board.next_time() is not None:
+        if over or self.ready.next_time() is not None:
             self._notify()
 
     def ended(
@@ -257,22 +257,22 @@ class BuildRun:
         step = attempt.number
         with self.mutex:
             self._in_flight -= 1
-            self.purse.in_flight.drop(attempt.child_id)
+            self.admissions.in_flight.drop(attempt.child_id)
             self.attempts[step] = attempt.try_
             spent = ended.detail.get("spent", {})
             if ended.detail.get("report_mistake"):
                 self.unread[attempt.name] = str(ended.detail["report_mistake"])
             if ended.reason == "completed" and in_doubt:
                 self.doubts.append(attempt.name)
-                self.board.doubt(step)
-                self.purse.note(attempt.k, spent)
+                self.ready.doubt(step)
+                self.admissions.note(attempt.k, spent)
                 self._say(attempt.name, "IN_DOUBT", attempt.child_id, spent, ended)
                 return
             if ended.reason == "completed":
                 self.attempts.pop(step, None)
                 self.before.pop(step, None)
                 self.counts["executed"] += 1
-                self.purse.note(attempt.k, spent)
+                self.admissions.note(attempt.k, spent)
                 self._say(
                     attempt.name,
                     "SUCCESS",
@@ -283,7 +283,7 @@ class BuildRun:
                     ended.detail.get("report_mistake", ""),
                 )
                 self.flow.keep(step, outputs)
-                self._sort_out(self.board.finish(step))
+                self._sort_out(self.ready.finish(step))
                 return
             if checkpoint is not None:
                 self.before[step] = checkpoint
@@ -291,10 +291,10 @@ class BuildRun:
                 due = self.store.sources.now() + backoff(
                     attempt.try_, self.store.sources.fraction()
                 )
-                self.board.put_later(step, due)
+                self.ready.put_later(step, due)
                 self._say(attempt.name, "RETRY", attempt.child_id, spent, ended)
             elif ended.reason == "budget_exceeded" or ended.detail.get("stopped"):
-                self.board.put_back(step)
+                self.ready.put_back(step)
                 self._say(attempt.name, "STOPPED", attempt.child_id, spent, ended)
             else:
                 self._failed(step, ended, attempt.child_id)
@@ -314,30 +314,30 @@ class BuildRun:
                 )
         return [attempt.order for attempt in chosen]
 
-    # The board.
+    # The ready queue.
 
     def _take(self, free: int) -> list[Attempt]:
         chosen: list[Attempt] = []
         while self._freed_targets:
-            self.board.hurry(self._freed_targets.popleft())
+            self.ready.hurry(self._freed_targets.popleft())
         if self._waits_for_budget and self._in_flight:
             return chosen
         while len(chosen) < free and not self.halted:
             now = self.store.sources.now()
-            step = self.board.take(now)
+            step = self.ready.take(now)
             if step is None:
                 break
             try:
                 attempt = self._launch(step, now, early=False)
                 if attempt is None:
-                    self.board.wait_again(step)
+                    self.ready.wait_again(step)
                     self._sort_out([step])
                 else:
                     chosen.append(attempt)
             except TargetLocked as locked:
                 self._wait_for_target(step, locked, now, last=not chosen)
             except OncewardError as error:
-                self.board.put_back(step)
+                self.ready.put_back(step)
                 if chosen:
                     break
                 raise Unlaunchable(step, error) from error
@@ -346,16 +346,16 @@ class BuildRun:
     def _done_by_another_build(self, step: int) -> bool:
         """Whether another build of the same plan has done a step since it was sorted out."""
         beside = step in self._target_waits or self._plan_run.met_another
-        return beside and not self.past.must_execute(step)
+        return beside and not self.finished.must_execute(step)
 
     def _take_early(self, finishing: int) -> list[Attempt]:
         """A step that waits only for the one that is being finished, if it has to be executed."""
         now = self.store.sources.now()
-        for step in self.board.would_free(finishing):
-            if self.board.free(step, now) and self.past.must_execute(step):
+        for step in self.ready.would_free(finishing):
+            if self.ready.free(step, now) and self.finished.must_execute(step):
                 attempt = self._launch(step, now, early=True)
                 if attempt is not None:
-                    self.board.start(step, now)
+                    self.ready.start(step, now)
                     return [attempt]
         return []
 
@@ -372,7 +372,7 @@ class BuildRun:
             return None
         self._target_waits.pop(step, None)
         self._in_flight += 1
-        self.purse.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
+        self.admissions.in_flight.add(attempt.child_id, self.build_id, attempt.estimate)
         self.children.expect({attempt.child_id: attempt.work})
         return attempt
 
@@ -381,13 +381,13 @@ class BuildRun:
         has failed, if nothing else was chosen with it (`last`)."""
         since, tries = self._target_waits.get(step, (now, 0))
         if now - since >= self.kernel.target_wait * 1_000_000 and last:
-            self.board.put_back(step)
+            self.ready.put_back(step)
             raise Unlaunchable(step, locked)
         if not tries:
             name = self.steps.name(step)
             self.told({"step": name, "status": "HELD", "message": locked.message, "spent": {}})
         self._target_waits[step] = (since, tries + 1)
-        self.board.hold(step, now + int(retry_delay(tries) * 1_000_000))
+        self.ready.hold(step, now + int(retry_delay(tries) * 1_000_000))
         k, target = self.steps.place(step)
         held = lock_target(self.resolved.plan.name, self.steps.stages[k].name, target)
         self.kernel.targets.wake_when_free(held, partial(self._freed_targets.append, step))
@@ -396,7 +396,7 @@ class BuildRun:
         """Queue steps outside of another's end."""
         if tx.builds.get(self.build_id).state != "ACTIVE":
             return Admission(0)
-        admission = self.purse.before(tx, chosen)
+        admission = self.admissions.before(tx, chosen)
         orders = self.queue(tx, chosen[: admission.count])
         queue.spawn(tx, orders, self.children.owner, self.children.actor)
         return admission
@@ -408,11 +408,11 @@ class BuildRun:
             self._say(attempt.name, "running", attempt.child_id)
         for attempt in dropped:
             self._in_flight -= 1
-            self.purse.in_flight.drop(attempt.child_id)
+            self.admissions.in_flight.drop(attempt.child_id)
             if attempt.early:
-                self.board.wait_again(attempt.number)
+                self.ready.wait_again(attempt.number)
             else:
-                self.board.put_back(attempt.number)
+                self.ready.put_back(attempt.number)
         if paused is not None and self.pausing is None:
             self.pausing = paused
             self._halt("paused")
@@ -425,23 +425,23 @@ class BuildRun:
 
     def _sort_out(self, ready: Sequence[int]) -> None:
         """Find out of steps that wait for nothing more whether they are done already, wave after wave."""
-        waiting = [step for step in ready if self.board.at[step] == At.WAITING]
+        waiting = [step for step in ready if self.ready.at[step] == At.WAITING]
         while waiting:
-            found = self.past.look(waiting)
+            found = self.finished.look(waiting)
             self.saved += found.saved
             waiting = []
             for step, status, outputs in found.done:
                 self.counts["skipped" if status == "SKIPPED" else "reused"] += 1
                 self.flow.keep(step, outputs)
                 self._say(self.steps.name(step), status)
-                waiting += self.board.finish(step)
+                waiting += self.ready.finish(step)
             for step, wanted in found.asked.items():
-                self.board.ask(step)
+                self.ready.ask(step)
                 self._asked[step] = wanted
             for step, error in found.refused:
                 self._failed(step, Ended(error.get("reason", "refused"), error))
             for step in found.execute:
-                self.board.put(step)
+                self.ready.put(step)
             if found.asked:
                 # Somebody may have answered before we were ready to hear it.
                 waiting += self._answers()
@@ -453,13 +453,13 @@ class BuildRun:
         for step, wanted in sorted(self._asked.items()):
             now = self.flow.context_hash(step)
             if now != wanted:
-                self.past.ask_again(step, now)
+                self.finished.ask_again(step, now)
                 self._asked[step] = now
             k, target = self.steps.place(step)
             with self.store.read() as rows:
                 found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
             if found is not None and found.context_hash == now:
-                self.past.require_believed(step, now)
+                self.finished.require_believed(step, now)
                 freed += self._decided(step, found)
         return freed
 
@@ -472,7 +472,7 @@ class BuildRun:
         self.counts["executed"] += 1
         self._say(self.steps.name(step), "SUCCESS")
         self.flow.keep(step, read_back(found.outputs))
-        return self.board.finish(step)
+        return self.ready.finish(step)
 
     def _failed(self, step: int, ended: Ended, child_id: str = "") -> None:
         name = self.steps.name(step)
@@ -482,7 +482,7 @@ class BuildRun:
         self._say(
             name, "CANCELLED" if ended.reason == "cancelled" else "FAILED", child_id, {}, ended
         )
-        for other in self.board.fail(step):
+        for other in self.ready.fail(step):
             self._say(self.steps.name(other), "BLOCKED")
         if not self.keep_going:
             self._halt("failed")
@@ -491,8 +491,8 @@ class BuildRun:
         """A step that cannot even be begun has failed, and its record says why."""
         step, error = unlaunchable.step, unlaunchable.error
         said = {"error": error.code, "message": error.message[:1000]}
-        self.board.take_back(step)
-        self.past.record_unrun(step, said)
+        self.ready.take_back(step)
+        self.finished.record_unrun(step, said)
         self._failed(step, Ended("start_failed", said))
 
     def again(self, attempt: Attempt, ended: Ended) -> bool:
@@ -512,15 +512,15 @@ class BuildRun:
         with self._changed:
             self._changed.notify_all()
 
-    def _finished(self) -> bool:
+    def _is_over(self) -> bool:
         if self._in_flight:
             return False
-        counts = self.board.counts
+        counts = self.ready.counts
         return bool(self.halted) or not (counts[At.READY] or counts[At.LATER] or counts[At.ASKED])
 
     def _patience(self) -> float:
         """How long the main thread may sleep: until something that waits for time alone is due."""
-        due = self.board.next_time() if self._in_flight < self.jobs else None
+        due = self.ready.next_time() if self._in_flight < self.jobs else None
         left = 0.5 if due is None else max(0.001, (due - self.store.sources.now()) / 1_000_000)
         return min(0.5, left)
 
@@ -544,7 +544,7 @@ class BuildRun:
             if failed:
                 move = rules.move(build, "FAILED", "unhandled_error", self.actor.principal, failed)
             else:
-                made = self.past.output_digest(tx)
+                made = self.finished.output_digest(tx)
                 move = rules.move(
                     build, "SUCCESS", "normal_completion", self.actor.principal, {"outputs": made}
                 )

@@ -20,7 +20,7 @@ from onceward.errors import StorageError
 from onceward.processes.prints import at_work, step_threads
 
 
-class Bench:
+class StepFolder:
     """One child's place to work in."""
 
     def __init__(

@@ -12,7 +12,7 @@ from onceward.core.sagas import Run, SagaStep, Side
 from onceward.core.steps import Output, lock_target, result_digest
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.stage import Stage
-from onceward.dispatch.step_folder import Bench
+from onceward.dispatch.step_folder import StepFolder
 from onceward.dispatch.task import Upstream
 from onceward.dispatch.work import ChildTask, Command, Function, Work
 from onceward.errors import OncewardError
@@ -39,7 +39,7 @@ class ActionRun:
         """Why it did not lead on although it was done, or did not begin."""
         self.outputs: tuple[Output, ...] = ()
         """What it left, as recorded."""
-        self.bench = Bench(
+        self.step_folder = StepFolder(
             saga.kernel.artifacts,
             lambda: saga.kernel.work / self.child_id,
             stage.secrets,
@@ -95,7 +95,7 @@ class ActionRun:
                 "ONCEWARD_ROOT": self.run.idempotency_root,
                 "ONCEWARD_STAGE": self.step,
                 "ONCEWARD_IDEMPOTENCY_KEY": self.key,
-                **self.bench.given(),
+                **self.step_folder.given(),
             },
             said=about,
             **terms,
@@ -107,10 +107,10 @@ class ActionRun:
     def call(self, child: ChildTask) -> Any:
         """Call the function of an attempt, on its own thread."""
         place = (self.run.saga_id, self.step, "")
-        task = ActionTask(child, place, self.key, {}, lambda: self.bench.folder)
+        task = ActionTask(child, place, self.key, {}, lambda: self.step_folder.folder)
         task.root, task.input = self.run.idempotency_root, given_of(self.run)
         task.site = self.saga
-        self.bench.seat(task, self.saga.saga.folder)
+        self.step_folder.seat(task, self.saga.saga.folder)
         if self.side == "compensation" and self.step in task.inputs:
             task.result = task.inputs[self.step]
         assert self.stage.call is not None
@@ -118,14 +118,14 @@ class ActionRun:
 
     def prepare(self, token: Token) -> None:
         files = [(step, output) for step, left in self._flowing_in().items() for output in left[""]]
-        self.bench.lay_out(self.name, given_of(self.run), files)
+        self.step_folder.lay_out(self.name, given_of(self.run), files)
 
     def collect(self, token: Token, value: Any) -> tuple[list[Kept], Any]:
         """Its outputs, stored; and the value that its check sees."""
-        kept = self.bench.collect(value)
+        kept = self.step_folder.collect(value)
         if self.stage.call is None and self.saga.saga.actions[self.step].check is not None:
             value = {
-                output.name: (self.bench.folder / "out" / output.name).read_bytes()
+                output.name: (self.step_folder.folder / "out" / output.name).read_bytes()
                 for output, _ in kept
             }
         return kept, value
@@ -142,7 +142,7 @@ class ActionRun:
         found, result = kept or ([], None)
         if self.side == "compensation" and self.saga.saga.reserves and isinstance(result, Mapping):
             self.left = list(result.get("left", ()))
-        return ActionEnding(self, token, ended, kept=found, result=result, log=self.bench.clear())
+        return ActionEnding(self, token, ended, kept=found, result=result, log=self.step_folder.clear())
 
     def cancelled(self) -> None:
         self.saga.cancelled(self)
