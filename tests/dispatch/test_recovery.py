@@ -53,10 +53,10 @@ def leave_behind(store: Store, fence: int = 1, **owner) -> list[str]:
             orders = [Order(f"chd_{session}_{n}", session, "function", "{}") for n in range(5)]
             tokens = queue.spawn(tx, orders, who, "dead")
             for slot, token in ((1, tokens[0]), (2, tokens[1]), (3, tokens[2])):
-                move = queue.rules.lease(token, slot, slot, "dead")
+                move = queue.machine.lease(token, slot, slot, "dead")
                 tx.move(move)
                 if slot != 2:
-                    queue.start(tx, queue.rules.moved(token, move), "dead")
+                    queue.start(tx, queue.machine.moved(token, move), "dead")
             queue.cancel(tx, tokens[2].child_id, "c-9", "dead")
             queue.cancel(tx, tokens[2].child_id, "c-10", "dead")
             ids.extend(order.child_id for order in orders)
@@ -186,9 +186,9 @@ def test_what_a_dead_kernel_left_running_is_ended_before_its_end_is_written(stor
     def make(tx):
         queue.open_(tx, "ses_a", 1, {}, "dead")
         (token,) = queue.spawn(tx, [Order("chd_left", "ses_a", "process", "{}")], who, "dead")
-        move = queue.rules.lease(token, 1, 1, "dead")
+        move = queue.machine.lease(token, 1, 1, "dead")
         tx.move(move)
-        queue.start(tx, queue.rules.moved(token, move), "dead", left.pid, start_of(left.pid))
+        queue.start(tx, queue.machine.moved(token, move), "dead", left.pid, start_of(left.pid))
 
     store.write(make)
     time.sleep(0.2)
@@ -203,9 +203,9 @@ def test_a_child_of_another_machine_ends_unconfirmed(store):
     def make(tx):
         queue.open_(tx, "ses_a", 1, {}, "dead")
         (token,) = queue.spawn(tx, [Order("chd_far", "ses_a", "process", "{}")], who, "dead")
-        move = queue.rules.lease(token, 1, 1, "dead")
+        move = queue.machine.lease(token, 1, 1, "dead")
         tx.move(move)
-        queue.start(tx, queue.rules.moved(token, move), "dead", 78, "1")
+        queue.start(tx, queue.machine.moved(token, move), "dead", 78, "1")
 
     store.write(make)
     assert recover(store, "heir", HERE).unconfirmed == 1
@@ -456,10 +456,10 @@ def leave_in_flight(store: Store, kind: str, count: int) -> None:
         queue.open_(tx, "ses_a", count, {}, "dead")
         orders = [Order(f"chd_{n:03d}", "ses_a", kind, "{}") for n in range(count)]
         for slot, token in enumerate(queue.spawn(tx, orders, who, "dead"), 1):
-            move = queue.rules.lease(token, slot, slot, "dead")
+            move = queue.machine.lease(token, slot, slot, "dead")
             tx.move(move)
             pid = (4194305 + slot, "1") if kind == "process" else ()
-            queue.start(tx, queue.rules.moved(token, move), "dead", *pid)
+            queue.start(tx, queue.machine.moved(token, move), "dead", *pid)
 
     store.write(make)
 

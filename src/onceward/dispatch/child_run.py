@@ -16,14 +16,13 @@ from onceward.artifacts.redaction import Redactor, check_secret
 from onceward.core import faults
 from onceward.core.records import Token
 from onceward.core.text import described
-from onceward.dispatch import debits, queue
+from onceward.dispatch import debits, queue, rules
 from onceward.dispatch.budget import asked_by_child, best_reading
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.queue import Closing
 from onceward.dispatch.work import ChildTask, Command, Function, FunctionFailed, Running, Work
 from onceward.errors import (
     BudgetExceeded,
-    ChildStartFailed,
     LockLost,
     MalformedOutput,
     OncewardError,
@@ -153,7 +152,7 @@ def _run_function(
         detail = {"report_mistakes": running.mistakes, "report_mistake": running.mistake}
         ended = msgspec.structs.replace(ended, detail={**ended.detail, **detail})
     micros = int((time.monotonic() - began) * 1_000_000)
-    return closing_of(children, token, ended, micros, logs, kept)
+    return closing_of(children, token, ended, micros, logs, value=kept)
 
 
 def given_up(children: Children, token: Token, running: Running) -> Closing:
@@ -236,8 +235,7 @@ def spend_now(
     running.spending = True
     refusal = children.store.write(lambda tx: debits.debit(tx, token, asked))
     faults.point("child.debited")
-    if refusal is not None:
-        raise debits.exceeded(refusal)
+    rules.require_budget(refusal)
     children.debited(token.child_id, asked)
 
 
@@ -247,6 +245,7 @@ def closing_of(
     ended: Ended,
     micros: int | None,
     blobs: Mapping[str, Blob],
+    *,
     value: Any = None,
 ) -> Closing:
     work = children.works[token.child_id]
@@ -268,19 +267,17 @@ def closing_of(
             children.artifacts.record(tx, token.child_id, name, "log", blob)
         return step.record(tx, ended, spent, state) if step is not None else ()
 
-    if step is None:
-        return Closing(token, ended, micros, facts, work.attempts, lambda: running.spending)
-    return Closing(
-        token,
-        ended,
-        micros,
-        facts,
-        work.attempts,
-        lambda: running.spending,
-        about=step.about,
-        step=step,
-        bare=step.record,
+    closing = Closing(
+        token=token,
+        ended=ended,
+        micros=micros,
+        facts=facts,
+        attempts=work.attempts,
+        spending=lambda: running.spending,
     )
+    if step is None:
+        return closing
+    return msgspec.structs.replace(closing, about=step.about, step=step, bare=step.record)
 
 
 def _last_line(data: bytes) -> str:
@@ -380,22 +377,17 @@ class _Commanded:
         if self.credential is not None:
             given[VARIABLE] = self.credential.text()
         order = launcher.ProcessOrder(
-            *(
-                self.token.child_id,
-                self.work.argv,
-                self.work.cwd,
-                environment(self.work.env, given),
-            ),
+            self.token.child_id,
+            self.work.argv,
+            self.work.cwd,
+            environment(self.work.env, given),
             inherit=(reports.child_writes, reports.child_reads),
             lock=None if claim is None else claim.descriptor,
             witness=self.children.spool.witness(self.token.child_id),
         )
 
         def commit_started(who: Identity) -> None:
-            if self.running.asked:
-                raise ChildStartFailed(
-                    f"the child was asked to end before it began: {self.running.asked}"
-                )
+            rules.require_wanted(self.running.asked)
             self.token = self.children.store.write(
                 lambda tx: queue.start(
                     tx,
@@ -482,9 +474,8 @@ class _Commanded:
         kept = None
         if self.work.step is not None and ended.reason == "completed":
             kept, ended = _collected(self.work, self.token, None, ended, self.redactor)
-        return closing_of(
-            self.children, self.token, ended, int(ending.seconds * 1_000_000), blobs, kept
-        )
+        micros = int(ending.seconds * 1_000_000)
+        return closing_of(self.children, self.token, ended, micros, blobs, value=kept)
 
     def _release(self) -> None:
         self.children.targets.release(self.token.child_id)

@@ -18,7 +18,7 @@ from onceward.core import canon
 from onceward.core.limits import TARGET_WAIT_SECONDS
 from onceward.core.records import Owner, Token
 from onceward.core.text import described
-from onceward.dispatch import child_run, debits, operations, queue
+from onceward.dispatch import child_run, debits, operations, queue, rules
 from onceward.dispatch.budget import Estimated, Refusal, out_of_time, overrun
 from onceward.dispatch.event_loop import EventLoop
 from onceward.dispatch.held_targets import HeldTargets, retry_delay
@@ -26,7 +26,7 @@ from onceward.dispatch.late import LateBox
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.queue import Closing, Turn
 from onceward.dispatch.work import Running, Work
-from onceward.errors import InvalidConfig, LockLost, OncewardError, StorageError
+from onceward.errors import LockLost, OncewardError, StorageError
 from onceward.locks import TargetLocked
 from onceward.people.credentials import Issuer
 from onceward.processes.launcher import Processes
@@ -77,11 +77,10 @@ class Children:
         """Gives a child what it shows to ask in its own name."""
         self.late = late
         tenure = store.tenure
-        if tenure is None:
-            raise LockLost("only the kernel of a workspace runs children")
+        rules.require_tenure(tenure is not None)
+        assert tenure is not None
         with store.read() as rows:
-            if not recovery_done(rows, tenure.fence):
-                raise LockLost("nothing is dispatched before recovery is done")
+            rules.require_recovered(recovery_done(rows, tenure.fence))
         here = processes.here
         self.owner = Owner(here.hostname, here.boot_id, here.pid, here.process_start, tenure.fence)
         self.changed = threading.Condition()
@@ -140,10 +139,7 @@ class Children:
         """Queue children, under ids that were fixed before if some were; answers their ids. They run as slots become
         free. Where the workspace wants it, each names an operation of the registry. `accept` is called in the commit
         that queues them, in the name of `actor` where that is not who opened the session."""
-        if self.closed:
-            raise InvalidConfig(
-                f"session {self.session_id} is closed", context={"session_id": self.session_id}
-            )
+        rules.require_open(self.session_id, self.closed)
         orders = [
             self.order(work, child_id)
             for work, child_id in zip(works, ids or [""] * len(works), strict=True)
@@ -307,9 +303,15 @@ class Children:
     def order(
         self, work: Work, child_id: str = "", attempt: int = 1, predecessor: str | None = None
     ) -> Order:
-        said = canon.canonical(work.described(self.spool.folder.parent.parent)).decode()
-        child_id = child_id or self.store.sources.new_id("chd")
-        return Order(child_id, self.session_id, work.kind, said, work.target, attempt, predecessor)
+        return Order(
+            child_id=child_id or self.store.sources.new_id("chd"),
+            session_id=self.session_id,
+            kind=work.kind,
+            work=canon.canonical(work.described(self.spool.folder.parent.parent)).decode(),
+            target=work.target,
+            attempt=attempt,
+            predecessor=predecessor,
+        )
 
     def _start_slot(self, slot: int) -> None:
         if not self._threads:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onceward.core.limits import MAX_INTEGER
-from onceward.core.money import to_usd
 from onceward.core.records import Token
+from onceward.dispatch import rules
 from onceward.dispatch.budget import (
     ASKED,
     LATE,
@@ -24,7 +23,6 @@ from onceward.dispatch.budget import (
     judge,
 )
 from onceward.dispatch.machine import plain
-from onceward.errors import BudgetExceeded, ChildCancelled, InvalidConfig
 from onceward.store.port import Reads, Row
 from onceward.store.tables.budgets import (
     add_debit,
@@ -47,10 +45,10 @@ def lanes(rows: Reads, session_id: str) -> dict[str, Lane]:
 
 def lanes_to_write(tx: Transaction, session_id: str) -> dict[str, Lane]:
     """A session's lanes, to be counted in; refused where they are counted in a way we do not know (C-30)."""
-    found = lanes(tx, session_id)
-    for lane in found.values():
+    by_name = lanes(tx, session_id)
+    for lane in by_name.values():
         check_mode(lane.mode)
-    return found
+    return by_name
 
 
 def workspace(rows: Reads) -> dict[str, Lane]:
@@ -69,14 +67,10 @@ def set_limits(
 
 def debit(tx: Transaction, token: Token, asked: Mapping[str, int]) -> Refusal | None:
     """Take amounts out of lanes before they are spent: they fit in every lane, or nothing changes."""
-    if is_terminal(tx, token.child_id):
-        raise ChildCancelled("this child has ended; nothing more can be debited for it")
+    rules.require_debitable(is_terminal(tx, token.child_id))
     before, whole = lanes_to_write(tx, token.parent_session_id), workspace(tx)
     for lane, amount in asked.items():
-        if countable(before.get(lane), amount) < amount:
-            raise InvalidConfig(
-                f"{lane} cannot count beyond {MAX_INTEGER}", context={"field": lane}
-            )
+        rules.require_countable(lane, amount, countable(before.get(lane), amount))
     refusal = judge(before, asked) or judge(whole, asked, scope="workspace")
     if refusal is None:
         _add(tx, token, asked, ASKED)
@@ -110,7 +104,16 @@ def _add(tx: Transaction, token: Token, amounts: Mapping[str, int], settled: int
         if lane not in before:
             set_limit(tx, session, lane, None, MODE)
         carried = before[lane].carried if lane in before else 0
-        add_debit(tx, session, lane, token.child_id, amount, carried, settled, tx.now)
+        add_debit(
+            tx,
+            session,
+            lane,
+            token.child_id,
+            amount=amount,
+            carried=carried,
+            settled=settled,
+            at=tx.now,
+        )
         if lane in whole:
             add_to_workspace(tx, lane, amount)
 
@@ -124,11 +127,11 @@ def told(rows: Reads, child_id: str) -> tuple[dict[str, int], dict[str, str]]:
     """What was debited for a child, by lane, and what its last event says of the debits themselves."""
     sums: dict[str, int] = {}
     debits = [Debited(*row) for row in debits_of_child(rows, child_id)]
-    for one in debits:
-        if one.amount:
-            sums[one.lane] = sums.get(one.lane, 0) + one.amount
-    found = debits_digest(debits)
-    return sums, ({"debits": found} if found else {})
+    for debited in debits:
+        if debited.amount:
+            sums[debited.lane] = sums.get(debited.lane, 0) + debited.amount
+    digest = debits_digest(debits)
+    return sums, ({"debits": digest} if digest else {})
 
 
 def lane_of(row: Row) -> Lane | None:
@@ -145,21 +148,16 @@ def charge_time(tx: Transaction, token: Token, known: Lane | None, micros: int) 
     check_mode(lane.mode)
     seconds, carried = charge(lane, micros)
     if seconds:
-        add_debit(tx, session, lane.lane, token.child_id, seconds, carried, SETTLED, tx.now)
+        add_debit(
+            tx,
+            session,
+            lane.lane,
+            token.child_id,
+            amount=seconds,
+            carried=carried,
+            settled=SETTLED,
+            at=tx.now,
+        )
     else:
         carry(tx, session, lane.lane, carried)
     return seconds
-
-
-def exceeded(refusal: Refusal) -> BudgetExceeded:
-    money = refusal.lane == "usd_micros"
-    at, limit, asked = (
-        to_usd(n) if money else str(n) for n in (refusal.observed, refusal.limit, refusal.asked)
-    )
-    whose = f"{refusal.scope}'s " if refusal.scope else ""
-    lane = "usd" if money else refusal.lane
-    more = f", {asked} more asked" if refusal.asked else ""
-    return BudgetExceeded(
-        f"the {whose}budget has no room: {lane} is at {at} of {limit}{more}",
-        context=refusal.detail(),
-    )

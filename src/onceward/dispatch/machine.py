@@ -132,7 +132,14 @@ def spawn(order: Order, head: int, queue_seq: int, owner: Owner, actor: str) -> 
         "due_at": order.due_at,
     }
     return Move(
-        CHILD, order.child_id, NEW, "queued", 0, actor, columns=columns, session=order.session_id
+        machine=CHILD,
+        subject=order.child_id,
+        source=NEW,
+        target="queued",
+        version=0,
+        actor=actor,
+        columns=columns,
+        session=order.session_id,
     )
 
 
@@ -239,7 +246,7 @@ def _end(token: Token, reason: str, detail: dict[str, Any], actor: str, about: s
     code = CODES.get(reason)
     if code is not None:
         detail["code"] = columns["code"] = code
-    move = _move(token, "terminal", reason, actor, detail, columns)
+    move = _move(token, "terminal", reason, actor, detail, columns=columns)
     return msgspec.structs.replace(move, about=about) if about else move
 
 

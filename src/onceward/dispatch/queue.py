@@ -10,14 +10,12 @@ import msgspec
 from onceward.core import faults
 from onceward.core.limits import MAX_ACTIVE_CHILDREN, MAX_JOBS
 from onceward.core.records import Owner, Token
-from onceward.dispatch import debits
-from onceward.dispatch import machine as rules
+from onceward.dispatch import debits, machine, rules
 from onceward.dispatch.budget import Refusal
 from onceward.dispatch.cut_off import earlier_of, note_cut_off
 from onceward.dispatch.machine import Ended, Order
 from onceward.dispatch.stage_words import whole
 from onceward.dispatch.work import StepEnd
-from onceward.errors import InvalidConfig
 from onceward.store.port import Reads
 from onceward.store.tables.children import (
     Sessions,
@@ -76,11 +74,7 @@ def open_(
     tx: Transaction, session_id: str, cap: int, limits: Mapping[str, int], actor: str
 ) -> None:
     """Open a session, or go on with one under a new cap and new limits; its stream says which."""
-    if not 1 <= cap <= MAX_JOBS:
-        raise InvalidConfig(
-            f"a session runs between 1 and {MAX_JOBS} children at once, not {cap}",
-            context={"field": "jobs"},
-        )
+    rules.require_cap(cap)
     known = Sessions(tx).find(session_id)
     before = {
         name: lane.limit
@@ -118,12 +112,14 @@ def spawn(tx: Transaction, orders: Sequence[Order], owner: Owner, actor: str) ->
     session = orders[0].session_id
     mark, last = last_queued(tx, session)
     head = tx.head(f"session:{session}")
-    moves = [rules.spawn(order, head, last + n, owner, actor) for n, order in enumerate(orders, 1)]
+    moves = [
+        machine.spawn(order, head, last + n, owner, actor) for n, order in enumerate(orders, 1)
+    ]
     for move in moves:
         tx.move(move)
     set_high(tx, session, "queue", mark, last + len(orders))
     faults.point("child.queued")
-    return [rules.born(move, tx.now) for move in moves]
+    return [machine.born(move, tx.now) for move in moves]
 
 
 def turn(
@@ -154,16 +150,17 @@ def turn(
             and len(follow) == 1
             and follow[0].kind == "function"
         ):
-            return Turn(ended, None, launch(tx, follow[0], standing, slot, owner, actor))
+            launched = launch(tx, follow[0], standing, slot=slot, owner=owner, actor=actor)
+            return Turn(ended, None, launched)
         spawn(tx, follow, owner, actor)
         if again:
             (successor,) = spawn(tx, [_again(tx, closing.token)], owner, actor)
     unstarted: list[tuple[Token, Ended]] = []
     while True:
-        found = Tokens(tx).next_queued(session_id, slot, tx.now) if starts else None
-        if found is None:
+        next_queued = Tokens(tx).next_queued(session_id, slot, tx.now) if starts else None
+        if next_queued is None:
             return Turn(ended, successor, unstarted=unstarted)
-        token, mark, dispatch_seq = found
+        token, mark, dispatch_seq = next_queued
         refused = refusal(tx, token) if refusal is not None else None
         if refused is None:
             break
@@ -172,38 +169,38 @@ def turn(
         unstarted.append((token, end_unstarted))
     if token.target is not None and claimed is not None and not claimed(token):
         return Turn(ended, successor, unstarted=unstarted, unclaimed=token)
-    move = rules.lease(token, dispatch_seq, slot, actor)
+    move = machine.lease(token, dispatch_seq, slot, actor)
     tx.move(move)
     set_high(tx, session_id, "dispatch", mark, dispatch_seq)
     faults.point("child.leased")
-    token = rules.moved(token, move)
+    token = machine.moved(token, move)
     if token.kind == "function":
         token = start(tx, token, actor)
     return Turn(ended, successor, token, unstarted)
 
 
 def launch(
-    tx: Transaction, order: Order, standing: Standing, slot: int, owner: Owner, actor: str
+    tx: Transaction, order: Order, standing: Standing, *, slot: int, owner: Owner, actor: str
 ) -> Token:
     """Queue a function, lease it the slot and start it at once, where nobody else waits: three arrows, one row."""
     queue_seq, dispatch_seq = standing.last[0] + 1, standing.last[1] + 1
-    queued = rules.spawn(order, tx.head(f"session:{order.session_id}"), queue_seq, owner, actor)
-    token = rules.born(queued, tx.now)
-    leased = rules.lease(token, dispatch_seq, slot, actor)
-    token = rules.moved(token, leased)
-    started = rules.start(token, tx.now, actor)
+    queued = machine.spawn(order, tx.head(f"session:{order.session_id}"), queue_seq, owner, actor)
+    token = machine.born(queued, tx.now)
+    leased = machine.lease(token, dispatch_seq, slot, actor)
+    token = machine.moved(token, leased)
+    started = machine.start(token, tx.now, actor)
     tx.bear([queued, leased, started])
     set_highs(tx, order.session_id, standing.marks, (queue_seq, dispatch_seq))
     faults.point("child.launched")
-    return rules.moved(token, started)
+    return machine.moved(token, started)
 
 
 def start(
     tx: Transaction, token: Token, actor: str, pid: int | None = None, began: str | None = None
 ) -> Token:
-    move = rules.start(token, tx.now, actor, pid, began)
+    move = machine.start(token, tx.now, actor, pid, began)
     tx.move(move)
-    return rules.moved(token, move)
+    return machine.moved(token, move)
 
 
 def end(
@@ -224,7 +221,9 @@ def end(
         seconds = debits.charge_time(tx, token, debits.lane_of(standing.lane), closing.micros)
         spent |= {"duration_secs": seconds} if seconds else {}
     detail = {**ended.detail, **({"spent": spent} if spent else {}), **debits_told}
-    move = rules.finish(token, msgspec.structs.replace(ended, detail=detail), actor, closing.about)
+    move = machine.finish(
+        token, msgspec.structs.replace(ended, detail=detail), actor, closing.about
+    )
     ended = msgspec.structs.replace(ended, reason=move.reason or ended.reason, detail=move.detail)
     follow = closing.facts(tx, ended, spent, standing.state) if closing.facts is not None else ()
     tx.move(move)
@@ -235,7 +234,7 @@ def end(
 
 def fail_queued(tx: Transaction, token: Token, ended: Ended, actor: str) -> None:
     """End a child that never began; the one place where that is done."""
-    tx.move(rules.finish(token, ended, actor))
+    tx.move(machine.finish(token, ended, actor))
 
 
 def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -> dict[str, Any]:
@@ -247,7 +246,7 @@ def cancel(tx: Transaction, child_id: str, cancel_request_id: str, actor: str) -
     if token.phase == "terminal":
         return receipt | {"outcome": "already_terminal"}
     if token.cancel_request_id is not None:
-        later = rules.join_cancel(token, cancel_request_id)
+        later = machine.join_cancel(token, cancel_request_id)
         if later is not None:
             join_request_to_end(tx, child_id, later)
             _note_cancel(tx, token, cancel_request_id, actor)
@@ -274,16 +273,22 @@ def _note_cancel(tx: Transaction, token: Token, cancel_request_id: str, actor: s
 
 def _again(tx: Transaction, token: Token) -> Order:
     """The next attempt: a child of its own that names its predecessor, after a pause that grows, with jitter."""
-    due = tx.now + rules.backoff(token.attempt, tx.sources.fraction())
+    due = tx.now + machine.backoff(token.attempt, tx.sources.fraction())
     return Order(
-        *(tx.sources.new_id("chd"), token.parent_session_id, token.kind, token.work, token.target),
-        *(token.attempt + 1, token.child_id, due),
+        child_id=tx.sources.new_id("chd"),
+        session_id=token.parent_session_id,
+        kind=token.kind,
+        work=token.work,
+        target=token.target,
+        attempt=token.attempt + 1,
+        predecessor=token.child_id,
+        due_at=due,
     )
 
 
 def exported(token: Token) -> dict[str, Any]:
     """`scheduler_dispatch_token@1`: a token as it is shown to others; a queued one has no place in the order yet."""
-    said = {
+    fields = {
         "schema": "scheduler_dispatch_token@1",
         "parent_stream_id": token.parent_stream_id,
         "parent_seq": token.parent_seq,
@@ -295,4 +300,4 @@ def exported(token: Token) -> dict[str, Any]:
         "lease_id": token.worker_run_id,
         "phase": token.phase,
     }
-    return {key: value for key, value in said.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}

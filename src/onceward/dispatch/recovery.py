@@ -11,12 +11,11 @@ from onceward.core import faults
 from onceward.core.canon import canonical
 from onceward.core.limits import STOP_GRACE_SECONDS
 from onceward.core.records import Token
-from onceward.dispatch import debits
+from onceward.dispatch import debits, rules
 from onceward.dispatch.budget import MODE
 from onceward.dispatch.cut_off import earlier_of, note_cut_off
 from onceward.dispatch.machine import plain
 from onceward.dispatch.machine import recover as terminal_move
-from onceward.errors import AtomicityViolation
 from onceward.locks import TargetLock
 from onceward.locks.identity import Identity, judge
 from onceward.processes import tree
@@ -36,7 +35,6 @@ from onceward.store.tables.events import last_position
 from onceward.store.transaction import Transaction
 
 _BATCH = 200
-_TERMINAL = '"to":"terminal"'
 Progress = Callable[[int, int], None]
 """Told how many children have been brought to their end, of how many."""
 
@@ -92,10 +90,10 @@ def recover(
     for done, token in enumerate(left, 1):
         unconfirmed += _end_one(store, token, actor, files)
         progress(done, len(left))
-    found = Recovered(len(left), unconfirmed)
+    recovered = Recovered(len(left), unconfirmed)
     if left or checked:
-        store.write(lambda tx: _note(tx, fence, found, position, actor))
-    return found
+        store.write(lambda tx: _note(tx, fence, recovered, position, actor))
+    return recovered
 
 
 def end_session(store: Store, session_id: str, actor: str) -> None:
@@ -220,24 +218,15 @@ def _said(doubt: str = "") -> str:
 
 def _require_atomic(rows: Reads, token: Token) -> None:
     """A token and its stream are one truth; two truths stop everything (C-4)."""
-    said = last_event_of(rows, token.child_id)
-    if said != ("WORKER_START" if token.phase == "started" else None):
-        raise AtomicityViolation(
-            f"child {token.child_id} is {token.phase}, but its stream ends with {said or 'nothing'}",
-            context={"child_id": token.child_id, "phase": token.phase},
-        )
+    last_event = last_event_of(rows, token.child_id)
+    rules.require_phase_of_stream(token.child_id, token.phase, last_event)
 
 
 def _require_terminal_events(rows: Reads) -> int:
     """Every child that ended since the last completed recovery has its terminal event; answers how many did."""
     checked = 0
     for child_id, body in ended_after(rows, checked_position(rows)):
-        # The body is canonical, so what it says of itself can be looked for without taking it apart.
-        if body is None or f'"child_id":"{child_id}"' not in body or _TERMINAL not in body:
-            raise AtomicityViolation(
-                f"child {child_id} is terminal, but its stream has no terminal event",
-                context={"child_id": child_id, "phase": "terminal"},
-            )
+        rules.require_terminal_event(child_id, body)
         checked += 1
     return checked
 
@@ -280,9 +269,16 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 
 
-def _note(tx: Transaction, fence: int, found: Recovered, position: int, actor: str) -> None:
-    note_recovery(tx, fence, tx.now, found.recovered, found.unconfirmed, position)
-    if not found.recovered:
+def _note(tx: Transaction, fence: int, recovered: Recovered, position: int, actor: str) -> None:
+    note_recovery(
+        tx,
+        fence,
+        tx.now,
+        recovered=recovered.recovered,
+        unconfirmed=recovered.unconfirmed,
+        position=position,
+    )
+    if not recovered.recovered:
         return
-    detail = {"recovered": found.recovered, "unconfirmed": found.unconfirmed}
+    detail = {"recovered": recovered.recovered, "unconfirmed": recovered.unconfirmed}
     tx.append("workspace", "RECOVERY_DONE", actor, detail)

@@ -10,9 +10,9 @@ from typing import Final
 from onceward.artifacts.redaction import check_secret
 from onceward.core.orders import seconds_of
 from onceward.core.vocabulary import key_of
+from onceward.dispatch import rules
 from onceward.dispatch.acts import Spawn
 from onceward.dispatch.work import Command
-from onceward.errors import InvalidConfig, Recovery
 from onceward.locks.claims import check_target
 
 USUAL: Final = (
@@ -34,25 +34,15 @@ def commands_of(
 ) -> list[Command]:
     """One command a value, or one; refused where it could not be run as asked. `brought` are the variables of who
     asked, where that is not this process: nobody's command sees another's variable of the same name."""
-    if not order.argv or not order.argv[0]:
-        raise InvalidConfig("a command has a program", context={"field": "argv"})
-    if order.each and not any("{}" in word for word in order.argv):
-        raise InvalidConfig(
-            "--each puts its values in for {}, and the command has none",
-            context={"field": "--each"},
-        )
+    rules.require_program(order.argv)
+    rules.require_place_for_values(order.argv, order.each)
     variables: Mapping[str, str] = os.environ if brought is None else brought
-    for name in (*order.env, *order.secrets):
-        if name not in variables:
-            raise _missing(name, brought is not None)
+    asked = (*order.env, *order.secrets)
+    rules.require_variables(asked, variables.keys(), of_server=brought is not None)
     for name in order.secrets:
         check_secret(name, variables[name])
     values: tuple[str | None, ...] = order.each or (None,)
-    if order.target is not None and len(values) > 1 and "{}" not in order.target:
-        raise InvalidConfig(
-            "one target cannot be held by several; put {} into its name",
-            context={"field": "--target"},
-        )
+    rules.require_targets_apart(order.target, len(values))
     return [
         Command(
             argv=[_filled(word, value) for word in order.argv],
@@ -71,20 +61,6 @@ def commands_of(
         )
         for value in values
     ]
-
-
-def _missing(name: str, elsewhere: bool) -> InvalidConfig:
-    context = {"field": "--env", "variable": name[:200]}
-    if not elsewhere:
-        return InvalidConfig(
-            f"{name[:60]!a} is not set, so it cannot be passed on", context=context
-        )
-    return InvalidConfig(
-        f"the server has no value of {name[:60]!a} for this request: values come over its HTTP connection and stay in"
-        " its memory, so they do not come with a request that is only filed, and do not outlive a restart",
-        context=context,
-        recovery=[Recovery("ask again, on the machine of the server, while it runs")],
-    )
 
 
 def _filled(word: str, value: str | None) -> str:

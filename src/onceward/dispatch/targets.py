@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.errors import InvalidConfig, NotFound
+from onceward.dispatch import rules
 from onceward.locks import TargetLock
 from onceward.locks.claims import SUFFIX, check_target
 
@@ -36,18 +36,12 @@ def lock_list(locks: TargetLock) -> list[dict[str, Any]]:
 def lock_named(locks: TargetLock, target: str) -> dict[str, Any]:
     """All that is known of one target's claim."""
     check_target(target)
-    for entry in lock_list(locks):
-        if entry["target"] == target:
-            return entry
-    raise NotFound(f"nothing has claimed {target}")
+    return dict(rules.require_claim(target, lock_list(locks)))
 
 
 def claim_of(locks: TargetLock, target: str, nonce: str | None) -> dict[str, Any]:
     """A claim that somebody may clear: of nobody who lives here, and, where they say which, the one they looked at."""
     entry = lock_named(locks, target)
     locks.require_clearable(target)
-    if nonce is not None and nonce != (entry.get("nonce") or "unreadable"):
-        raise InvalidConfig(
-            "the claim has another nonce; look at it again", context={"field": "nonce"}
-        )
+    rules.require_same_claim(nonce, entry.get("nonce"))
     return entry

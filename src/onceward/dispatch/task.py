@@ -10,8 +10,8 @@ from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import value_of
 from onceward.core.steps import Output
 from onceward.core.text import text_of
+from onceward.dispatch import rules
 from onceward.dispatch.work import ChildTask
-from onceward.errors import InvalidConfig
 
 Upstream = Mapping[str, Mapping[str, tuple[Output, ...]]]
 """What the steps before left, by stage and target."""
@@ -105,11 +105,7 @@ class Inputs(Mapping[str, Any]):
         self._read: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, stage: str) -> Any:
-        if stage not in self.upstream:
-            known = ", ".join(self.upstream) or "nothing"
-            raise InvalidConfig(
-                f"this step does not need {stage!r}; it needs {known}", context={"field": "needs"}
-            )
+        rules.require_needed(stage, self.upstream)
         steps = self.upstream[stage]
         if stage not in self.collected:
             return self.value(stage, next(iter(steps)))

@@ -12,11 +12,10 @@ from onceward.core.records import Token
 from onceward.core.sources import iso
 from onceward.core.steps import step_name
 from onceward.core.views import Explanation, LaneView, View, cost_of
-from onceward.dispatch import debits
+from onceward.dispatch import debits, rules
 from onceward.dispatch.budget import Lane
 from onceward.dispatch.cut_off import step_of
 from onceward.dispatch.queue import exported
-from onceward.errors import NotFound, Recovery
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -168,17 +167,8 @@ def _lanes(rows: Reads, session_id: str) -> list[LaneView]:
 def session_named(store: Store, prefix: str) -> str:
     """The one session that an id or its beginning means."""
     with store.read() as rows:
-        found = Sessions(rows).named(prefix)
-    if len(found) == 1:
-        return found[0]
-    raise NotFound(
-        f"more than one session begins with {prefix}" if found else f"there is no session {prefix}",
-        context={"session_id": prefix},
-        recovery=[
-            Recovery("see which there are", "onceward status"),
-            Recovery("open a new one of that id with --new"),
-        ],
-    )
+        matches = Sessions(rows).named(prefix)
+    return rules.require_one_session(prefix, matches)
 
 
 def _child(rows: Reads, token: Token, lanes: Mapping[str, Lane]) -> ChildView:

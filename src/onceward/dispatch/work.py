@@ -18,8 +18,9 @@ from onceward.artifacts.redaction import Redactor
 from onceward.core.limits import CHILD_TIMEOUT_SECONDS, REFUSED_SECONDS
 from onceward.core.records import Token
 from onceward.core.text import text_of
+from onceward.dispatch import rules
 from onceward.dispatch.machine import Ended, Order
-from onceward.errors import ChildCancelled, InvalidConfig, OncewardError
+from onceward.errors import ChildCancelled, OncewardError
 from onceward.people.credentials import Credential
 from onceward.processes.launcher import Process
 from onceward.store.transaction import Transaction
@@ -53,8 +54,7 @@ class ChildTask:
         returns is kept; if the budget is crossed, the build pauses after it."""
         if not settled:
             self.check()
-            if self.running.over:
-                raise ChildCancelled("this child has ended; nothing more can be debited for it")
+            rules.require_debitable(self.running.over)
         self.debit(lanes, settled)
 
     def progress(self, thousandths: int, note: str = "") -> None:
@@ -62,8 +62,7 @@ class ChildTask:
 
     def check(self) -> None:
         """Raise if this child should end: it was cancelled, its kernel stops, or its time is over."""
-        if self.running.asked:
-            raise ChildCancelled(f"this child was asked to end: {self.running.asked}")
+        rules.require_not_asked_to_end(self.running.asked)
 
     @property
     def cancelled(self) -> bool:
@@ -141,11 +140,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is carried out whatever is left of the budget: what it spends is debited, and never refused."""
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidConfig(
-                f"timeout is a time of more than 0 seconds, not {self.timeout}",
-                context={"field": "timeout"},
-            )
+        rules.require_timeout(self.timeout)
 
     def policy(self) -> dict[str, Any]:
         """How often and how long it may be tried, as recorded with it."""
@@ -213,10 +208,7 @@ Work = Function | Command
 
 def isolated(call: Callable[[Any], Any], argument: Any, **words: Any) -> Command:
     """A function of a module in a process of its own, which can be ended, called with a JSON value."""
-    if "<" in call.__qualname__:
-        raise InvalidConfig(
-            f"{call.__qualname__} has no name by which another process could find it"
-        )
+    rules.require_findable(call.__qualname__)
     spoken = msgspec.json.encode(argument).decode()
     argv = (
         sys.executable,
