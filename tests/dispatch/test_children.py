@@ -835,8 +835,8 @@ def test_tokens_are_exported_as_their_schema_says(kernel):
 @pytest.mark.rule("C-5", "C-30")
 def test_limits_that_somebody_brings_to_an_open_session_are_its_own_from_then_on(kernel):
     sessions = OpenSessions()
-    children = sessions.join(kernel, "ses_a", 1, {})
-    assert sessions.join(kernel, "ses_a", None, {"tokens": 5}) is children
+    children = sessions.join(kernel, kernel.actor, "ses_a", 1, {})
+    assert sessions.join(kernel, kernel.actor, "ses_a", None, {"tokens": 5}) is children
     works = [function(lambda task, n=n: task.spend(tokens=n)) for n in (6, 5)]
     _, ended = run_all(children, works)
     assert [end.reason for end in ended] == ["budget_exceeded", "completed"]
