@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from onceward.builds.machine import why_paused
+from onceward.builds.rules import why_paused
 from onceward.builds.views import build_summary
 from onceward.changes.views import change_list
 from onceward.core.money import to_usd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.builds import machine as rules
+from onceward.builds import machine, rules
 from onceward.builds.approvals import decided
 from onceward.core.acts import Payload, SignedEvent, act, all_of, ends, on, own, says, work
 from onceward.core.canon import digest
@@ -17,7 +17,6 @@ from onceward.core.records import Build, check_name
 from onceward.core.sources import iso
 from onceward.core.steps import step_name
 from onceward.dispatch import debits, queue
-from onceward.errors import InvalidConfig, InvalidResumeState, PermitInvalid, Recovery
 from onceward.people import permits
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, decide_approval
@@ -130,13 +129,8 @@ def confirm(
 
 def _mint(tx: Transaction, actor: str, asked: Confirm, seconds: int) -> dict[str, Any]:
     build = Builds(tx).named(asked.build)
-    if build.state != "BUDGET_PAUSE":
-        raise InvalidResumeState(
-            f"build {build.build_id} is {build.state}; only a paused one needs a confirmation token",
-            context={"build_id": build.build_id, "state": build.state},
-        )
-    if len(asked.token_hash) != 64:
-        raise InvalidConfig("the hash of a token has 64 letters", context={"field": "token_hash"})
+    rules.require_paused(build)
+    rules.require_token_hash(asked.token_hash)
     lane = debits.lanes(tx, build.build_id).get("usd_micros")
     permit = permits.mint(
         tx.sources.new_id("prm"),
@@ -185,7 +179,7 @@ def abandon(tx: Transaction, actor: str, asked: Abandon) -> dict[str, Any]:
 def _abandon(
     tx: Transaction, actor: str, build: Build, request_id: str, *, failed: bool = False
 ) -> dict[str, Any]:
-    move = rules.abandon(build, failed, actor)
+    move = machine.abandon(build, failed, actor)
     receipts = [
         queue.cancel(tx, token.child_id, request_id, actor)
         for token in Tokens(tx).open_in(build.build_id)
@@ -226,14 +220,7 @@ def approve(tx: Transaction, actor: str, asked: Approve) -> dict[str, Any]:
     """A person's word on exactly what flows into a step; on anything else it does not count (B-15)."""
     build = Builds(tx).named(asked.build)
     newest = _waiting_approval(tx, build, asked.step)
-    if asked.digest != newest.digest:
-        whole = newest.digest.startswith(asked.digest)
-        raise PermitInvalid(
-            f"the digest is not that of what flows into {asked.step} now"
-            + ("; it must be given whole" if whole else ""),
-            context={"step": asked.step, "digest": newest.digest},
-            recovery=[Recovery("look at it again", f"onceward status {build.build_id}")],
-        )
+    rules.require_whole_digest(build.build_id, asked.step, newest.digest, asked.digest)
     decision = "refused" if asked.refuse else "approved"
     detail = {
         "build_id": build.build_id,
@@ -242,14 +229,11 @@ def approve(tx: Transaction, actor: str, asked: Approve) -> dict[str, Any]:
     }
     answer = {**detail, "state": build.state}
     if newest.decision is not None:
-        if (newest.decision, newest.actor) == (decision, actor):
-            return answer
-        raise PermitInvalid(
-            f"step {asked.step} was {newest.decision} by {newest.actor} already",
-            context={"step": asked.step},
-        )
+        decided_before = (newest.decision, newest.actor)
+        rules.require_same_decision(asked.step, decided_before, (decision, actor))
+        return answer
     note = asked.note[:MAX_NOTE_CHARS]
-    decide_approval(tx, newest, decision, actor, note, tx.now, tx.statement())
+    decide_approval(tx, newest, decision, actor, note=note, now=tx.now, statement=tx.statement())
     done = msgspec.structs.replace(newest, decision=decision, actor=actor, note=note)
     put_checkpoint(tx, decided(done), tx.now)
     detail["digest"] = asked.digest
@@ -262,22 +246,13 @@ def approve(tx: Transaction, actor: str, asked: Approve) -> dict[str, Any]:
 
 def _waiting_approval(tx: Transaction, build: Build, step: str) -> Approval:
     """The newest approval that a step asks for, decided or not."""
-    if build.state not in ("ACTIVE", "CRASHED", "BUDGET_PAUSE"):
-        raise InvalidConfig(
-            f"build {build.build_id} is {build.state}; nothing of it waits",
-            context={"step": step[:200]},
-        )
+    rules.require_open(build, step)
     wanted = [
         approval
         for approval in approvals_of(tx, build.build_id)
         if step in (step_name(approval.stage, approval.target), approval.stage)
     ]
-    if not wanted:
-        raise InvalidConfig(
-            f"step {step[:80]!a} of {build.build_id} does not wait for an approval",
-            context={"step": step[:200]},
-            recovery=[Recovery("see what waits", f"onceward status {build.build_id}")],
-        )
+    rules.require_waiting(build.build_id, step, bool(wanted))
     return max(wanted, key=lambda approval: approval.wanted_at)
 
 
@@ -322,12 +297,7 @@ def cancel(tx: Transaction, actor: str, asked: Cancel) -> dict[str, Any]:
         if build.state in ("PENDING", "ACTIVE"):
             # A build that may run none of its steps is given up.
             return {"cancel_request_id": request_id, **_abandon(tx, actor, build, request_id)}
-        if build.state in ("CRASHED", "BUDGET_PAUSE"):
-            raise InvalidConfig(
-                f"build {build.build_id} is {build.state}; nothing of it is running",
-                context={"subject": asked.subject},
-                recovery=[Recovery("give it up", f"onceward abandon {build.build_id}", "medium")],
-            )
+        rules.require_running(build, asked.subject)
     children = resolve(tx, asked.subject)
     receipts = [queue.cancel(tx, child_id, request_id, actor) for child_id in children]
     return {"cancel_request_id": request_id, "receipts": receipts}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.builds import machine as rules
+from onceward.builds import machine
 from onceward.builds.plans import Resolved
 from onceward.core.limits import MEDIAN_OF
 from onceward.dispatch import debits
@@ -149,7 +149,7 @@ class Admissions:
         told = permits.told(permit, spent)
         asked = {"build": self._build_id, "bound": permit.bound, **told}
         with statements.own_act(tx, self._actor.signer, "builds.pause", asked, permit.permit_id):
-            tx.move(rules.pause(build, reason, {**detail, **told}, self._actor.principal))
+            tx.move(machine.pause(build, reason, {**detail, **told}, self._actor.principal))
         mint_confirmation(tx, permit, spent, tx.now)
         return reason, detail, secret
 

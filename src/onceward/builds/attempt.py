@@ -49,11 +49,11 @@ class Attempt:
         self.estimate = run.admissions.estimate(k)
         self.step_folder = StepFolder(
             run.artifacts,
-            lambda: run.kernel.work / self.child_id,
-            self.stage.secrets,
-            self._flowing_in,
-            self.stage.collect,
-            run.children.redactor,
+            folder=lambda: run.kernel.work / self.child_id,
+            secrets=self.stage.secrets,
+            upstream=self._flowing_in,
+            collected=self.stage.collect,
+            held=run.children.redactor,
         )
         self.said = StepOf(
             stage=self.stage.name,
@@ -187,6 +187,7 @@ class InDoubt(msgspec.Struct, frozen=True):
         artifacts: Artifacts,
         attempt: Attempt,
         token: Token,
+        *,
         spent: Mapping[str, int],
         before: Checkpoint | None,
     ) -> Checkpoint:
@@ -271,7 +272,7 @@ class Ending:
                 checkpoint = self._with_earlier(checkpoint, before)
         elif in_doubt is not None:
             checkpoint = in_doubt.record(
-                tx, self.run.artifacts, attempt, self._token, spent, before
+                tx, self.run.artifacts, attempt, self._token, spent=spent, before=before
             )
         else:
             checkpoint = not_done(attempt.said, self._token, ended.reason, spent, before)

@@ -184,13 +184,9 @@ def _holds(path: Sequence[str], config: Any) -> bool:
 def _unknown(key: str, config: Mapping[str, Any], stages: Sequence[Stage]) -> InvalidConfig:
     known = sorted({name for some in _all(config, stages) for name in _names(some)})
     near = get_close_matches(key, known, 1)
-    meant = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"it sets {', '.join(known[:10])}"
-        if known
-        else "it has no config"
-    )
+    meant = f"it sets {', '.join(known[:10])}" if known else "it has no config"
+    if near:
+        meant = f"did you mean {near[0]}?"
     return InvalidConfig(
         f"the plan sets no {key[:60]!a} in its config; {meant}", context={"field": "--set"}
     )

@@ -80,7 +80,9 @@ def _same_code(resolved: Resolved, k: int, version: str) -> bool:
 
 
 def _told(kept: int, left: int) -> str:
-    parts = [f"{_steps(kept)} done before {'is' if kept == 1 else 'are'} kept"] if kept else []
+    parts = []
+    if kept:
+        parts.append(f"{_steps(kept)} done before {'is' if kept == 1 else 'are'} kept")
     if left:
         parts.append(f"{_steps(left)} still to run {'uses' if left == 1 else 'use'} the new code")
     return ", ".join(parts)

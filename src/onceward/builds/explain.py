@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.builds.machine import why_paused
+from onceward.builds import rules
 from onceward.builds.plan_changes import Body
 from onceward.builds.views import (
     BuildView,
@@ -23,7 +23,6 @@ from onceward.builds.why import about_code, why_it_ran
 from onceward.core.records import Build
 from onceward.core.steps import fill, step_name
 from onceward.core.views import Explanation, View, cost_of
-from onceward.errors import InvalidConfig, NotFound, Recovery
 from onceward.people.principals import who_may
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -47,12 +46,8 @@ def explain(store: Store, words: Sequence[str], kinds: Sequence[Kind]) -> Explan
         return explain_step(store, newest[0], name)
     if meant is not None:
         return meant[0].explain(store, meant[1])
-    if newest:
-        return explain_step(store, newest[0], name)
-    raise NotFound(
-        f"there is no {', '.join(kind.name for kind in kinds)} or step {name[:80]!a}",
-        recovery=[Recovery("see which there are", "onceward status")],
-    )
+    build = rules.require_newest(name, [kind.name for kind in kinds], next(iter(newest), None))
+    return explain_step(store, build, name)
 
 
 def _meant(rows: Reads, name: str, kinds: Sequence[Kind]) -> tuple[Kind, str] | None:
@@ -127,7 +122,7 @@ def _why_build(build: BuildView) -> list[str]:
         more = [f"{why['failed'] - 1} more failed"] if why.get("failed", 1) > 1 else []
         return [f"step {why['step']} failed: {message}", *more]
     if build.state == "BUDGET_PAUSE":
-        return [why_paused(why)]
+        return [rules.why_paused(why)]
     return [
         {
             "SUCCESS": "every step is done",
@@ -269,17 +264,9 @@ def why(store: Store, build: Build, name: str) -> StepReasons:
 def _step_named(build: BuildView, name: str) -> StepView:
     stage, colon, target = name.partition(":")
     fitting = [s for s in build.steps if s.stage == stage and (not colon or s.target == target)]
-    if len(fitting) == 1:
-        return fitting[0]
-    likely = fitting or build.steps
-    some = ", ".join(step.name for step in likely[:5]) + (" ..." if likely[5:] else "")
-    problem = "more than one step is meant by" if fitting else "there is no step"
-    elsewhere = Recovery("name another build before the step", "onceward list")
-    raise InvalidConfig(
-        f"{problem} {name[:80]!a} in {build.build_id}; there is {some}",
-        context={"step": name[:200], "build_id": build.build_id},
-        recovery=[] if fitting else [elsewhere],
-    )
+    matches = [step.name for step in fitting]
+    rules.require_step(name, build.build_id, matches, [step.name for step in build.steps])
+    return fitting[0]
 
 
 def _stage_of(rows: Reads, build: Build, name: str) -> Mapping[str, Any]:

@@ -10,13 +10,13 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import read_back
+from onceward.builds import rules
 from onceward.builds.approvals import decided
 from onceward.builds.authority import objection_to_approval
 from onceward.builds.flow import Flow
 from onceward.builds.plan_changes import Body
 from onceward.core.canon import canonical
 from onceward.core.steps import Output, manifest_line, result_digest
-from onceward.errors import IntegrityFault, Recovery
 from onceward.store.port import Reads
 from onceward.store.tables.approvals import Approval, approvals_of, find_approval, want_approval
 from onceward.store.tables.builds import Builds, plan_body
@@ -216,31 +216,35 @@ class FinishedSteps:
         k, target = self._run.steps.place(step)
         place = (self._run.build_id, self._run.steps.stages[k].name, target)
         with self._run.store.read() as rows:
-            found = find_approval(rows, *place, context)
-            self._require_believed(rows, step, found)
+            approval = find_approval(rows, *place, context)
+            self._require_believed(rows, step, approval)
 
-    def _require_believed(self, rows: Reads, step: int, found: Approval | None) -> None:
+    def _require_believed(self, rows: Reads, step: int, approval: Approval | None) -> None:
         authority = self._run.kernel.authority
-        why = (
-            objection_to_approval(authority, rows, found)
-            if found is not None
-            else "nobody was asked"
-        )
-        if why:
-            who = found.actor if found is not None else "somebody"
-            name = self._run.steps.name(step)
-            raise IntegrityFault(
-                f"what {who} is said to have decided about {name} does not count: {why}",
-                context={"rule": "approval", "step": name},
-                recovery=[Recovery("see what was edited", "onceward verify")],
-            )
+        doubt, actor = "nobody was asked", "somebody"
+        if approval is not None:
+            doubt, actor = objection_to_approval(authority, rows, approval), str(approval.actor)
+        rules.require_believed(self._run.steps.name(step), actor, doubt)
 
     def record_unrun(self, step: int, said: Mapping[str, Any]) -> None:
         """A step that failed before a child could be made for it."""
         k, target = self._run.steps.place(step)
         error = canonical({"reason": "start_failed", **said}).decode()
-        place = (self._run.build_id, self._run.steps.stages[k].name, target)
-        failed = Checkpoint(*place, "", "FAILED", "executed", "[]", 0, 0, 0, None, None, error)
+        failed = Checkpoint(
+            build_id=self._run.build_id,
+            stage=self._run.steps.stages[k].name,
+            target=target,
+            context_hash="",
+            status="FAILED",
+            how="executed",
+            outputs="[]",
+            cost=0,
+            tokens=0,
+            attempt=0,
+            child_id=None,
+            origin=None,
+            error=error,
+        )
 
         def record(tx: Transaction) -> None:
             put_checkpoint(tx, failed, tx.now)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from onceward.builds.machine import why_paused
 from onceward.builds.progress import Begun
+from onceward.builds.rules import why_paused
 from onceward.builds.views import BuildView, next_command
 from onceward.core.money import to_micros, to_usd
 from onceward.dispatch import debits
@@ -31,7 +31,14 @@ def begun_of(workspace: Any, build: BuildView, how: str) -> Begun:
         with workspace.reading() as store, store.read() as rows:
             return debits.lanes(rows, build.build_id)
 
-    return Begun(build.build_id, build.name, list(stages.items()), how, lambda: [], lanes)
+    return Begun(
+        build_id=build.build_id,
+        name=build.name,
+        stages=list(stages.items()),
+        how=how,
+        busy=lambda: [],
+        lanes=lanes,
+    )
 
 
 def steps_since(build: BuildView, known: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -91,11 +91,13 @@ def _picture(build: BuildView) -> str:
     bars = []
     for number, (stage, cost) in enumerate(costs.items()):
         width = max(1, cost * (_WIDTH - 260) // most)
-        bars.append(_bar(number, stage, 160, width, f"{to_usd(cost)} usd", "#4a7dbd"))
+        bars.append(
+            _bar(number, stage, x=160, width=width, text=f"{to_usd(cost)} usd", colour="#4a7dbd")
+        )
     return _figure("cost by stage", bars)
 
 
-def _bar(number: int, stage: str, x: float, width: float, text: str, colour: str) -> str:
+def _bar(number: int, stage: str, *, x: float, width: float, text: str, colour: str) -> str:
     y = number * _ROW
     return (
         f'<text x="0" y="{y + 15}" font-size="13" fill="currentColor">{escape(stage[:20])}</text>'
@@ -130,5 +132,7 @@ def _timeline(build: BuildView) -> str:
     bars = []
     for number, (stage, (first, last)) in enumerate(spans.items()):
         x, width = 160 + (first - begin) * scale, max(1.0, (last - first) * scale)
-        bars.append(_bar(number, stage, x, width, f"{last - first:.1f} s", "#6a9a5b"))
+        bars.append(
+            _bar(number, stage, x=x, width=width, text=f"{last - first:.1f} s", colour="#6a9a5b")
+        )
     return _figure("when each stage was at work", bars)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from onceward.artifacts.redaction import check_secret
-from onceward.builds import lifecycle
+from onceward.builds import lifecycle, rules
 from onceward.builds.acts import ResumeBuild, RunBuild
 from onceward.builds.choices import Choices, choices_of
 from onceward.builds.code_changes import code_changes
@@ -28,7 +28,7 @@ from onceward.core.records import Build
 from onceward.dispatch.budget import limits_of_budget
 from onceward.dispatch.queue import chosen_cap
 from onceward.dispatch.recovery import end_session
-from onceward.errors import InvalidConfig, InvalidResumeState, OncewardError, Recovery
+from onceward.errors import InvalidConfig, OncewardError
 from onceward.kernel.answers import Subject
 from onceward.kernel.foreground import cap_of
 from onceward.kernel.jobs import FinishedJob, Job, Taking, begins
@@ -283,7 +283,13 @@ def resume_for(taking: Taking, order: ResumeBuild) -> Job:
     options = BuildOptions(jobs=order.jobs, keep_going=order.keep_going, reuse=order.reuse)
     with _released_if_refused(resolved):
         return resume(
-            kernel, taking.actor, build, resolved, offer, options, accept=_accepting(taking)
+            kernel,
+            taking.actor,
+            build,
+            resolved,
+            offer=offer,
+            options=options,
+            accept=_accepting(taking),
         )
 
 
@@ -303,8 +309,7 @@ def _accepting(taking: Taking) -> Accept:
 
 def _brought(kernel: Kernel, ident: str, name: str, sha256: str) -> Path:
     """A file that somebody brought, under its own name."""
-    if "/" in name or name in ("", ".", ".."):
-        raise InvalidConfig(f"{name[:60]!a} is no file's name", context={"field": "accept"})
+    rules.require_file_name(name)
     place = kernel.work / f"accept-{ident}" / name
     place.parent.mkdir(parents=True, exist_ok=True)
     blob = kernel.artifacts.adopt(sha256)
@@ -319,32 +324,15 @@ def chosen_plan(build: Build, load: Callable[[Choices], Resolved]) -> Resolved:
     try:
         return load(choices_of(build.choices))
     except InvalidConfig as error:
-        if error.context.get("field") not in ("--only", "--set"):
-            raise
-        raise InvalidResumeState(
-            f"what {build.build_id} chose by {error.context['field']} is no longer in the plan:"
-            f" {error.message}",
-            context={**error.context, "build_id": build.build_id, "changed": [error.message]},
-            recovery=[
-                Recovery("put the plan back as it was"),
-                Recovery(
-                    "or give the build up and run the plan anew",
-                    f"onceward abandon {build.build_id}",
-                    "low",
-                ),
-            ],
-        ) from None
+        refused = error
+    rules.require_choices_in_plan(build.build_id, refused)
+    raise refused
 
 
 def plan_file_of(build: Build, home: Path) -> Path:
     """The file that the plan of a build was read from; INVALID_RESUME_STATE where it is not there any more."""
     file = home / build.plan_file
-    if not build.plan_file or not file.is_file():
-        raise InvalidResumeState(
-            f"the plan of {build.build_id} is no longer at {build.plan_file or 'any file'}",
-            context={"build_id": build.build_id, "file": build.plan_file},
-            recovery=[Recovery("give its file", f"onceward resume {build.build_id} --plan FILE")],
-        )
+    rules.require_plan_file(build, file.is_file())
     return file
 
 
@@ -356,14 +344,6 @@ def _spent(shown: Begun) -> int:
 def require_environment(resolved: Resolved) -> None:
     """What stages ask of the environment must be there before anything is begun."""
     for stage in resolved.steps.stages:
-        for name in (*stage.env, *stage.secrets):
-            if name not in os.environ:
-                raise InvalidConfig(
-                    f"stage {stage.name} needs the environment variable {name}, which is not set",
-                    context={
-                        "stage": stage.name,
-                        "field": "secrets" if name in stage.secrets else "env",
-                    },
-                )
+        rules.require_variables(stage, os.environ.keys())
         for name in stage.secrets:
             check_secret(name, os.environ[name])

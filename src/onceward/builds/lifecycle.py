@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,16 @@ import msgspec
 from onceward.artifacts.bases import take_base
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import Keeper, Kept, written
-from onceward.builds import machine as rules
+from onceward.builds import machine, rules
 from onceward.builds.authority import objection_to_confirmation
 from onceward.builds.code_changes import code_changes, environment_detail, environments_of
 from onceward.builds.plan_changes import changes
 from onceward.builds.plans import Resolved
 from onceward.core.canon import canonical
-from onceward.core.money import to_usd
 from onceward.core.records import Build
 from onceward.core.steps import step_name
 from onceward.dispatch import debits, operations, queue
-from onceward.dispatch.budget import Refusal, exhausted, judge, precheck
-from onceward.errors import InvalidConfig, InvalidResumeState, Recovery
+from onceward.errors import InvalidConfig
 from onceward.kernel.kernel import Kernel
 from onceward.people import permits
 from onceward.people.actor import Actor
@@ -58,6 +55,11 @@ class Offer(msgspec.Struct, frozen=True):
         proof = permits.proof_of(self.token) if self.token else self.proof
         return permits.hash_of_proof(proof) if proof else ""
 
+    def words(self) -> rules.ResumeWords:
+        """What of it a refusal repeats."""
+        accept = {name: str(path) for name, path in self.accept.items()}
+        return rules.ResumeWords(self.limits, self.rerun, accept)
+
 
 def require_no_doubt(store: Store, name: str) -> None:
     """A plan is not begun anew while a step of it may have had its effect: that would run it twice by accident."""
@@ -67,27 +69,9 @@ def require_no_doubt(store: Store, name: str) -> None:
 
 def _require_no_doubt(rows: Reads, name: str) -> None:
     for build in (*Builds(rows).in_state("CRASHED"), *Builds(rows).in_state("BUDGET_PAUSE")):
-        doubts = (
-            [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)]
-            if build.name == name
-            else []
-        )
-        if doubts:
-            raise InvalidResumeState(
-                f"in build {build.build_id} of this plan a person has to decide about {', '.join(doubts[:5])}: what"
-                " was done there may be paid for, or have had its effect, and running the plan anew might repeat it",
-                context={"build_id": build.build_id, "in_doubt": doubts},
-                recovery=[
-                    Recovery(
-                        "decide there", f"onceward resume {build.build_id}{rules.deciding(doubts)}"
-                    ),
-                    Recovery(
-                        "or give that build up, then run",
-                        f"onceward abandon {build.build_id}",
-                        "medium",
-                    ),
-                ],
-            )
+        if build.name == name:
+            doubts = [step_name(c.stage, c.target) for c in in_doubt(rows, build.build_id)]
+            rules.require_no_doubts(build.build_id, doubts)
 
 
 def begin(
@@ -114,10 +98,10 @@ def begin(
         base = take_base(
             plan.folder,
             plan.tree,
-            kernel.home,
-            kernel.folder,
-            kernel.artifacts,
-            kernel.policy.ignore,
+            home=kernel.home,
+            own=kernel.folder,
+            artifacts=kernel.artifacts,
+            names=kernel.policy.ignore,
         )
 
     def work(tx: Transaction) -> None:
@@ -166,13 +150,20 @@ def _begin(
     keep_plan(tx, resolved.hash, resolved.body)
     choices = resolved.choices.text()
     tx.move(
-        rules.create(
-            build_id, resolved.plan.name, actor, resolved.hash, plan_file, parent, reuse, choices
+        machine.create(
+            build_id,
+            resolved.plan.name,
+            actor,
+            plan_hash=resolved.hash,
+            plan_file=plan_file,
+            parent=parent,
+            reuse=reuse,
+            choices=choices,
         )
     )
     queue.open_(tx, build_id, jobs, limits, actor)
     seen_in = environment_detail(environments_of(resolved))
-    tx.move(rules.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor, seen_in))
+    tx.move(machine.move(tx.builds.get(build_id), "ACTIVE", "build_started", actor, seen_in))
 
 
 def resume(
@@ -202,37 +193,8 @@ def resume(
         if before and build.plan_hash != resolved.hash
         else []
     )
-    if changed and not offer.fork:
-        raise InvalidResumeState(
-            f"the plan is not what it was when {build.build_id} began: {'; '.join(changed[:10])}",
-            context={"build_id": build.build_id, "changed": changed[:100]},
-            recovery=[
-                Recovery("put it back as it was"),
-                Recovery(
-                    "make a new build that reuses what still fits",
-                    f"onceward resume {build.build_id} --fork",
-                    "low",
-                ),
-            ],
-        )
-    if offer.strict_code and code.code:
-        raise InvalidResumeState(
-            f"the code of {build.build_id} is not what it was: {'; '.join(code.code[:10])}",
-            context={"build_id": build.build_id, "changed": list(code.code[:100])},
-            recovery=[
-                Recovery("put it back as it was"),
-                Recovery(
-                    "keep what is done and run the rest with the new code",
-                    f"onceward resume {build.build_id}",
-                    "low",
-                ),
-                Recovery(
-                    "make a new build that reuses what still fits",
-                    f"onceward resume {build.build_id} --fork",
-                    "low",
-                ),
-            ],
-        )
+    rules.require_same_plan(build.build_id, changed, offer.fork)
+    rules.require_same_code(build.build_id, code.code, offer.strict_code)
     forks = bool(changed) or (offer.fork and bool(code.code))
     functions = {stage.name for stage in resolved.steps.stages if stage.call is not None}
     accepted = {
@@ -247,7 +209,7 @@ def resume(
         build = tx.builds.get(build_id)
         rules.require_resumable(build)
         require_operations(tx, resolved, kernel.registered)
-        _decide(tx, actor, build, offer, accepted, kernel.artifacts)
+        _decide(tx, actor, build, offer, accepted=accepted, artifacts=kernel.artifacts)
         if forks:
             permit = _require_token(tx, kernel, build, offer)
             # What the parent was allowed goes on unless somebody says otherwise.
@@ -274,9 +236,15 @@ def resume(
             return child
         queue.open_(tx, build_id, jobs, offer.limits, actor.principal)
         if build.state == "BUDGET_PAUSE":
-            _require_room(tx, build, offer)
+            rules.require_room(
+                build_id,
+                debits.lanes(tx, build_id),
+                debits.workspace(tx),
+                last_detail(tx, build_id),
+                offer.words(),
+            )
         permit = _require_token(tx, kernel, build, offer)
-        tx.move(rules.resume(build, tx.now, actor.principal, {**code.detail(), **permit}))
+        tx.move(machine.resume(build, tx.now, actor.principal, {**code.detail(), **permit}))
         accept(tx, build_id)
         return build_id
 
@@ -288,77 +256,30 @@ def _decide(
     actor: Actor,
     build: Build,
     offer: Offer,
+    *,
     accepted: Mapping[str, list[Kept]],
     artifacts: Artifacts,
 ) -> None:
     """Every step in doubt needs a person's word (B-8)."""
     doubts = {step_name(c.stage, c.target): c for c in in_doubt(tx, build.build_id)}
-    for name in (*offer.rerun, *accepted):
-        if name not in doubts:
-            raise InvalidConfig(
-                f"step {name[:80]!a} is not in doubt"
-                + (f"; in doubt are {', '.join(doubts)}" if doubts else ""),
-                context={"step": name[:200]},
-            )
-        if name in offer.rerun and name in accepted:
-            raise InvalidConfig(
-                f"step {name} cannot be both rerun and accepted", context={"step": name}
-            )
-    open_ = [name for name in doubts if name not in offer.rerun and name not in accepted]
-    if open_:
-        again = " ".join((f"onceward resume {build.build_id}", *_given(build, offer)))
-        files = " ".join(f"--accept {shlex.quote(f'{name}=FILE')}" for name in open_)
-        raise InvalidResumeState(
-            f"a person has to decide about {', '.join(open_)}: nobody can say whether"
-            f" {'these steps' if len(open_) > 1 else 'this step'} had an effect before a crash, or what came of"
-            f" {'them' if len(open_) > 1 else 'it'} could not be recorded",
-            context={"build_id": build.build_id, "in_doubt": open_},
-            recovery=[
-                Recovery(
-                    "run again",
-                    " ".join((again, *(f"--rerun {shlex.quote(name)}" for name in open_))),
-                    "medium",
-                ),
-                Recovery(
-                    "or take a result from a file",
-                    f"{again} {files}",
-                    "low",
-                ),
-            ],
-        )
+    rules.require_decided(build, doubts, offer.words())
     for name, checkpoint in doubts.items():
-        said: dict[str, Any] = {
+        detail: dict[str, Any] = {
             "step": name,
             "child_id": checkpoint.child_id or "",
             "decision": "rerun",
         }
         if name in accepted:
-            said["decision"] = "accept"
-            said["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
-            said |= told_of(checkpoint)
+            detail["decision"] = "accept"
+            detail["outputs"] = [[o.name, o.sha256] for o, _ in accepted[name]]
+            detail |= told_of(checkpoint)
             _accept(tx, checkpoint, accepted[name], artifacts)
         else:
             error = canonical({"reason": "terminated_on_restart"}).decode()
             put_checkpoint(
                 tx, msgspec.structs.replace(checkpoint, status="FAILED", error=error), tx.now
             )
-        tx.append(f"session:{build.build_id}", "STEP_DECIDED", actor.principal, said)
-
-
-def _given(build: Build, offer: Offer) -> list[str]:
-    """The words of a resume that somebody gave, to be given again; the token itself is not repeated."""
-    words = ["--token TOKEN"] if build.state == "BUDGET_PAUSE" else []
-    for lane, limit in offer.limits.items():
-        amount = to_usd(limit) if lane == "usd_micros" else str(limit)
-        words.append(f"--budget {'usd' if lane == 'usd_micros' else lane}={amount}")
-    return [*words, *_decisions(offer)]
-
-
-def _decisions(offer: Offer) -> list[str]:
-    return [
-        *(f"--rerun {shlex.quote(name)}" for name in offer.rerun),
-        *(f"--accept {shlex.quote(f'{name}={path}')}" for name, path in offer.accept.items()),
-    ]
+        tx.append(f"session:{build.build_id}", "STEP_DECIDED", actor.principal, detail)
 
 
 def _accept(
@@ -377,10 +298,7 @@ def _accept(
 
 def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[Kept]:
     """A file as the result of a step: as the value a function would have returned, or as the file a command left."""
-    if not path.is_file():
-        raise InvalidConfig(
-            f"there is no file {path} to accept for {name}", context={"file": str(path)}
-        )
+    rules.require_file_to_accept(name, str(path), path.is_file())
     if not value:
         return Keeper(artifacts).value({path.name: path})
     try:
@@ -402,62 +320,17 @@ def _accepted(artifacts: Artifacts, name: str, path: Path, value: bool) -> list[
         return Keeper(artifacts).value(data)
 
 
-def _require_room(tx: Transaction, build: Build, offer: Offer) -> None:
-    """A build that was paused goes on only if there is something to go on with."""
-    own, whole = debits.lanes(tx, build.build_id), debits.workspace(tx)
-    empty = exhausted(own) or exhausted(whole, "workspace")
-    pause = last_detail(tx, build.build_id)
-    if empty is not None and empty.lane == pause.get("lane"):
-        wanted = int(pause.get("estimate") or pause.get("asked") or 0)
-        empty = msgspec.structs.replace(empty, asked=wanted)
-    if empty is None and "estimate" in pause:
-        asked = {str(pause["lane"]): int(pause["estimate"])}
-        empty = precheck(own, asked) or precheck(whole, asked, "workspace")
-    elif empty is None and pause.get("asked"):
-        # Without more room than before the same debit would only be refused again.
-        asked = {str(pause["lane"]): int(pause["asked"])}
-        empty = judge(own, asked) or judge(whole, asked, "workspace")
-    if empty is not None:
-        raise _no_room(build, empty, offer)
-
-
-def _no_room(build: Build, empty: Refusal, offer: Offer) -> InvalidResumeState:
-    money = empty.lane == "usd_micros"
-    lane = "usd" if money else empty.lane
-    least_needed = max(empty.observed + 1, empty.observed + empty.asked)
-    amounts = (empty.observed, empty.limit, least_needed, empty.asked)
-    spent, limit, least, asked = (to_usd(n) if money else str(n) for n in amounts)
-    estimate = f", and the next step wants {asked}" if empty.asked else ""
-    if empty.scope:
-        way = Recovery(f"raise {lane} under [budget] in onceward.toml above {least}, then resume")
-    else:
-        words = ["--token TOKEN", f"--budget {lane}={least}", *_decisions(offer)]
-        way = Recovery("raise it", " ".join((f"onceward resume {build.build_id}", *words)))
-    return InvalidResumeState(
-        f"{'the workspace has' if empty.scope else 'this build has'} spent {spent} of its {lane} {limit}{estimate};"
-        " the budget must be raised first, here and not in the plan (no token is used up)",
-        context={"build_id": build.build_id, **empty.detail()},
-        recovery=[way, Recovery("if the token is lost", f"onceward confirm {build.build_id}")],
-    )
-
-
 def _require_token(tx: Transaction, kernel: Kernel, build: Build, offer: Offer) -> dict[str, str]:
     """The last check of a resume, and the only one that uses something up (B-10). Answers what to say of it."""
     if build.state != "BUDGET_PAUSE":
         return {}
-    permit = find_confirmation(tx, offer.shown) if offer.shown else None
-    why = (
-        permits.objection(permit, build.build_id, build.version, tx.now)
-        if offer.shown
-        else "is missing"
-    )
-    if permit is not None and not why:
-        why = objection_to_confirmation(kernel.authority, tx, permit, kernel.confirmation_seconds)
-    if why or permit is None:
-        raise InvalidResumeState(
-            f"build {build.build_id} is paused, and going on needs its confirmation token, which {why}",
-            context={"build_id": build.build_id, "token": why},
-            recovery=[Recovery("get a new token", f"onceward confirm {build.build_id}")],
-        )
+    permit, objection = None, "is missing"
+    if offer.shown:
+        permit = find_confirmation(tx, offer.shown)
+        objection = permits.objection(permit, build.build_id, build.version, tx.now)
+    if permit is not None and not objection:
+        seconds = kernel.confirmation_seconds
+        objection = objection_to_confirmation(kernel.authority, tx, permit, seconds)
+    permit = rules.require_confirmation(build.build_id, permit, objection)
     consume(tx, "confirmation_tokens", permit, tx.now)
     return {"permit_id": permit.permit_id}

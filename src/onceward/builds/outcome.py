@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from onceward.builds import machine as rules
+from onceward.builds import rules
 from onceward.builds.ready_queue import At
 from onceward.builds.run import BuildRun
 from onceward.builds.views import build_summary, next_command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,19 +14,18 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import read_back
+from onceward.builds import rules
 from onceward.builds.handoff import as_html, as_markdown
 from onceward.builds.views import build_view
 from onceward.core import faults
 from onceward.core.canon import canonical, sha256_hex
 from onceward.core.durable import sync_all
-from onceward.core.limits import MAX_OUTPUT_FILES, MAX_OUTPUT_PATH
 from onceward.core.records import Build
-from onceward.errors import IntegrityFault, InvalidConfig, Recovery, StorageError
+from onceward.errors import InvalidConfig, StorageError
 from onceward.store.store import Store
 from onceward.store.tables.builds import Builds
 from onceward.store.tables.checkpoints import checkpoints_of
 
-_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODES = {"program": "0755"}
 
 
@@ -45,7 +43,7 @@ def write_output(
 ) -> Written:
     """Write the outputs of a build below `root`/`project`, or as the new folder `to`. A crash anywhere leaves what was
     there before, or all of the new."""
-    _require_project(project)
+    rules.require_project_name(project)
     store = artifacts.store
     with store.read() as rows:
         build = Builds(rows).named(name)
@@ -56,15 +54,13 @@ def write_output(
     place = home / f"{build.build_id}-{sha256[:12]}" if to is None else to
     if to is not None:
         _require_plain_way(home, root.parent)
-    if to is not None and (os.path.lexists(to) or not home.is_dir()):
-        why = "is there already" if os.path.lexists(to) else "has no folder to be in"
-        raise InvalidConfig(f"{to} {why}; nothing was written", context={"folder": str(to)})
+        rules.require_new_folder(str(to), os.path.lexists(to), home.is_dir())
     written = Written(str(place), sha256, len(entries), sum(entry["bytes"] for entry in entries))
     _sweep(home)
     if not place.is_dir():
         staging = home / f".new-{os.getpid()}-{store.sources.new_id('out')}"
         try:
-            _stage(artifacts, store, build, entries, manifest, staging)
+            _stage(artifacts, build, entries, manifest, staging)
             _move(staging, place)
         except PermissionError as error:
             raise InvalidConfig(
@@ -83,16 +79,8 @@ def write_output(
 def _require_plain_way(home: Path, workspace: Path) -> None:
     """No link on the way, and not among the workspace's own files."""
     real = home.resolve()
-    if real != Path(os.path.normpath(home)):
-        raise InvalidConfig(
-            f"there is a link on the way to {home}; nothing was written",
-            context={"folder": str(home)},
-            recovery=[Recovery(f"name the real folder: {real}")],
-        )
-    if real.is_relative_to(workspace.resolve()):
-        raise InvalidConfig(
-            f"{home} is the workspace's own; nothing was written", context={"folder": str(home)}
-        )
+    rules.require_real_folder(str(home), str(real), real == Path(os.path.normpath(home)))
+    rules.require_outside_workspace(str(home), real.is_relative_to(workspace.resolve()))
 
 
 def _sweep(home: Path) -> None:
@@ -103,37 +91,25 @@ def _sweep(home: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _require_project(project: str) -> None:
-    if not _PROJECT.fullmatch(project) or ".." in project:
-        raise InvalidConfig(
-            f"{project[:60]!a} is no name for a project: 1 to 64 letters, digits, . _ or -, no sign first",
-            context={"field": "project"},
-        )
-
-
 def _home(root: Path, project: str) -> Path:
     """The project's folder; a link on the way to it could lead anywhere, so there may be none."""
     home = root / project
     for folder in (root, home):
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise InvalidConfig(
-                f"{folder} is a link or a file, not a folder; nothing was written",
-                context={"folder": str(folder)},
-                recovery=[Recovery("move it away, or choose another place with --to")],
-            )
+        usable = not folder.is_symlink() and (folder.is_dir() or not folder.exists())
+        rules.require_folder(str(folder), usable)
         folder.mkdir(mode=0o755, exist_ok=True)
     return home
 
 
 def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
     """Every file by its path: one folder a step, so that two of one name never meet."""
-    found = []
+    entries = []
     with store.read() as rows:
         for checkpoint in checkpoints_of(rows, build.build_id):
             if checkpoint.status != "SUCCESS":
                 continue
             for output in read_back(checkpoint.outputs):
-                found.append(
+                entries.append(
                     {
                         "path": f"{checkpoint.stage}/{checkpoint.target}/{output.name}",
                         "mode": _MODES.get(output.kind, "0644"),
@@ -144,23 +120,13 @@ def _entries(store: Store, build: Build) -> list[dict[str, Any]]:
                         "target": checkpoint.target,
                     }
                 )
-    if not found and build.state != "SUCCESS":
-        raise InvalidConfig(
-            f"build {build.build_id} has no output yet", context={"build_id": build.build_id}
-        )
-    longest = max((len(str(entry["path"]).encode()) for entry in found), default=0)
-    if len(found) > MAX_OUTPUT_FILES or longest > MAX_OUTPUT_PATH:
-        raise InvalidConfig(
-            f"an output has at most {MAX_OUTPUT_FILES} files with paths of {MAX_OUTPUT_PATH} bytes; this one has"
-            f" {len(found)}, the longest path with {longest}",
-            context={"files": len(found), "path": longest},
-        )
-    return sorted(found, key=lambda entry: str(entry["path"]))
+    rules.require_output(build, len(entries))
+    rules.require_output_size([str(entry["path"]) for entry in entries])
+    return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
 def _stage(
     artifacts: Artifacts,
-    store: Store,
     build: Build,
     entries: list[dict[str, Any]],
     manifest: bytes,
@@ -175,7 +141,7 @@ def _stage(
             for piece in artifacts.read(entry["sha256"]):
                 file.write(piece)
         path.chmod(int(entry["mode"], 8))
-    view = build_view(store, build.build_id)
+    view = build_view(artifacts.store, build.build_id)
     sums = "".join(f"{entry['sha256']}  files/{entry['path']}\n" for entry in entries)
     for name, data in (
         ("manifest.json", manifest + b"\n"),
@@ -202,24 +168,17 @@ def _verify(place: Path, entries: list[dict[str, Any]], manifest: bytes) -> None
         for entry in entries
         if _digest(place / "files" / entry["path"]) != entry["sha256"]
     ]
-    if (
-        wrong
-        or there != [entry["path"] for entry in entries]
-        or (place / "manifest.json").read_bytes() != manifest + b"\n"
-    ):
-        raise IntegrityFault(
-            f"{place} is not what was written: {', '.join(wrong[:5]) or 'files are missing or too many'}",
-            context={"folder": str(place)},
-            recovery=[Recovery("move that folder away and write it again")],
-        )
+    complete = not wrong and there == [entry["path"] for entry in entries]
+    manifest_kept = complete and (place / "manifest.json").read_bytes() == manifest + b"\n"
+    rules.require_written(str(place), wrong, manifest_kept)
 
 
 def _digest(path: Path) -> str:
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     with suppress(OSError), path.open("rb") as file:
         while piece := file.read(1 << 18):
-            said.update(piece)
-    return said.hexdigest()
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:

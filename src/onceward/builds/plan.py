@@ -166,11 +166,9 @@ class Steps:
         stage, colon, target = name.partition(":")
         k = self.number.get(stage)
         if k is not None:
-            step = (
-                self.find(k, target)
-                if colon
-                else (self.first[k] if len(self.targets[k]) == 1 else None)
-            )
+            step = self.find(k, target) if colon else None
+            if not colon and len(self.targets[k]) == 1:
+                step = self.first[k]
             if step is not None:
                 return step
         raise InvalidConfig(

@@ -157,10 +157,12 @@ def _inputs(stage: Mapping[str, Any], target: str, known: Any) -> dict[str, str]
 
 
 def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    said = []
+    changes = []
     for file in sorted({*old, *new}):
-        if old.get(file) != new.get(file):
-            said.append(
-                f"input {file} {'is gone' if file not in new else 'is new' if file not in old else 'changed'}"
-            )
-    return said
+        if file not in new:
+            changes.append(f"input {file} is gone")
+        elif file not in old:
+            changes.append(f"input {file} is new")
+        elif old[file] != new[file]:
+            changes.append(f"input {file} changed")
+    return changes

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from onceward.builds import rules
 from onceward.builds.choices import Choices
 from onceward.builds.plans import Plan, Resolved
 from onceward.code.python_file import imported, made_in, named_in, path_of
 from onceward.code.toml_lines import Lines
-from onceward.dispatch.stage_words import PLAN_WORDS, check_words, refuse
+from onceward.dispatch.stage_words import PLAN_WORDS, check_words
 from onceward.errors import InvalidConfig, OncewardError
 
 FindFunction = Callable[[object, Path], Callable[[Any], Any]]
@@ -82,24 +83,13 @@ def _load_toml(file: Path, shown: Path, choices: Choices | None, find: FindFunct
 
 def _plan_of(words: Mapping[str, Any], folder: Path) -> Plan:
     check_words(words, PLAN_WORDS, "a plan")
-    if "name" not in words:
-        raise refuse("name", 'a plan has a name; write name = "catalogue" at its top')
+    rules.require_plan_name(words)
     rest = {key: value for key, value in words.items() if key not in ("name", "stage")}
     return Plan(words["name"], folder=folder, **rest)
 
 
 def _stages(words: Mapping[str, Any], shown: Path) -> list[Mapping[str, Any]]:
-    stages = words.get("stage", [])
-    if (
-        not isinstance(stages, list)
-        or not stages
-        or not all(isinstance(stage, Mapping) for stage in stages)
-    ):
-        raise InvalidConfig(
-            f"{shown}: a plan has at least one stage; write [[stage]], with two brackets, above each",
-            context={"file": str(shown), "field": "stage"},
-        )
-    return stages
+    return rules.require_stage_tables(words.get("stage", []), str(shown))
 
 
 def _add(plan: Plan, words: Mapping[str, Any], find: FindFunction) -> None:
@@ -109,11 +99,7 @@ def _add(plan: Plan, words: Mapping[str, Any], find: FindFunction) -> None:
 
 def function_named(name: object, folder: Path) -> Callable[[Any], Any]:
     """The function that `module:function` means, the module looked for in a folder first."""
-    found = imported(name, folder)
-    if not callable(found):
-        raise refuse("python", f"{name} is a {type(found).__name__}, not a function")
-    call: Callable[[Any], Any] = found
-    return call
+    return rules.require_function(name, imported(name, folder))
 
 
 def _line_of_stage(lines: Lines, number: int, error: OncewardError) -> int:

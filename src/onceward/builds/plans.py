@@ -13,13 +13,14 @@ import msgspec
 
 from onceward.artifacts.files import Files
 from onceward.artifacts.redaction import Redactor
+from onceward.builds import rules
 from onceward.builds.choices import Choices, chosen, with_config, with_needs
 from onceward.builds.plan import Context, Steps, body_of, hash_of_body
 from onceward.code.version import CodeVersion, code_version, first_version
 from onceward.core.records import check_name
 from onceward.core.steps import fill
 from onceward.dispatch.stage import Stage
-from onceward.dispatch.stage_words import config_of, limits_of, refuse, stage_of, whole
+from onceward.dispatch.stage_words import config_of, limits_of, stage_of, whole
 from onceward.errors import InvalidConfig
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -51,17 +52,14 @@ class Plan:
         folder: Path | str | None = None,
     ) -> None:
         """`tree` is the folder that its outputs are proposed for: its state is kept before the first step runs."""
-        if tree is not None and (not isinstance(tree, str) or not tree or "\0" in tree):
-            raise refuse("tree", f"tree is a folder, not {tree!r}")
+        rules.require_tree(tree)
         self.tree = tree
         self.name = check_name(name, "name")
         self.limits = limits_of(budget or {})
         self.config = config_of("config", config or {})
         self.jobs = None if jobs is None else whole("jobs", jobs, 1, 1000)
-        if type(reuse) is not bool:
-            raise refuse("reuse", f"reuse is true or false, not {reuse!r}")
-        if on_pause not in ("finish", "stop"):
-            raise refuse("on_pause", f'on_pause is "finish" or "stop", not {on_pause!r}')
+        rules.require_reuse(reuse)
+        rules.require_on_pause(on_pause)
         self.reuse = reuse
         self.on_pause: Literal["finish", "stop"] = on_pause
         self.file: Path | None = None
@@ -97,11 +95,7 @@ class Plan:
         operation, effect."""
 
         def add(call: Call) -> Call:
-            called = name or getattr(call, "__name__", None)
-            if not callable(call):
-                raise refuse("name", f"a stage is made of a function, not of {call!r}")
-            if called is None:
-                raise refuse("name", f"a {type(call).__name__} has no name of its own; say name=")
+            called = rules.require_named_function(call, name or getattr(call, "__name__", None))
             self.add({"name": called, **self._dependencies(words)}, call)
             return call
 
@@ -118,8 +112,7 @@ class Plan:
     def add(self, words: Mapping[str, Any], call: Callable[[Any], Any] | None = None) -> str:
         """A stage from its words."""
         stage = stage_of(words, call)
-        if any(known.name == stage.name for known in self.stages):
-            raise refuse("name", f"there are two stages {stage.name}")
+        rules.require_new_stage(stage.name, self.stages)
         if call is not None:
             self._functions[call] = stage.name
         self.stages.append(stage)
@@ -136,11 +129,7 @@ class Plan:
         names = []
         for need in needs:
             name = need if isinstance(need, str) else self._functions.get(need)
-            if name is None:
-                raise refuse(
-                    word, f"{getattr(need, '__name__', need)!r} is not a stage of this plan"
-                )
-            names.append(name)
+            names.append(rules.require_stage_of_plan(word, need, name))
         return names
 
 
@@ -148,8 +137,7 @@ class Resolved:
     """A plan on this machine, now: its steps, and the content of every file that is an input."""
 
     def __init__(self, plan: Plan, choices: Choices | None = None) -> None:
-        if not plan.stages:
-            raise InvalidConfig(f"the plan {plan.name} has no stage", context={"field": "stage"})
+        rules.require_stages(plan.name, plan.stages)
         self.plan, self.choices = plan, choices or Choices()
         self.release: Callable[[], None] = _nothing
         """To be called when its functions are not needed any more."""
@@ -178,7 +166,7 @@ class Resolved:
             try:
                 hashed[stage.name] = self._stage_inputs(k, stage)
                 if not self.choices.only:
-                    _require_targets(stage, self.steps.targets[k])
+                    rules.require_config_for_targets(stage, self.steps.targets[k])
             except InvalidConfig as error:
                 raise _of_stage(error, stage) from None
         secrets = {
@@ -188,12 +176,9 @@ class Resolved:
             if name in os.environ
         }
         redactor = Redactor(secrets)
-        if redactor.text(self.choices.text()) != self.choices.text():
-            raise refuse(
-                "--set",
-                "a secret's value is not set as config, which is kept; name it under secrets",
-            )
-        self.body = body_of(plan.name, config, self.steps, hashed, self._own, redactor.text)
+        given_choices = self.choices.text()
+        rules.require_no_secret_chosen(given_choices, redactor.text(given_choices))
+        self.body = body_of(plan.name, config, self.steps, hashed, self._own, clean=redactor.text)
         self.hash = hash_of_body(self.body)
 
     def first_version(self, k: int) -> str | None:
@@ -256,17 +241,6 @@ def _with_version(stage: Stage, folder: Path) -> Stage:
         environment_hash=found.environment_hash,
         unfollowed=found.unfollowed,
     )
-
-
-def _require_targets(stage: Stage, targets: Sequence[str]) -> None:
-    """Config for a target that is not there is a slip of the pen."""
-    known = set(targets)
-    for name in stage.target_config:
-        if name not in known:
-            raise refuse(
-                f"target.{name}",
-                f"there is config for {name!a}, but no such target; there is {targets[0]!a}",
-            )
 
 
 def _of_stage(error: InvalidConfig, stage: Stage) -> InvalidConfig:

@@ -44,7 +44,12 @@ class Begun(msgspec.Struct, frozen=True):
 def begun(run: BuildRun, how: str) -> Begun:
     counts = [(stage.name, len(run.steps.of(k))) for k, stage in enumerate(run.steps.stages)]
     return Begun(
-        run.build_id, run.resolved.plan.name, counts, how, lambda: _busy(run), lambda: _lanes(run)
+        build_id=run.build_id,
+        name=run.resolved.plan.name,
+        stages=counts,
+        how=how,
+        busy=lambda: _busy(run),
+        lanes=lambda: _lanes(run),
     )
 
 

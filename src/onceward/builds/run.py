@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from onceward.artifacts.outputs import read_back
-from onceward.builds import machine as rules
+from onceward.builds import machine
 from onceward.builds.admission import Admission, Admissions, Pause
 from onceward.builds.attempt import Attempt, Ending, Unlaunchable
 from onceward.builds.finished_steps import FinishedSteps
@@ -278,9 +278,8 @@ class BuildRun:
                     "SUCCESS",
                     attempt.child_id,
                     spent,
-                    None,
-                    ended.detail.get("report_mistakes", 0),
-                    ended.detail.get("report_mistake", ""),
+                    mistakes=ended.detail.get("report_mistakes", 0),
+                    mistake=ended.detail.get("report_mistake", ""),
                 )
                 self.flow.keep(step, outputs)
                 self._sort_out(self.ready.finish(step))
@@ -539,13 +538,15 @@ class BuildRun:
             if self.doubts:
                 # A person has to decide; the resume with that decision goes on from here, also with what failed.
                 detail = {"in_doubt": self.doubts[:100], **failed}
-                tx.move(rules.crash(build, self.actor.principal, detail))
+                tx.move(machine.crash(build, self.actor.principal, detail))
                 return "CRASHED"
             if failed:
-                move = rules.move(build, "FAILED", "unhandled_error", self.actor.principal, failed)
+                move = machine.move(
+                    build, "FAILED", "unhandled_error", self.actor.principal, failed
+                )
             else:
                 made = self.finished.output_digest(tx)
-                move = rules.move(
+                move = machine.move(
                     build, "SUCCESS", "normal_completion", self.actor.principal, {"outputs": made}
                 )
             attest.end(tx, move, build.plan_hash, self.actor.signer)

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.artifacts.blobs import Artifacts
 from onceward.artifacts.outputs import read_back, value_of
-from onceward.builds import machine as rules
+from onceward.builds import rules
 from onceward.core.money import to_usd
 from onceward.core.records import Build, Permit
 from onceward.core.sources import Micros, iso
@@ -17,7 +17,6 @@ from onceward.core.steps import step_name
 from onceward.core.views import LaneView, View
 from onceward.dispatch import debits
 from onceward.dispatch.cut_off import step_of
-from onceward.errors import NotFound, Recovery
 from onceward.kernel.tenure import vacant
 from onceward.store.port import Reads
 from onceward.store.store import Store
@@ -205,18 +204,13 @@ def values_of_stage(
 ) -> dict[str, Any]:
     """What the steps of a stage made, by target, for whoever ran the build from Python; files as their bytes."""
     with artifacts.store.read() as rows:
-        found = [
+        checkpoints = [
             c
             for c in checkpoints_of(rows, build_id)
             if c.stage == stage and target in (None, c.target)
         ]
-    if not found or any(c.status != "SUCCESS" for c in found):
-        raise NotFound(
-            f"build {build_id} has no result of {step_name(stage, target or '*')}",
-            context={"stage": stage},
-            recovery=[Recovery(f"name a target, or ask for all: result.values({stage!r})")],
-        )
-    return {c.target: value_of(artifacts, read_back(c.outputs), None) for c in found}
+    rules.require_results(build_id, stage, target, [c.status for c in checkpoints])
+    return {c.target: value_of(artifacts, read_back(c.outputs), None) for c in checkpoints}
 
 
 def _summary(rows: Reads, build: Build, nobody: bool) -> BuildSummary:
@@ -270,7 +264,7 @@ def _steps(
             child_id = token.child_id if token is not None else None
             if child_id is None and checkpoint is not None:
                 child_id = checkpoint.child_id
-            steps.append(_step(place, status, checkpoint, child_id, times, now))
+            steps.append(_step(place, status, checkpoint, child_id, times=times, now=now))
     return steps
 
 
@@ -279,6 +273,7 @@ def _step(
     status: str,
     checkpoint: Checkpoint | None,
     child_id: str | None,
+    *,
     times: Mapping[str, tuple[Micros, Micros | None]],
     now: Micros | None,
 ) -> StepView:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from onceward.builds.machine import why_paused
+from onceward.builds.rules import why_paused
 from onceward.core.canon import canonical
 from onceward.core.limits import LEAVING_SECONDS, NOTICE_SECONDS, WEBHOOK_TIMEOUT_SECONDS
 from onceward.errors import NetworkError

@@ -142,7 +142,9 @@ class ActionRun:
         found, result = kept or ([], None)
         if self.side == "compensation" and self.saga.saga.reserves and isinstance(result, Mapping):
             self.left = list(result.get("left", ()))
-        return ActionEnding(self, token, ended, kept=found, result=result, log=self.step_folder.clear())
+        return ActionEnding(
+            self, token, ended, kept=found, result=result, log=self.step_folder.clear()
+        )
 
     def cancelled(self) -> None:
         self.saga.cancelled(self)
