@@ -170,6 +170,6 @@ def usual(stage: Stage, costs: Sequence[tuple[int, int]] | None) -> Mapping[str,
 
 
 def _estimated(blocked: Refusal, step: str) -> dict[str, Any]:
-    said = blocked.detail()
-    said["estimate"] = said.pop("asked")
-    return {**said, "step": step}
+    detail = blocked.detail()
+    detail["estimate"] = detail.pop("asked")
+    return {**detail, "step": step}

@@ -52,10 +52,10 @@ def objection_to_confirmation(
 def _voided(authority: Authority, rows: Reads, build_id: str, seq: int) -> str:
     """That a newer token of a build took the place of one that was signed for there; empty if none did."""
     for hash_ in authority.withdrawals(seq):
-        found = find_signature(rows, hash_)
-        if found is None:
+        signature = find_signature(rows, hash_)
+        if signature is None:
             return "is not the newest: something that was signed since is gone"
-        predicate = msgspec.json.decode(found.statement)["predicate"]
+        predicate = msgspec.json.decode(signature.statement)["predicate"]
         if predicate["act"] == "builds.confirm" and predicate["payload"]["build"] == build_id:
             return "is void: a newer one was asked for"
     return ""

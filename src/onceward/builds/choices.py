@@ -48,17 +48,17 @@ def run_again(plan_file: str, choices: str) -> str:
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
     """`key=value` words."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidConfig(
                 f"--set takes KEY=VALUE, not {text[:60]!a}", context={"field": "--set"}
             )
-        if key in found:
+        if key in values:
             raise InvalidConfig(f"--set names {key[:60]!a} twice", context={"field": "--set"})
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def with_config(
@@ -93,12 +93,12 @@ def chosen(steps: Steps, only: Sequence[str]) -> set[int]:
     """The steps that are named; all where none is."""
     if not only:
         return set(range(len(steps)))
-    found: set[int] = set()
+    numbers: set[int] = set()
     for name in only:
         stage, colon, _ = name.partition(":")
         k = steps.number.get(stage)
         if k is not None and not colon:
-            found |= set(steps.of(k))
+            numbers |= set(steps.of(k))
         elif k is None:
             near = get_close_matches(stage, steps.number, 1)
             meant = (
@@ -110,8 +110,8 @@ def chosen(steps: Steps, only: Sequence[str]) -> set[int]:
                 f"there is no stage {stage[:60]!a}; {meant}", context={"field": "--only"}
             )
         else:
-            found.add(steps.named(name))
-    return found
+            numbers.add(steps.named(name))
+    return numbers
 
 
 def with_needs(steps: Steps, wanted: set[int]) -> Steps:
@@ -193,9 +193,9 @@ def _unknown(key: str, config: Mapping[str, Any], stages: Sequence[Stage]) -> In
 
 
 def _names(config: Mapping[str, Any], before: str = "") -> list[str]:
-    found = []
+    names = []
     for key, value in config.items():
-        found.append(f"{before}{key}")
+        names.append(f"{before}{key}")
         if isinstance(value, Mapping):
-            found += _names(value, f"{before}{key}.")
-    return found
+            names += _names(value, f"{before}{key}.")
+    return names

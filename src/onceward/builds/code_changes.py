@@ -98,9 +98,9 @@ def _environments(
     other: dict[str, int] = {}
     for group in done:
         if group.environment_hash and group.environment_hash != stage.environment_hash:
-            said = difference(recorded.get(group.environment_hash), stage.environment)
-            other[said] = other.get(said, 0) + group.count
-    return [f"{stage.name}: {said}; {_told(count, 0)}" for said, count in other.items()]
+            changes = difference(recorded.get(group.environment_hash), stage.environment)
+            other[changes] = other.get(changes, 0) + group.count
+    return [f"{stage.name}: {changes}; {_told(count, 0)}" for changes, count in other.items()]
 
 
 def difference(then: Sequence[str] | None, now: Sequence[str] | None) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CHUNK = 500
 
 
-class Found(msgspec.Struct):
+class SortedSteps(msgspec.Struct):
     """What came of looking: done already, waiting for a person, refused by one, or to be executed."""
 
     done: list[tuple[int, str, tuple[Output, ...]]] = []
@@ -76,10 +76,12 @@ def results_of_others(
         for step, context in hashes.items()
     }
     by_hash = reusable(rows, environments, but, parent)
-    found = {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
-    older = {step: flow.first_hash(step) for step in hashes if step not in found}
+    checkpoints = {step: by_hash[context] for step, context in hashes.items() if context in by_hash}
+    older = {step: flow.first_hash(step) for step in hashes if step not in checkpoints}
     by_hash = reusable(rows, dict.fromkeys(filter(None, older.values()), ""), but, parent)
-    return found | {step: by_hash[context] for step, context in older.items() if context in by_hash}
+    return checkpoints | {
+        step: by_hash[context] for step, context in older.items() if context in by_hash
+    }
 
 
 def begun_with(body: str | None) -> dict[str, str]:
@@ -120,9 +122,9 @@ class FinishedSteps:
         others = self._others({step: self._run.flow.context_hash(step)})
         return not whole(self._run.artifacts, others)
 
-    def look(self, steps: Sequence[int]) -> Found:
+    def look(self, steps: Sequence[int]) -> SortedSteps:
         """Sort out steps that wait for nothing more. What is reused, invalid or to be approved is recorded."""
-        found = Found([], {}, [], [])
+        result = SortedSteps([], {}, [], [])
         hashes = {step: self._run.flow.context_hash(step) for step in steps}
         own = {step: self._own.pop(step) for step in steps if step in self._own}
         flow = self._run.flow
@@ -137,7 +139,7 @@ class FinishedSteps:
                 self.require_believed(step, hashes[step])
         skipped = whole(self._run.artifacts, matching)
         invalid = [(step, c) for step, c in matching.items() if step not in skipped]
-        found.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
+        result.done += [(step, "SKIPPED", outputs) for step, outputs in skipped.items()]
         for step, c in own.items():
             if step not in skipped:
                 self._run.before[step] = c
@@ -148,24 +150,26 @@ class FinishedSteps:
         taken = whole(self._run.artifacts, others)
         reused = {step: others[step] for step in taken}
         invalid += [(step, c) for step, c in others.items() if step not in taken]
-        found.done += [(step, "REUSED", outputs) for step, outputs in taken.items()]
-        found.saved = sum(own[step].cost for step in skipped) + sum(c.cost for c in reused.values())
+        result.done += [(step, "REUSED", outputs) for step, outputs in taken.items()]
+        result.saved = sum(own[step].cost for step in skipped) + sum(
+            c.cost for c in reused.values()
+        )
         for step in rest:
             before = own.get(step)
             if step in reused:
                 continue
             if not self._stage(step).approve:
-                found.execute.append(step)
+                result.execute.append(step)
             elif (
                 before is not None
                 and before.status == "FAILED"
                 and before.context_hash == hashes[step]
             ):
-                found.refused.append((step, msgspec.json.decode(before.error or "{}")))
+                result.refused.append((step, msgspec.json.decode(before.error or "{}")))
             else:
-                found.asked[step] = hashes[step]
-        self._record(invalid, reused, found.asked)
-        return found
+                result.asked[step] = hashes[step]
+        self._record(invalid, reused, result.asked)
+        return result
 
     def output_digest(self, rows: Reads) -> str:
         """What the whole build made, as one digest: every step's outputs by name and content (B-5)."""
@@ -181,15 +185,15 @@ class FinishedSteps:
         """What other builds have, by their record."""
         flow, build_id = self._run.flow, self._run.build_id
         free = {s: hashes[s] for s in hashes if s not in self._rerun and self._reuse}
-        found: dict[int, Checkpoint] = {}
+        checkpoints: dict[int, Checkpoint] = {}
         with self._run.store.read() as rows:
             if free:
-                found = results_of_others(rows, flow, free, build_id)
+                checkpoints = results_of_others(rows, flow, free, build_id)
             # What is to run in any case has done so if the build that this one goes on with did it.
-            rest = {step: hashes[step] for step in hashes if step not in found}
+            rest = {step: hashes[step] for step in hashes if step not in checkpoints}
             if rest and self._parent:
-                found |= results_of_others(rows, flow, rest, build_id, self._parent)
-        return found
+                checkpoints |= results_of_others(rows, flow, rest, build_id, self._parent)
+        return checkpoints
 
     def _record(
         self,
@@ -201,8 +205,8 @@ class FinishedSteps:
         acts += [lambda tx, s=s, c=c: self._take_over(tx, s, c) for s, c in reused.items()]
         acts += [lambda tx, s=s, h=h: self._ask(tx, s, h) for s, h in asked.items()]
         for start in range(0, len(acts), _CHUNK):
-            some = acts[start : start + _CHUNK]
-            self._run.store.write(lambda tx, some=some: [act(tx) for act in some])  # type: ignore[misc]
+            batch = acts[start : start + _CHUNK]
+            self._run.store.write(lambda tx, batch=batch: [act(tx) for act in batch])  # type: ignore[misc]
         for step, context in asked.items():
             self._tell(step, context)
 
@@ -226,10 +230,10 @@ class FinishedSteps:
             doubt, actor = objection_to_approval(authority, rows, approval), str(approval.actor)
         rules.require_believed(self._run.steps.name(step), actor, doubt)
 
-    def record_unrun(self, step: int, said: Mapping[str, Any]) -> None:
+    def record_unrun(self, step: int, detail: Mapping[str, Any]) -> None:
         """A step that failed before a child could be made for it."""
         k, target = self._run.steps.place(step)
-        error = canonical({"reason": "start_failed", **said}).decode()
+        error = canonical({"reason": "start_failed", **detail}).decode()
         failed = Checkpoint(
             build_id=self._run.build_id,
             stage=self._run.steps.stages[k].name,
@@ -248,7 +252,7 @@ class FinishedSteps:
 
         def record(tx: Transaction) -> None:
             put_checkpoint(tx, failed, tx.now)
-            self._append(tx, "STEP_FAILED", step, said)
+            self._append(tx, "STEP_FAILED", step, detail)
 
         self._run.store.write(record)
 
@@ -282,14 +286,14 @@ class FinishedSteps:
         )
         put_checkpoint(tx, taken, tx.now)
         outputs = result_digest(read_back(checkpoint.outputs))
-        said = {
+        detail = {
             "context_hash": checkpoint.context_hash,
             "origin": checkpoint.build_id,
             "outputs": outputs,
             **told_of(taken),
             **made_with(checkpoint.code_version, checkpoint.environment_hash),
         }
-        self._append(tx, "STEP_REUSED", step, {**said, "child_id": checkpoint.child_id or ""})
+        self._append(tx, "STEP_REUSED", step, {**detail, "child_id": checkpoint.child_id or ""})
 
     def _ask(self, tx: Transaction, step: int, context: str) -> None:
         k, target = self._run.steps.place(step)

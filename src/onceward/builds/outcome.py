@@ -129,6 +129,6 @@ def _why_in_doubt(steps: Sequence[str]) -> str:
 def _why_failed(failures: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> str:
     step, error = failures[0]
     exit_ = f", exit {error['exit']}" if error.get("exit") is not None else ""
-    said = f"{step}: {error.get('message') or error.get('last_line') or error.get('reason')}{exit_}"
+    line = f"{step}: {error.get('message') or error.get('last_line') or error.get('reason')}{exit_}"
     log = f" (onceward logs {shlex.quote(step)})" if error.get("child_id") else ""
-    return f"{said}{log}{f'; {count - 1} more failed' if count > 1 else ''}"
+    return f"{line}{log}{f'; {count - 1} more failed' if count > 1 else ''}"

@@ -55,20 +55,24 @@ def ordered(stages: Sequence[Stage]) -> list[Stage]:
                     " collect and after",
                     context={"stage": stage.name, "field": _word_of(stage, need)},
                 )
-    found: dict[str, Stage] = {}
-    while len(found) < len(stages):
+    placed: dict[str, Stage] = {}
+    while len(placed) < len(stages):
         free = next(
-            (s for s in stages if s.name not in found and all(n in found for n in s.dependencies)),
+            (
+                s
+                for s in stages
+                if s.name not in placed and all(n in placed for n in s.dependencies)
+            ),
             None,
         )
         if free is None:
-            left = [s.name for s in stages if s.name not in found]
+            left = [s.name for s in stages if s.name not in placed]
             raise InvalidDependency(
                 f"these stages need each other in a circle: {', '.join(left[:10])}",
                 context={"stage": left[0], "stages": left[:50]},
             )
-        found[free.name] = free
-    return list(found.values())
+        placed[free.name] = free
+    return list(placed.values())
 
 
 def _word_of(stage: Stage, need: str) -> str:
@@ -157,9 +161,9 @@ class Steps:
 
     def find(self, k: int, target: str) -> int | None:
         """The step of a stage and target, if there is one."""
-        some = self.targets[k]
-        at = bisect_left(some, target)
-        return self.first[k] + at if at < len(some) and some[at] == target else None
+        targets = self.targets[k]
+        at = bisect_left(targets, target)
+        return self.first[k] + at if at < len(targets) and targets[at] == target else None
 
     def named(self, name: str) -> int:
         """The step called `stage:target`; of a stage with one target the stage's name is enough."""
@@ -196,9 +200,9 @@ class Steps:
         """The steps that depend on this one alone of its stage."""
         k, target = self.place(step)
         for m in self.needed_by[k]:
-            found = self.find(m, target)
-            if found is not None:
-                yield found
+            dependent = self.find(m, target)
+            if dependent is not None:
+                yield dependent
 
     def freed_by_stage(self, k: int) -> Iterator[int]:
         """The steps that depend on all of a stage."""
@@ -207,12 +211,12 @@ class Steps:
 
 
 def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
-    some = tuple(sorted(check_target_name(target) for target in targets))
-    for a, b in pairwise(some):
+    names = tuple(sorted(check_target_name(target) for target in targets))
+    for a, b in pairwise(names):
         if a == b:
             raise InvalidConfig(f"target {a!a} stands there twice", context={"field": "targets"})
-    known = set(some)
-    for name in some:
+    known = set(names)
+    for name in names:
         parts = name.split("/")
         for n in range(1, len(parts)):
             if "/".join(parts[:n]) in known:
@@ -220,7 +224,7 @@ def _sorted(targets: Sequence[str]) -> tuple[str, ...]:
                     f"target {name!a} would lie inside target {'/'.join(parts[:n])!a}",
                     context={"field": "targets"},
                 )
-    return some
+    return names
 
 
 class Context:

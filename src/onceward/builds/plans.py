@@ -221,8 +221,8 @@ class Resolved:
 
     def _own_inputs(self, stage: Stage, target: str) -> list[str]:
         patterns = [fill(pattern, glob.escape(target)) for pattern in stage.inputs]
-        found = self.files.matches(patterns, "inputs")
-        return sorted({*found, target}) if stage.glob else found
+        matches = self.files.matches(patterns, "inputs")
+        return sorted({*matches, target}) if stage.glob else matches
 
 
 def _nothing() -> None:
@@ -233,13 +233,13 @@ def _with_version(stage: Stage, folder: Path) -> Stage:
     if stage.call is None or stage.version:
         return stage
     hosted = getattr(stage.call, "version", None)
-    found = hosted if isinstance(hosted, CodeVersion) else code_version(stage.call, folder)
+    version = hosted if isinstance(hosted, CodeVersion) else code_version(stage.call, folder)
     return msgspec.structs.replace(
         stage,
-        version=found.code,
-        environment=found.environment,
-        environment_hash=found.environment_hash,
-        unfollowed=found.unfollowed,
+        version=version.code,
+        environment=version.environment,
+        environment_hash=version.environment_hash,
+        unfollowed=version.unfollowed,
     )
 
 

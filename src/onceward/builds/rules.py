@@ -445,11 +445,11 @@ def require_step(name: str, build_id: str, matches: Sequence[str], steps: Sequen
     if len(matches) == 1:
         return
     likely = matches or steps
-    some = ", ".join(likely[:5]) + (" ..." if likely[5:] else "")
+    names = ", ".join(likely[:5]) + (" ..." if likely[5:] else "")
     problem = "more than one step is meant by" if matches else "there is no step"
     elsewhere = Recovery("name another build before the step", "onceward list")
     raise InvalidConfig(
-        f"{problem} {name[:80]!a} in {build_id}; there is {some}",
+        f"{problem} {name[:80]!a} in {build_id}; there is {names}",
         context={"step": name[:200], "build_id": build_id},
         recovery=[] if matches else [elsewhere],
     )

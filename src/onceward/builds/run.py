@@ -426,22 +426,22 @@ class BuildRun:
         """Find out of steps that wait for nothing more whether they are done already, wave after wave."""
         waiting = [step for step in ready if self.ready.at[step] == At.WAITING]
         while waiting:
-            found = self.finished.look(waiting)
-            self.saved += found.saved
+            result = self.finished.look(waiting)
+            self.saved += result.saved
             waiting = []
-            for step, status, outputs in found.done:
+            for step, status, outputs in result.done:
                 self.counts["skipped" if status == "SKIPPED" else "reused"] += 1
                 self.flow.keep(step, outputs)
                 self._say(self.steps.name(step), status)
                 waiting += self.ready.finish(step)
-            for step, wanted in found.asked.items():
+            for step, wanted in result.asked.items():
                 self.ready.ask(step)
                 self._asked[step] = wanted
-            for step, error in found.refused:
+            for step, error in result.refused:
                 self._failed(step, Ended(error.get("reason", "refused"), error))
-            for step in found.execute:
+            for step in result.execute:
                 self.ready.put(step)
-            if found.asked:
+            if result.asked:
                 # Somebody may have answered before we were ready to hear it.
                 waiting += self._answers()
 
@@ -456,21 +456,21 @@ class BuildRun:
                 self._asked[step] = now
             k, target = self.steps.place(step)
             with self.store.read() as rows:
-                found = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
-            if found is not None and found.context_hash == now:
+                checkpoint = find_checkpoint(rows, self.build_id, self.steps.stages[k].name, target)
+            if checkpoint is not None and checkpoint.context_hash == now:
                 self.finished.require_believed(step, now)
-                freed += self._decided(step, found)
+                freed += self._decided(step, checkpoint)
         return freed
 
-    def _decided(self, step: int, found: Checkpoint) -> list[int]:
+    def _decided(self, step: int, checkpoint: Checkpoint) -> list[int]:
         """A person approved or refused a step; answers those that it lets go on."""
         self._asked.pop(step, None)
-        if found.status != "SUCCESS":
-            self._failed(step, Ended("refused", msgspec.json.decode(found.error or "{}")))
+        if checkpoint.status != "SUCCESS":
+            self._failed(step, Ended("refused", msgspec.json.decode(checkpoint.error or "{}")))
             return []
         self.counts["executed"] += 1
         self._say(self.steps.name(step), "SUCCESS")
-        self.flow.keep(step, read_back(found.outputs))
+        self.flow.keep(step, read_back(checkpoint.outputs))
         return self.ready.finish(step)
 
     def _failed(self, step: int, ended: Ended, child_id: str = "") -> None:
@@ -489,10 +489,10 @@ class BuildRun:
     def _fail_unrun(self, unlaunchable: Unlaunchable) -> None:
         """A step that cannot even be begun has failed, and its record says why."""
         step, error = unlaunchable.step, unlaunchable.error
-        said = {"error": error.code, "message": error.message[:1000]}
+        detail = {"error": error.code, "message": error.message[:1000]}
         self.ready.take_back(step)
-        self.finished.record_unrun(step, said)
-        self._failed(step, Ended("start_failed", said))
+        self.finished.record_unrun(step, detail)
+        self._failed(step, Ended("start_failed", detail))
 
     def again(self, attempt: Attempt, ended: Ended) -> bool:
         """Whether an attempt that failed is tried once more."""
@@ -533,8 +533,8 @@ class BuildRun:
             failed: dict[str, Any] = {}
             if self.counts["failed"]:
                 name, error = self.failures[0]
-                said = {key: error[key] for key in ("reason", "error", "message") if key in error}
-                failed = {"step": name, "failed": self.counts["failed"], "why": said}
+                why = {key: error[key] for key in ("reason", "error", "message") if key in error}
+                failed = {"step": name, "failed": self.counts["failed"], "why": why}
             if self.doubts:
                 # A person has to decide; the resume with that decision goes on from here, also with what failed.
                 detail = {"in_doubt": self.doubts[:100], **failed}
@@ -572,14 +572,14 @@ class BuildRun:
         mistakes: int = 0,
         mistake: str = "",
     ) -> None:
-        said = {
+        news = {
             "step": step,
             "status": status,
             "child_id": child_id,
             "spent": spent or {},
             "ended": ended,
         }
-        self.told({**said, "mistakes": mistakes, "mistake": mistake})
+        self.told({**news, "mistakes": mistakes, "mistake": mistake})
 
 
 def run_build(

@@ -288,8 +288,10 @@ def _step(
             origin=checkpoint.origin,
             error=msgspec.json.decode(checkpoint.error) if checkpoint.error else None,
             artifacts=[
-                OutputView(name=one.name, kind=one.kind, sha256=one.sha256, size=one.size)
-                for one in read_back(checkpoint.outputs)
+                OutputView(
+                    name=output.name, kind=output.kind, sha256=output.sha256, size=output.size
+                )
+                for output in read_back(checkpoint.outputs)
             ],
         )
     if child_id is None or child_id not in times:

@@ -53,19 +53,19 @@ class History:
         """What is different from then; `now` is the plan's body, `made` what the steps before it left now, `code` what
         the step is done with now."""
         then = self._body(Builds(self._rows).get(last.build_id).plan_hash)
-        said = step_changes(then, now, last.stage, last.target)
+        reasons = step_changes(then, now, last.stage, last.target)
         if last.code_version and code.version:
             # What the step itself was done with; its build may have gone on with other code.
-            said = [what for what in said if what != CODE_CHANGED]
-            said += [] if last.code_version == code.version else [CODE_CHANGED]
-        said += self._environment_changes(last, code)
+            reasons = [what for what in reasons if what != CODE_CHANGED]
+            reasons += [] if last.code_version == code.version else [CODE_CHANGED]
+        reasons += self._environment_changes(last, code)
         before, after = (body.needs(last.stage, last.target) for body in (then, now))
         if list(before) != list(after) and set(before) == set(after):
-            said.append("the order of what it needs changed")
-        said += [f"it no longer needs {need}" for need in before if need not in after]
+            reasons.append("the order of what it needs changed")
+        reasons += [f"it no longer needs {need}" for need in before if need not in after]
         for need, targets in after.items():
-            said += self._flowed(last.build_id, need, before.get(need, ()), targets, made)
-        return said
+            reasons += self._flowed(last.build_id, need, before.get(need, ()), targets, made)
+        return reasons
 
     def _environment_changes(self, last: Checkpoint, code: Code) -> list[str]:
         if not last.environment_hash or last.environment_hash == code.environment_hash:
@@ -97,9 +97,9 @@ class History:
 
     def _made_in(self, build_id: str, stage: str) -> dict[str, str]:
         if (build_id, stage) not in self._digests:
-            found = checkpoints_of_stage(self._rows, build_id, stage)
+            checkpoints = checkpoints_of_stage(self._rows, build_id, stage)
             self._digests[build_id, stage] = {
-                c.target: digest_of(c) for c in found if c.status == "SUCCESS"
+                c.target: digest_of(c) for c in checkpoints if c.status == "SUCCESS"
             }
         return self._digests[build_id, stage]
 
@@ -124,12 +124,12 @@ def why_it_ran(rows: Reads, build: Build, stage: str, target: str) -> tuple[list
         return ["no earlier build has done it"], None
 
     def made(need: str, other: str) -> str | None:
-        found = find_checkpoint(rows, build.build_id, need, other)
-        return None if found is None else digest_of(found)
+        checkpoint = find_checkpoint(rows, build.build_id, need, other)
+        return None if checkpoint is None else digest_of(checkpoint)
 
     body = Body(plan_body(rows, build.plan_hash))
-    said = history.changed(last, body, made, _code_of(rows, build, stage, target))
-    return said or [_not_reused(rows, build, stage, target)], last.build_id
+    reasons = history.changed(last, body, made, _code_of(rows, build, stage, target))
+    return reasons or [_not_reused(rows, build, stage, target)], last.build_id
 
 
 def _code_of(rows: Reads, build: Build, stage: str, target: str) -> Code:
@@ -148,14 +148,14 @@ def about_code(rows: Reads, build: Build, checkpoint: Checkpoint | None, stage: 
     body = Body(plan_body(rows, build.plan_hash)).stages.get(stage, {})
     begun = body.get("work", {}).get("function")
     now = resumed_code(rows, build.build_id).get(stage)
-    said = []
+    reasons = []
     if checkpoint is not None and checkpoint.status == "SUCCESS" and now is not None:
         done_with = checkpoint.code_version or begun
         if done_with != now:
-            said.append("its code changed after it was done: its result is kept")
+            reasons.append("its code changed after it was done: its result is kept")
         elif done_with != begun:
-            said.append("the build went on with changed code, and that ran")
-    return said + [f"not followed: {what}" for what in body.get("unfollowed", ())]
+            reasons.append("the build went on with changed code, and that ran")
+    return reasons + [f"not followed: {what}" for what in body.get("unfollowed", ())]
 
 
 def _not_reused(rows: Reads, build: Build, stage: str, target: str) -> str:

@@ -34,7 +34,9 @@ class Debited(NamedTuple):
 def debits_digest(debits: Sequence[Debited]) -> str:
     """What a child's last event says of its debits, each with its kind and its time; empty where there are none. Its
     time is charged with that event itself, and what comes later has an event of its own."""
-    own = [list(one) for one in debits if one.lane != "duration_secs" and one.settled != LATE]
+    own = [
+        list(debit) for debit in debits if debit.lane != "duration_secs" and debit.settled != LATE
+    ]
     return digest(sorted(own)) if own else ""
 
 
@@ -150,7 +152,7 @@ def amounts(spend: object) -> dict[str, int]:
         raise InvalidConfig(
             "a spend names lanes and amounts, as in usd=0.01 tokens=120", context={"field": "spend"}
         )
-    found: dict[str, int] = {}
+    by_lane: dict[str, int] = {}
     for name, amount in spend.items():
         lane = LANE_BY_NAME.get(str(name), name)
         if lane not in LANES:
@@ -158,22 +160,22 @@ def amounts(spend: object) -> dict[str, int]:
                 f"there is no budget lane {str(name)[:40]!a}; there are {', '.join(LANE_NAMES)}",
                 context={"field": "spend"},
             )
-        if lane in found:
+        if lane in by_lane:
             raise InvalidConfig(
                 "usd and usd_micros are one lane; say one of them", context={"field": "spend"}
             )
-        found[lane] = _whole(name, amount)
-    return found
+        by_lane[lane] = _whole(name, amount)
+    return by_lane
 
 
 def asked_by_child(spend: object) -> dict[str, int]:
     """What a child says it spends: everything but its time, which is measured."""
-    found = amounts(spend)
-    if "duration_secs" in found:
+    by_lane = amounts(spend)
+    if "duration_secs" in by_lane:
         raise InvalidConfig(
             "a child's time is measured, not reported", context={"field": "duration_secs"}
         )
-    return found
+    return by_lane
 
 
 class Estimated(msgspec.Struct, frozen=True):
@@ -195,24 +197,24 @@ def best_reading(spend: object, usual: Mapping[str, int] = _NONE) -> Estimated:
         return Estimated(asked_by_child(spend))
     except InvalidConfig as error:
         mistake = error.message
-    found: dict[str, int] = {}
+    by_lane: dict[str, int] = {}
     for name, amount in spend.items() if isinstance(spend, dict) else ():
         try:
             for lane, units in asked_by_child({name: _number_in(amount)}).items():
-                found[lane] = found.get(lane, 0) + units
+                by_lane[lane] = by_lane.get(lane, 0) + units
         except InvalidConfig:
             continue
-    return Estimated(found or usual, mistake)
+    return Estimated(by_lane or usual, mistake)
 
 
 def _number_in(amount: object) -> object:
     """The number in a text such as "$0.02", "0,02 USD" or "1,000", if there is exactly one; else the amount itself."""
     if not isinstance(amount, str) or len(amount) > 60:
         return amount
-    found = _NUMBER.findall(amount)
-    if len(found) != 1:
+    numbers = _NUMBER.findall(amount)
+    if len(numbers) != 1:
         return amount
-    number = str(found[0])
+    number = str(numbers[0])
     return number.replace(",", "" if _GROUPED.fullmatch(number) else ".")
 
 

@@ -413,9 +413,9 @@ class Children:
                 raise
             # What it left cannot be recorded as it is; that it ended can.
             why = f"its result could not be recorded: {described(error)}"
-            said = {**closing.whose(), "error": "MALFORMED_OUTPUT", "message": why}
+            detail = {**closing.whose(), "error": "MALFORMED_OUTPUT", "message": why}
             reason = "execution_failed" if closing.token.phase == "started" else "start_failed"
-            bare = msgspec.structs.replace(closing, ended=Ended(reason, said), facts=closing.bare)
+            bare = msgspec.structs.replace(closing, ended=Ended(reason, detail), facts=closing.bare)
             return self.store.write(lambda tx: turn(tx, bare))
 
     def _claim_target(self, token: Token) -> None:

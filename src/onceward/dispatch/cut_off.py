@@ -39,8 +39,8 @@ class StepOf(msgspec.Struct, frozen=True):
 
 def step_of(token: Token) -> StepOf | None:
     """The step of a child; None for one that belongs to no build."""
-    said = msgspec.json.decode(token.work)
-    return msgspec.convert(said, StepOf) if "context_hash" in said else None
+    work = msgspec.json.decode(token.work)
+    return msgspec.convert(work, StepOf) if "context_hash" in work else None
 
 
 def done(

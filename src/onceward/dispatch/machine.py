@@ -260,9 +260,9 @@ def _move(
 ) -> Move:
     CHILD.follow(token.phase, target, reason)
     first = target != "leased" and token.phase != "started"
-    said = {**detail, **_anchors(token), "phase_at_event": target}
+    facts = {**detail, **_anchors(token), "phase_at_event": target}
     if first:
-        said |= _subject(token)
+        facts |= _subject(token)
     return Move(
         machine=CHILD,
         subject=token.child_id,
@@ -271,7 +271,7 @@ def _move(
         version=token.version,
         actor=actor,
         reason=reason,
-        detail=said,
+        detail=facts,
         columns=columns,
         known=_unseen(token) if first else _NOTHING,
         session=token.parent_session_id,
@@ -300,12 +300,12 @@ def _unseen(token: Token) -> dict[str, Any]:
 
 def _subject(token: Token) -> dict[str, Any]:
     """What a child is, as its first event says it."""
-    said: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
+    facts: dict[str, Any] = {"attempt": token.attempt, "work": sha256_hex(token.work.encode())}
     if token.predecessor is not None:
-        said["predecessor"] = token.predecessor
+        facts["predecessor"] = token.predecessor
     if token.target is not None:
-        said["target"] = token.target
-    return said
+        facts["target"] = token.target
+    return facts
 
 
 def _anchors(token: Token) -> dict[str, Any]:

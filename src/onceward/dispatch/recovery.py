@@ -263,8 +263,8 @@ def _end(tx: Transaction, token: Token, actor: str) -> bool:
             )
     move = terminal_move(current, actor)
     spent, debits_told = debits.told(tx, current.child_id)
-    said = {**({"spent": plain(spent)} if spent else {}), **debits_told, **earlier_of(tx, current)}
-    tx.move(msgspec.structs.replace(move, detail={**move.detail, **said}))
+    facts = {**({"spent": plain(spent)} if spent else {}), **debits_told, **earlier_of(tx, current)}
+    tx.move(msgspec.structs.replace(move, detail={**move.detail, **facts}))
     note_cut_off(tx, current, move.reason or "", spent, actor)
     return bool(current.death) and "death_unconfirmed" in str(current.death)
 

@@ -98,8 +98,8 @@ class StepFolder:
         log, task, self._task = None, self._task, None
         at_work.set(None)
         step_threads.pop(self._thread, None)
-        if task is not None and (said := task.said()):
-            text = said.encode("utf-8", "replace")
+        if task is not None and (log_text := task.said()):
+            text = log_text.encode("utf-8", "replace")
             log = self._artifacts.keep_log(self.redactor().clean(text))
         if task is None or task.left or task.inputs:
             shutil.rmtree(self.folder, ignore_errors=True)
