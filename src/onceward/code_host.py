@@ -14,7 +14,6 @@ import resource
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -44,7 +43,7 @@ from onceward.code.channel import (
 )
 from onceward.code.hosts import file_digest
 from onceward.code.python_file import imported, made_in, named_in
-from onceward.core.text import described, text_of
+from onceward.core.text import described, place_of, text_of, traceback_of
 from onceward.dispatch.event_loop import EventLoop
 from onceward.dispatch.stage_words import require_one_argument
 from onceward.dispatch.task import Task
@@ -61,7 +60,6 @@ from onceward.people.credentials import Credential, credential_in
 from onceward.processes.prints import at_work, overheard, step_threads
 from onceward.sagas.saga_file import saga_in
 
-_LONG_TRACEBACK = 200_000
 _MOST_FILES = 10_000
 
 
@@ -450,30 +448,11 @@ def _failed(run: Run, task: HostedTask, error: BaseException) -> Ended:
         said["cancelled"] = isinstance(error, ChildCancelled)
     elif isinstance(error, ConnectionError | TimeoutError):
         said = {"code": "NETWORK_ERROR", "message": described(error), "retryable": True}
-        trace = _trace(error)
+        trace = traceback_of(error)
     else:
-        said = {"code": "EXECUTION_FAILED", "message": f"{described(error)}{_where(error)}"}
-        trace = _trace(error)
+        said = {"code": "EXECUTION_FAILED", "message": f"{described(error)}{place_of(error)}"}
+        trace = traceback_of(error)
     return Ended(call=run.call, left=task.left, error=said, traceback=trace)
-
-
-def _where(error: BaseException) -> str:
-    """The last place an error came through, as a person looks for it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    code = trace.tb_frame.f_code
-    return f" ({Path(code.co_filename).name}:{trace.tb_lineno}, in {code.co_name})"
-
-
-def _trace(error: BaseException) -> str:
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:
-        text = described(error)
-    return text[:_LONG_TRACEBACK]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 import sysconfig
+import threading
 import types
 import venv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from installed import install
 from onceward import Plan
 from onceward.builds.plan_file import load
 from onceward.builds.plans import Resolved
+from onceward.code.parsing import parsed
 
 
 @pytest.fixture(autouse=True)
@@ -614,3 +617,36 @@ def test_a_value_that_holds_itself_can_be_read():
         return ring, box
 
     assert stage_of(work).version == stage_of(work).version
+
+
+class Loud:
+    """Garbage whose collection runs Python code, so that threads take turns in the middle of anything."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        sum(range(20))
+
+
+def test_sources_are_read_by_many_threads_at_once(request):
+    """Python 3.11's own parser breaks when two threads use it at the same time."""
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    source = ("x = 1" + " + 1" * 60 + "\n") * 200
+    failed = []
+
+    def read():
+        try:
+            for _ in range(15):
+                _garbage = [Loud() for _ in range(50)]
+                parsed(source)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -28,7 +28,7 @@ def live(order: dict) -> None:
     elif order["fault"]:
         faults.arm(order["fault"], order["nth"])
     try:
-        (cut if order["act"] == "cut" else verify)(kernel, order["entry"])
+        (cut if order["act"] == "cut" else verify)(kernel, kernel.actor, order["entry"])
     finally:
         kernel.close()
     if order["counted"]:

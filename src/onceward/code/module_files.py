@@ -17,13 +17,13 @@ import site
 import sys
 import sysconfig
 import types
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from onceward.code.parsing import compiled, parsed
 from onceward.core.canon import canonical, sha256_hex
 
 Owner = Literal["own", "python", "installed", "onceward"]
@@ -335,10 +335,8 @@ class SourceFile:
         self.sha256 = sha256_hex(data)
         text = importlib.util.decode_source(data)
         self.lines = text.split("\n")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.tree = ast.parse(text)
-            self.code: types.CodeType = compile(self.tree, name, "exec", dont_inherit=True)
+        self.tree = parsed(text)
+        self.code: types.CodeType = compiled(self.tree, name)
         self._codes: dict[str, list[types.CodeType]] = {}
         for code in _inner(self.code):
             self._codes.setdefault(code.co_qualname, []).append(code)

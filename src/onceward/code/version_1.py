@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from onceward.code.parsing import parsed
 from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.errors import InvalidConfig
 
@@ -277,7 +278,7 @@ def _source(thing: Any) -> Any:
         ) from None
     lines = text.split("\n")
     try:
-        node = ast.parse(text).body[0]
+        node = parsed(text).body[0]
     except (SyntaxError, IndexError):
         node = None
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from onceward.artifacts.blobs import Blob
 from onceward.artifacts.redaction import Redactor, check_secret
 from onceward.core import faults
 from onceward.core.records import Token
-from onceward.core.text import described
+from onceward.core.text import described, place_of, traceback_of
 from onceward.dispatch import debits, queue, rules
 from onceward.dispatch.budget import asked_by_child, best_reading
 from onceward.dispatch.machine import Ended, Order
@@ -41,7 +40,6 @@ from onceward.store.transaction import Transaction
 if TYPE_CHECKING:
     from onceward.dispatch.children import Children
 
-_LONG_TRACEBACK = 200_000
 RETRYABLE = {75: "NETWORK_ERROR", 76: "TRANSFORM_RATE_LIMIT", 77: "NEED_MORE_CONTEXT"}
 """Exit statuses by which a command says that another attempt can help."""
 
@@ -66,7 +64,7 @@ def run_contained(children: Children, token: Token) -> Closing | None:
         if not running.end():
             return None
         running.note = ""
-        message = f"an error of Onceward's own: {described(error)}{_where(error)}"
+        message = f"an error of Onceward's own: {described(error)}{place_of(error)}"
         ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
         micros = int((time.monotonic() - running.begun) * 1_000_000)
         return closing_of(children, token, ended, micros, {})
@@ -122,7 +120,7 @@ def _run_function(
         ended = Ended("execution_failed", said, error.retryable)
     except FunctionFailed as error:
         if error.trace:
-            logs["traceback"] = children.artifacts.keep_log(redactor.clean(error.trace.encode()))
+            logs["traceback"] = children.artifacts.keep_log(redactor.clean(_bytes(error.trace)))
         said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
         ended = (
             Ended("budget_exceeded", running.refused)
@@ -130,15 +128,15 @@ def _run_function(
             else Ended("execution_failed", said, error.retryable)
         )
     except (ConnectionError, TimeoutError) as error:
-        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
+        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_bytes(traceback_of(error))))
         said = {"error": "NETWORK_ERROR", "message": redactor.text(described(error))}
         ended = Ended("execution_failed", said, retryable=True)
     except OncewardError as error:
         said = {"error": error.code, "message": redactor.text(error.message)[:1000]}
         ended = Ended("execution_failed", said, error.retryable)
     except BaseException as error:
-        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_traceback(error)))
-        message = redactor.text(f"{described(error)}{_where(error)}")
+        logs["traceback"] = children.artifacts.keep_log(redactor.clean(_bytes(traceback_of(error))))
+        message = redactor.text(f"{described(error)}{place_of(error)}")
         ended = Ended("execution_failed", {"error": "EXECUTION_FAILED", "message": message})
     if not running.end():
         if ended.reason == "completed" and work.step is not None:
@@ -185,23 +183,8 @@ def _collected(
         return None, Ended("execution_failed", {**ended.detail, **said})
 
 
-def _where(error: BaseException) -> str:
-    """The last place an error came through, as a person looks for it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    code = trace.tb_frame.f_code
-    return f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"  # noqa: PTH119
-
-
-def _traceback(error: BaseException) -> bytes:
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:
-        text = described(error)
-    return text[:_LONG_TRACEBACK].encode("utf-8", "replace")
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def _by_request(running: Running, ended: Ended) -> Ended:
