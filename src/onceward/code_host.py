@@ -27,19 +27,19 @@ from onceward.builds.hosted_plan import functions_said, plan_said, to_message
 from onceward.builds.plan_file import function_named
 from onceward.builds.plans import Plan
 from onceward.code.channel import (
-    Answer,
     Ask,
     Channel,
-    Ended,
+    FunctionAnswer,
+    FunctionAsks,
+    FunctionEnded,
+    HostValue,
     Interrupt,
     Load,
     Loaded,
     Message,
     Refused,
-    Run,
+    RunFunction,
     Said,
-    Value,
-    Wanted,
 )
 from onceward.code.hosts import file_digest
 from onceward.code.python_file import imported, made_in, named_in
@@ -211,7 +211,7 @@ class HostedRunning:
 class HostedTask(Task):
     """What a function is given here: the same as in the kernel's own process."""
 
-    def __init__(self, host: CodeHostProgram, run: Run) -> None:
+    def __init__(self, host: CodeHostProgram, run: RunFunction) -> None:
         self._host, self._run = host, run
         self._folder = lambda: Path(run.place)
         self.running = HostedRunning(  # type: ignore[assignment]
@@ -263,7 +263,7 @@ def _plain_amount(amount: Any) -> Any:
 class HostedInputs(Mapping[str, Any]):
     """What flows into a step, asked for when it is looked at."""
 
-    def __init__(self, host: CodeHostProgram, run: Run) -> None:
+    def __init__(self, host: CodeHostProgram, run: RunFunction) -> None:
         self._host, self._run = host, run
         self._read: dict[str, Any] = {}
 
@@ -301,7 +301,7 @@ class HostedInputs(Mapping[str, Any]):
         return len(self._run.upstream)
 
 
-def _from_kernel(value: Value | None) -> Any:
+def _from_kernel(value: HostValue | None) -> Any:
     if value is None or value.kind == "none":
         return None
     if value.kind == "parts":
@@ -321,20 +321,20 @@ class CodeHostProgram:
         self._loop = EventLoop()
         self._mutex = threading.Lock()
         self._tasks: dict[int, HostedTask] = {}
-        self._answers: dict[tuple[int, int], queue.SimpleQueue[Answer]] = {}
+        self._answers: dict[tuple[int, int], queue.SimpleQueue[FunctionAnswer]] = {}
         self._numbers = 0
 
     def serve(self, messages: Iterator[Message]) -> None:
         """Until the kernel says nothing more."""
         for message in messages:
-            if isinstance(message, Run):
+            if isinstance(message, RunFunction):
                 task = HostedTask(self, message)
                 with self._mutex:
                     self._tasks[message.call] = task
                 threading.Thread(
                     target=self._call, args=(message, task), name=message.child_id, daemon=True
                 ).start()
-            elif isinstance(message, Answer):
+            elif isinstance(message, FunctionAnswer):
                 with self._mutex:
                     waiting = self._answers.pop((message.call, message.number), None)
                 if waiting is not None:
@@ -355,15 +355,15 @@ class CodeHostProgram:
         settled: bool = False,
         stage: str = "",
         target: str = "",
-    ) -> Value | None:
+    ) -> HostValue | None:
         """Ask the kernel for something, and wait for the answer on this thread."""
-        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[FunctionAnswer] = queue.SimpleQueue()
         with self._mutex:
             self._numbers += 1
             number = self._numbers
             self._answers[call, number] = answer
         self.channel.send(
-            Wanted(
+            FunctionAsks(
                 call=call, number=number, lanes=lanes, settled=settled, stage=stage, target=target
             )
         )
@@ -372,7 +372,7 @@ class CodeHostProgram:
             raise _raised(received.error)
         return received.value
 
-    def _call(self, run: Run, task: HostedTask) -> None:
+    def _call(self, run: RunFunction, task: HostedTask) -> None:
         """One function, on this thread, to its end."""
         at_work.set(task)
         step_threads[threading.get_ident()] = task
@@ -387,7 +387,7 @@ class CodeHostProgram:
         task.finish_log()
         self.channel.send(ended)
 
-    def _ended(self, run: Run, task: HostedTask) -> Ended:
+    def _ended(self, run: RunFunction, task: HostedTask) -> FunctionEnded:
         try:
             task.running.thread = threading.get_ident()
             value = self._functions[run.function](task)
@@ -410,37 +410,37 @@ def _raised(document: dict[str, Any]) -> OncewardError:
     return stored
 
 
-def _returned(run: Run, task: HostedTask, value: Any) -> Ended:
+def _returned(run: RunFunction, task: HostedTask, value: Any) -> FunctionEnded:
     try:
-        return Ended(call=run.call, value=to_message(value), left=task.left)
+        return FunctionEnded(call=run.call, value=to_message(value), left=task.left)
     except BaseException as error:
         # Whatever a value of somebody's own class raises while it is looked at.
         why = error if isinstance(error, OncewardError) else MalformedOutput(described(error))
-        return Ended(
+        return FunctionEnded(
             call=run.call,
-            value=Value(kind="parts", parts=_parts(value)),
+            value=HostValue(kind="parts", parts=_parts(value)),
             left=task.left,
             undecodable=why.message,
             shown=shown_as(value),
         )
 
 
-def _parts(value: Any) -> dict[str, Value]:
+def _parts(value: Any) -> dict[str, HostValue]:
     """What can be kept of a value that cannot be recorded."""
     whole = [("value", value)]
     items = dict.items(value) if issubclass(type(value), dict) else whole
-    found: dict[str, Value] = {}
+    found: dict[str, HostValue] = {}
     for name, part in items:
         with suppress(BaseException):
             if issubclass(type(part), Path):
                 found[text_of(name)] = to_message(part)
             else:
                 kind, data = encoded(part)
-                found[text_of(name)] = Value(kind=kind, data=data)
+                found[text_of(name)] = HostValue(kind=kind, data=data)
     return found
 
 
-def _failed(run: Run, task: HostedTask, error: BaseException) -> Ended:
+def _failed(run: RunFunction, task: HostedTask, error: BaseException) -> FunctionEnded:
     """How a function that raised ended, in words."""
     trace = ""
     if isinstance(error, OncewardError):
@@ -452,7 +452,7 @@ def _failed(run: Run, task: HostedTask, error: BaseException) -> Ended:
     else:
         said = {"code": "EXECUTION_FAILED", "message": f"{described(error)}{place_of(error)}"}
         trace = traceback_of(error)
-    return Ended(call=run.call, left=task.left, error=said, traceback=trace)
+    return FunctionEnded(call=run.call, left=task.left, error=said, traceback=trace)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from onceward.builds.choices import Choices
 from onceward.builds.hosted_plan import load_hosted
 from onceward.builds.plans import Resolved
-from onceward.code.hosts import CodeHosts, Source
+from onceward.code.hosts import CodeHosts, CodeSource
 from onceward.errors import ExecutionFailed, InvalidConfig, LockLost, OncewardError, Recovery
 from onceward.sagas.declaration import Saga
 from onceward.sagas.saga_file import saga_in
@@ -50,12 +50,12 @@ class Loader:
     def saga(self, path: Path) -> Saga:
         """The saga in a file. Its checks look at the workspace's rows, so its code runs here."""
         if path.is_file():
-            self.hosts.check(Source("saga", str(path)))
+            self.hosts.check(CodeSource("saga", str(path)))
         return self._load(path.name, lambda: saga_in(path))
 
     def probe_name(self, name: str, folder: Path) -> None:
         """See whether what `module:name` means can be imported; whoever needs it does so."""
-        self.hosts.check(Source("name", name, folder=str(folder)))
+        self.hosts.check(CodeSource("name", name, folder=str(folder)))
 
     def _load(self, name: str, load_here: Callable[[], T]) -> T:
         """Load it in this process, on a thread that can be left behind."""

@@ -26,7 +26,7 @@ from onceward.databases import postgres
 from onceward.dispatch.views import lane_list, session_named
 from onceward.errors import InvalidConfig, LockConflict, NotFound, Recovery
 from onceward.evidence.records import StoreRecords
-from onceward.kernel.answers import Engine
+from onceward.kernel.answers import RequestHandler
 from onceward.kernel.asker import Asker
 from onceward.kernel.kernel import Kernel
 from onceward.kernel.sinks import ConsoleSink, FileSink, Sink, WebhookSink
@@ -451,7 +451,7 @@ class Workspace:
                 context={"folder": str(root)},
             ) from error
 
-    def engine(self) -> Engine:
+    def engine(self) -> RequestHandler:
         """The kernel if the writer lock can be had, else a line to the kernel that has it (K-13)."""
         try:
             return self._become()

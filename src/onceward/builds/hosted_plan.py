@@ -16,8 +16,16 @@ from onceward.artifacts.outputs import Encoded, Unrecordable, encoded
 from onceward.builds.choices import Choices
 from onceward.builds.plan_file import load_toml, names_functions
 from onceward.builds.plans import Plan, Resolved
-from onceward.code.channel import Answer, Ended, Message, Run, Said, Value, Wanted
-from onceward.code.hosts import CodeHost, CodeHosts, HostEnded, Source
+from onceward.code.channel import (
+    FunctionAnswer,
+    FunctionAsks,
+    FunctionEnded,
+    HostValue,
+    Message,
+    RunFunction,
+    Said,
+)
+from onceward.code.hosts import CodeHost, CodeHosts, CodeSource, HostEnded
 from onceward.code.python_file import named_in
 from onceward.code.version import CodeVersion, code_version, first_version
 from onceward.core.canon import canonical_config
@@ -168,12 +176,12 @@ class _Call:
             finally:
                 running.abort = None
 
-    def _order(self) -> Run:
+    def _order(self) -> RunFunction:
         task = self.task
         credential = task.running.credential()
         inputs = task.inputs
         assert isinstance(inputs, Inputs)
-        return Run(
+        return RunFunction(
             call=self.number,
             function=self.function,
             child_id=task.child_id,
@@ -200,11 +208,11 @@ class _Call:
                 message = messages.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(message, Wanted):
+            if isinstance(message, FunctionAsks):
                 self.host.answer(self._answered(message))
             elif isinstance(message, Said):
                 self._note(message)
-            elif isinstance(message, Ended):
+            elif isinstance(message, FunctionEnded):
                 self._over = True
                 self.task.left = self.task.left or message.left
                 return self._outcome(message)
@@ -217,7 +225,7 @@ class _Call:
         self.host.retire()
         raise ChildCancelled("this child was asked to end, and its process is ended")
 
-    def _answered(self, wanted: Wanted) -> Answer:
+    def _answered(self, wanted: FunctionAsks) -> FunctionAnswer:
         try:
             value = None
             if wanted.lanes is not None:
@@ -229,8 +237,8 @@ class _Call:
         except OncewardError as error:
             cancelled = isinstance(error, ChildCancelled)
             document = {**error.document(), "cancelled": cancelled}
-            return Answer(call=self.number, number=wanted.number, error=document)
-        return Answer(call=self.number, number=wanted.number, value=value)
+            return FunctionAnswer(call=self.number, number=wanted.number, error=document)
+        return FunctionAnswer(call=self.number, number=wanted.number, value=value)
 
     def _note(self, said: Said) -> None:
         if said.line is not None:
@@ -239,7 +247,7 @@ class _Call:
             thousandths = said.thousandths if said.thousandths is not None else -1
             self.task.running.tell(thousandths if thousandths >= 0 else None, said.note)
 
-    def _outcome(self, ended: Ended) -> Any:
+    def _outcome(self, ended: FunctionEnded) -> Any:
         store_failed = self.task.running.store_failed
         if ended.error is not None:
             if store_failed is not None:
@@ -259,19 +267,19 @@ class _Call:
         return from_host(ended.value)
 
 
-def to_message(value: Any) -> Value:
+def to_message(value: Any) -> HostValue:
     """A value that a step before left, for a function elsewhere."""
     if value is None:
-        return Value(kind="none")
+        return HostValue(kind="none")
     if isinstance(value, Path):
-        return Value(kind="path", data=str(value).encode("utf-8", "surrogateescape"))
+        return HostValue(kind="path", data=str(value).encode("utf-8", "surrogateescape"))
     if isinstance(value, Mapping) and any(isinstance(v, bytes | Path) for v in value.values()):
-        return Value(kind="parts", parts={str(k): to_message(v) for k, v in value.items()})
+        return HostValue(kind="parts", parts={str(k): to_message(v) for k, v in value.items()})
     kind, data = encoded(value)
-    return Value(kind=kind, data=data)
+    return HostValue(kind=kind, data=data)
 
 
-def from_host(value: Value) -> Any:
+def from_host(value: HostValue) -> Any:
     """What a function returned elsewhere, as it is kept here."""
     if value.kind == "none":
         return None
@@ -280,7 +288,7 @@ def from_host(value: Value) -> Any:
     return _part(value)
 
 
-def _part(value: Value) -> Encoded | Path:
+def _part(value: HostValue) -> Encoded | Path:
     if value.kind == "path":
         return Path(value.data.decode("utf-8", "surrogateescape"))
     return Encoded(value.kind, value.data)
@@ -292,7 +300,7 @@ def load_hosted(
     """The plan in a file, with its functions in a code host; no host where it has none."""
     file = path.absolute()
     if file.suffix == ".py" and file.is_file():
-        code = HostedCode(hosts, hosts.host(Source("plan", str(file))))
+        code = HostedCode(hosts, hosts.host(CodeSource("plan", str(file))))
         with _let_go_if_refused(code):
             said = msgspec.convert(code.host().description, PlanSaid)
             resolved = named_in(file, lambda: Resolved(_plan_of(said, file, code), choices))
@@ -300,7 +308,7 @@ def load_hosted(
     names = names_functions(path)
     if not names:
         return load_toml(path, choices, None), None
-    source = Source("functions", str(file), tuple(names), str(file.parent))
+    source = CodeSource("functions", str(file), tuple(names), str(file.parent))
     code = HostedCode(hosts, hosts.host(source))
     with _let_go_if_refused(code):
         found = {

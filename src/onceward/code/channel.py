@@ -52,16 +52,16 @@ class Refused(Message, frozen=True, kw_only=True):
     out_of_memory: bool = False
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True):
+class HostValue(msgspec.Struct, frozen=True, kw_only=True):
     """A value that a step is given or leaves: JSON, text or bytes, a file, or several of these by name."""
 
     kind: str
     """`none`, `json`, `text`, `bytes`, `path` or `parts`."""
     data: bytes = b""
-    parts: dict[str, Value] = {}
+    parts: dict[str, HostValue] = {}
 
 
-class Run(Message, frozen=True, kw_only=True):
+class RunFunction(Message, frozen=True, kw_only=True):
     """Run a function as a step's attempt."""
 
     call: int
@@ -97,7 +97,7 @@ class Interrupt(Message, frozen=True, kw_only=True):
     call: int
 
 
-class Wanted(Message, frozen=True, kw_only=True):
+class FunctionAsks(Message, frozen=True, kw_only=True):
     """A function asks: to spend, or for what a step before left."""
 
     call: int
@@ -108,13 +108,13 @@ class Wanted(Message, frozen=True, kw_only=True):
     target: str = ""
 
 
-class Answer(Message, frozen=True, kw_only=True):
+class FunctionAnswer(Message, frozen=True, kw_only=True):
     """What was asked for, or why not."""
 
     call: int
     number: int
     error: dict[str, Any] | None = None
-    value: Value | None = None
+    value: HostValue | None = None
 
 
 class Said(Message, frozen=True, kw_only=True):
@@ -126,11 +126,11 @@ class Said(Message, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Ended(Message, frozen=True, kw_only=True):
+class FunctionEnded(Message, frozen=True, kw_only=True):
     """How a function ended."""
 
     call: int
-    value: Value | None = None
+    value: HostValue | None = None
     """What it returned; None where it raised."""
     left: bool = False
     """Whether it asked for its folder, where files are outputs."""
@@ -143,7 +143,18 @@ class Ended(Message, frozen=True, kw_only=True):
     traceback: str = ""
 
 
-Either = Load | Loaded | Refused | Run | Ask | Interrupt | Wanted | Answer | Said | Ended
+Either = (
+    Load
+    | Loaded
+    | Refused
+    | RunFunction
+    | Ask
+    | Interrupt
+    | FunctionAsks
+    | FunctionAnswer
+    | Said
+    | FunctionEnded
+)
 
 
 class Channel:

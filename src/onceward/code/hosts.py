@@ -23,18 +23,18 @@ from typing import Any, Final
 import msgspec
 
 from onceward.code.channel import (
-    Answer,
     Ask,
     Channel,
-    Ended,
+    FunctionAnswer,
+    FunctionAsks,
+    FunctionEnded,
     Interrupt,
     Load,
     Loaded,
     Message,
     Refused,
-    Run,
+    RunFunction,
     Said,
-    Wanted,
 )
 from onceward.core.canon import sha256_hex
 from onceward.errors import (
@@ -59,7 +59,7 @@ _WARM: Final = 4
 """How many hosts are kept for the next build of their file when no build uses them."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class CodeSource(msgspec.Struct, frozen=True):
     """What a host is for: a file, or functions that modules in a folder define."""
 
     kind: str
@@ -82,7 +82,7 @@ class HostEnded(msgspec.Struct, frozen=True):
 class CodeHost:
     """One process, and what it loaded."""
 
-    def __init__(self, hosts: CodeHosts, source: Source) -> None:
+    def __init__(self, hosts: CodeHosts, source: CodeSource) -> None:
         self.source = source
         self.users = 1
         """Who needs it: whoever has it loaded, and builds that run its functions. Changed under the mutex of all hosts."""
@@ -167,7 +167,7 @@ class CodeHost:
         return _error_of(message.error)
 
     @contextmanager
-    def call(self, run: Run) -> Iterator[queue.SimpleQueue[Message | HostEnded]]:
+    def call(self, run: RunFunction) -> Iterator[queue.SimpleQueue[Message | HostEnded]]:
         """Have a function run; what it says, asks and returns comes through the queue."""
         messages: queue.SimpleQueue[Message | HostEnded] = queue.SimpleQueue()
         with self._mutex:
@@ -184,7 +184,7 @@ class CodeHost:
             if alone and self._retired:
                 self.close()
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: FunctionAnswer) -> None:
         self._send(answer)
 
     def ask(self, call: int, why: str) -> None:
@@ -230,7 +230,7 @@ class CodeHost:
         return bool(data)
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, Wanted | Said | Ended):
+        if isinstance(message, FunctionAsks | Said | FunctionEnded):
             with self._mutex:
                 messages = self._calls.get(message.call)
             if messages is not None:
@@ -276,7 +276,7 @@ class CodeHosts:
         self._seconds, self._memory = seconds, memory
         self._new_id, self._hidden = new_id, frozenset(hidden)
         self._mutex = threading.Lock()
-        self._warm: dict[Source, CodeHost] = {}
+        self._warm: dict[CodeSource, CodeHost] = {}
         """The newest host of each source, the one used last at the end."""
         self._all: set[CodeHost] = set()
         self.numbers = count(1)
@@ -303,7 +303,7 @@ class CodeHosts:
             )
         )
 
-    def host(self, source: Source) -> CodeHost:
+    def host(self, source: CodeSource) -> CodeHost:
         """A host that has loaded a source as it is now; one that is warm, if none of its files changed. It is used by
         the caller from now on, until it is let go."""
         with self._mutex:
@@ -331,7 +331,7 @@ class CodeHosts:
             )
         return fresh
 
-    def check(self, source: Source) -> None:
+    def check(self, source: CodeSource) -> None:
         """See whether a source can be loaded, in a process that ends then."""
         host = self._start(source)
         host.close()
@@ -352,7 +352,7 @@ class CodeHosts:
         for host in hosts:
             host.close()
 
-    def _start(self, source: Source) -> CodeHost:
+    def _start(self, source: CodeSource) -> CodeHost:
         try:
             host = CodeHost(self, source)
         except ChildStartFailed as error:

@@ -45,7 +45,7 @@ class Pending(msgspec.Struct, frozen=True):
     request_id: str
 
 
-class Engine(Protocol):
+class RequestHandler(Protocol):
     """What a command talks to: the kernel itself, or a line to the one that lives."""
 
     def ask(self, request: Request, wait: float) -> Answer | Pending: ...

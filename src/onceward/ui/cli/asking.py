@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.core.records import Answer, Request
 from onceward.errors import CommitUnknown
-from onceward.kernel.answers import Engine, Pending
+from onceward.kernel.answers import Pending, RequestHandler
 from onceward.kernel.asker import Asker
 from onceward.kernel.kernel import Kernel
 from onceward.kernel.outbox import Delivery
@@ -95,7 +95,7 @@ def _answer_others(kernel: Kernel) -> None:
         pass
 
 
-def _ask(engine: Engine, request: Request, wait: float) -> Answer | Pending:
+def _ask(engine: RequestHandler, request: Request, wait: float) -> Answer | Pending:
     try:
         return engine.ask(request, wait)
     except CommitUnknown as unknown:
