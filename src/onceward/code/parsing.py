@@ -19,15 +19,16 @@ _TRIES: Final = 100
 
 def parsed(text: str) -> ast.Module:
     """The syntax tree of a source; SyntaxError or ValueError where it is no Python."""
-    return _undisturbed(lambda: ast.parse(text))
+    return undisturbed(lambda: ast.parse(text))
 
 
 def compiled(tree: ast.Module, name: str) -> types.CodeType:
     """The code of a syntax tree."""
-    return _undisturbed(lambda: compile(tree, name, "exec", dont_inherit=True))
+    return undisturbed(lambda: compile(tree, name, "exec", dont_inherit=True))
 
 
-def _undisturbed(read: Callable[[], T]) -> T:
+def undisturbed(read: Callable[[], T]) -> T:
+    """Do something that uses Python's parser, as `inspect.getsource` does for classes, alone in this process."""
     with _ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(_TRIES):

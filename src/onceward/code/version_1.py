@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from onceward.code.parsing import parsed
+from onceward.code.parsing import parsed, undisturbed
 from onceward.core.canon import canonical, digest, sha256_hex
 from onceward.errors import InvalidConfig
 
@@ -267,9 +267,8 @@ def _is_own_file(file: str) -> bool:
 def _source(thing: Any) -> Any:
     """A function's or class's text from its `def` or `class` on."""
     try:
-        text = textwrap.dedent(
-            inspect.getsource(thing.__code__ if inspect.isfunction(thing) else thing)
-        )
+        written = thing.__code__ if inspect.isfunction(thing) else thing
+        text = textwrap.dedent(undisturbed(lambda: inspect.getsource(written)))
     except (OSError, TypeError):
         raise InvalidConfig(
             f"the source of {thing.__qualname__} cannot be found, so nobody could tell when it changes;"
