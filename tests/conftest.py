@@ -170,7 +170,7 @@ def _left_out(item: pytest.Item) -> bool:
     if series is not None and number % series.args[0] > 0:
         return True
     long = item.get_closest_marker("long") is not None
-    return far and "postgresql" in item.name and (long or number % 6 > 0)
+    return far and "postgresql" in item.name and (long or number % 10 > 0)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1119,6 +1119,7 @@ def test_values_with_fields_are_recorded_and_the_next_step_gets_the_record(site)
 @pytest.mark.parametrize(
     "when", ["while its kernel lives", "before its process ends", "after its kernel has gone"]
 )
+@pytest.mark.one_in(3)
 def test_a_thread_that_outlives_its_time_is_named_given_up_and_its_late_result_kept(site, when):
     """The function waits in a call that nobody can interrupt, and is paid for all the same."""
     release, back = threading.Event(), threading.Event()

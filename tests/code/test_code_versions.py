@@ -629,6 +629,7 @@ class Loud:
         sum(range(20))
 
 
+@pytest.mark.thorough
 def test_sources_are_read_by_many_threads_at_once(request):
     """Python 3.11's own parser breaks when two threads use it at the same time."""
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))

@@ -39,6 +39,7 @@ ROUNDS = int(os.environ.get("ONCEWARD_CRASH_ROUNDS", str(len(POINTS))))
 @pytest.mark.guarantee("G11")
 @pytest.mark.guarantee("G13")
 @pytest.mark.timeout(3600)
+@pytest.mark.one_in(2)
 def test_every_child_has_one_truthful_end_wherever_its_kernel_is_killed(
     store_url, tmp_path, executioner
 ):

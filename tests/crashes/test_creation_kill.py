@@ -66,6 +66,7 @@ def test_a_creation_that_was_killed_anywhere_is_finished_by_the_next_command(
 
 
 @pytest.mark.rule("K-4")
+@pytest.mark.one_in(2)
 def test_a_creation_that_was_killed_at_any_moment_is_finished_by_the_next_command(
     tmp_path, store_url
 ):

@@ -97,6 +97,7 @@ def test_a_process_that_left_its_session_and_environment_is_found_by_its_descrip
 
 @pytest.mark.rule("L-4")
 @pytest.mark.parametrize("target", [(), ("shared",)], ids=["no target", "target"])
+@pytest.mark.one_in(2)
 def test_a_process_that_cannot_be_found_is_not_recorded_as_dead_and_keeps_the_target(
     as_user, target
 ):

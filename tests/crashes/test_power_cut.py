@@ -228,6 +228,7 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(disk, tmp_path):
 @pytest.mark.guarantee("G1")
 @pytest.mark.rule("H-5")
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_a_change_that_was_cut_is_there_after_a_power_cut(disk, tmp_path):
     """The tree has a disk of its own: no commit of the store syncs it by the way."""
     tree, home, wanted = disk.place / "repo", tmp_path / "home", tmp_path / "wanted"

@@ -253,6 +253,7 @@ def test_a_scope_that_says_nothing_exact_is_refused(kernel, field, value):
 @pytest.mark.rule("S-3")
 @pytest.mark.guarantee("G16")
 @pytest.mark.timeout(120)
+@pytest.mark.thorough
 def test_of_32_processes_one_gets_the_grant_and_the_others_wrote_nothing(
     workspace, kind, store_url
 ):

@@ -48,6 +48,10 @@ class Line:
             except OSError:
                 return
             self.taken.append(connection)
+            if self._over.is_set():
+                # It came while we were closed, and nobody else closes it.
+                connection.close()
+                return
             threading.Thread(target=self._drip, args=(connection,), daemon=True).start()
 
     def _drip(self, connection):

@@ -51,6 +51,7 @@ def names_in(running):
 @pytest.mark.long
 @pytest.mark.rule("I-3")
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_nothing_that_fits_or_does_not_fit_the_description_breaks_the_server(running, tmp_path):
     token = running.client.token
     lines = [f"{name} = {json.dumps(value)}" for name, value in names_in(running).items()]

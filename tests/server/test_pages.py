@@ -75,6 +75,7 @@ def paths(running):
 @pytest.mark.parametrize(
     ("theme", "width"), SIGHTS if os.environ.get("ONCEWARD_PAGES") else SIGHTS[::3]
 )
+@pytest.mark.one_in(2)
 def test_every_page_is_drawn_whole_in_light_and_dark_wide_and_narrow(
     browser, running, theme, width
 ):

@@ -353,6 +353,7 @@ def test_one_content_to_approve_is_told_of_once_however_often_it_is_resumed(cli)
 
 @pytest.mark.rule("I-1")
 @pytest.mark.parametrize(("plan", "status"), [("fails", 1), ("pauses", 3), ("works", 0)])
+@pytest.mark.one_in(3)
 def test_what_became_of_a_build_counts_whoever_stopped_listening(cli, plan, status):
     run = {
         "fails": '["false"]',

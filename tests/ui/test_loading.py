@@ -86,7 +86,10 @@ def ends(process, number):
 @pytest.mark.rule("K-15", "K-8")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.thorough) if one == "spins" else one for one in BAD],
+    [
+        pytest.param(one, marks=pytest.mark.thorough) if one in ("spins", "hangs", "eats") else one
+        for one in BAD
+    ],
 )
 def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(cli, serve, name):
     code, said = BAD[name]
@@ -147,6 +150,7 @@ def _asked(cli, plan):
 
 @pytest.mark.rule("K-8", "K-15")
 @pytest.mark.both_stores
+@pytest.mark.one_in(2)
 def test_what_ends_the_server_itself_is_given_up_after_three_takes(cli, serve):
     """A saga's code runs in the server. It behaves in its host, and ends only the server: so often as K-8 says, and not
     for ever."""
@@ -229,6 +233,7 @@ def test_a_plan_without_code_needs_no_host(tmp_path, loader, monkeypatch):
 
 
 @pytest.mark.rule("K-15")
+@pytest.mark.thorough
 def test_a_load_that_hangs_here_is_given_up_and_others_go_on(tmp_path, loader):
     (tmp_path / "hangs.py").write_text(
         "import sys, threading\n"

@@ -147,6 +147,7 @@ def test_cancel_works_from_another_process(cli):
 
 @pytest.mark.rule("L-24")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.one_in(2)
 def test_an_interrupted_spawn_ends_its_tree_and_says_so(cli, number, status):
     nonce = f"ow{os.getpid()}x{time.monotonic_ns()}"
     text = f"(setsid sh -c 'sleep 1000 # {nonce}' &); exec sleep 1000 # {{}}"
