@@ -117,7 +117,7 @@ def test_the_agents_end_as_told():
         [sys.executable, EXAMPLES / "agents.py"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "budget_exceeded: tokens is at 700 of 1000, 700 more asked" in done.stdout
+    assert "budget_exceeded: tokens is at 700 of 1000, 700 more requested" in done.stdout
     assert "agent: no budget left, stopping" in done.stdout
     assert "terminated_on_restart" in done.stdout
     assert "chains whole, states agree" in done.stdout
