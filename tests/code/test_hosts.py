@@ -152,6 +152,7 @@ DEADLY = {
     "exits": ("os._exit(7)", "exit status 7"),
     "crashes": ("__import__('ctypes').string_at(0)", "SIGSEGV"),
     "kills itself": ("os.kill(os.getpid(), 9)", "SIGKILL"),
+    "ends by a signal without a name": ("os.kill(os.getpid(), 40)", "signal 40"),
     "raises": ("1 / 0", "division by zero"),
     "leaves": ("raise SystemExit(3)", "SystemExit"),
 }

@@ -220,7 +220,8 @@ class _Call:
                 self._over = True
                 # Nobody can say whether it used its folder.
                 self.task.left = True
-                raise FunctionFailed("EXECUTION_FAILED", message.why)
+                why = f"this step, or another one beside it, {message.why}"
+                raise FunctionFailed("EXECUTION_FAILED", why)
         self._over = True
         self.host.retire()
         raise ChildCancelled("this child was asked to end, and its process is ended")

@@ -156,7 +156,10 @@ class CodeHost:
         name = self.source.name
         context: dict[str, Any] = {"file": name}
         if isinstance(message, HostEnded):
-            return InvalidConfig(f"{name} {message.why}", context=context)
+            return InvalidConfig(
+                f"{name} {message.why.replace('its process', 'the process that loaded it')}",
+                context=context,
+            )
         assert isinstance(message, Refused)
         if message.out_of_memory:
             return InvalidConfig(
@@ -244,11 +247,7 @@ class CodeHost:
             while self._process.seen(_LOOK_SECONDS) is None:
                 pass
         ending = self._process.ending
-        exit_ = ending.exit if ending is not None else -signal.SIGKILL
-        if exit_ < 0:
-            why = f"crashed the process that loaded it ({signal.Signals(-exit_).name})"
-        else:
-            why = f"ended the process that loaded it (exit status {exit_})"
+        why = _how_ended(ending.exit if ending is not None else -signal.SIGKILL)
         with self._mutex:
             self.ended = why
             waiting = list(self._calls.values())
@@ -380,6 +379,15 @@ class CodeHosts:
             self._all.difference_update(over)
         for host in over:
             host.close()
+
+
+def _how_ended(status: int) -> str:
+    """What became of a process by its own code. Not every signal has a name."""
+    if status >= 0:
+        return f"ended its process (exit status {status})"
+    with suppress(ValueError):
+        return f"crashed its process ({signal.Signals(-status).name})"
+    return f"crashed its process (signal {-status})"
 
 
 def _unchanged(files: Mapping[str, str]) -> bool:

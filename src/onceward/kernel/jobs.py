@@ -117,7 +117,6 @@ class JobThread:
         """What it raised, once it has ended."""
         self._ended = ended
         self.thread = threading.Thread(target=self._run, name=f"job {_name(job.subject)}")
-
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._mutex = threading.Lock()
         self._over = False
